@@ -1,0 +1,54 @@
+"""Sums over the workers of a job, behind one small interface."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.collective.ring import Ring, join_ring
+
+Array = npt.NDArray[Any]
+
+__all__ = ["Alone", "Collective", "Ring", "join_ring"]
+
+
+class Collective(Protocol):
+    """What the engine needs of a transport. Every rank calls the same methods in one order."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, buffer: Array) -> None:
+        """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each."""
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Replace a contiguous buffer by that of rank ``root``."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class Alone:
+    """The collective of a single worker: nothing to exchange."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, buffer: Array) -> None:
+        """Keep the buffer: it is the sum over one rank."""
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Keep the buffer."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Array:
+    """Sum a few numbers over all ranks; returns an array of the shape of ``values``."""
+    array = np.array(values, dtype=dtype)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    collective.all_reduce(flat)
+    return flat.reshape(array.shape)

@@ -1,0 +1,26 @@
+"""What a function run by `barrier_run` is told about its place in the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """One worker's place in the job; the first argument of the function.
+
+    Attributes
+    ----------
+    rank, world_size
+        This worker's number, from 0, and how many there are.
+    addresses
+        ``host:port`` of every worker, by rank. Each port is reserved for its worker: TensorFlow
+        can bind it, no other user's process can take it.
+    tf_config
+        The TF_CONFIG text; the environment variable of that name holds it too.
+    """
+
+    rank: int
+    world_size: int
+    addresses: tuple[str, ...]
+    tf_config: str

@@ -1,0 +1,1 @@
+"""Rows: from arrays, DataFrames and MNIST into one shard per worker."""

@@ -1,0 +1,136 @@
+"""In-memory training data: checked before anything starts, then dealt to the workers.
+
+A data set is ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a list,
+tuple or dict of arrays for models with several inputs or outputs. Inside, it is flat: arrays
+named ``x``, ``x/0``, ``x/left``, ..., whose names alone tell the structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.sharding import deal
+from pybackend.errors import InputError
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+
+_PARTS = ("x", "y", "sample_weight")
+
+
+def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
+    """Check a data set and flatten it to named arrays with one length.
+
+    Floating-point arrays become ``floatx``, as in Keras's own ``fit``; integers and booleans
+    keep their type.
+
+    Raises
+    ------
+    InputError
+        Names the array and what is wrong with it.
+    """
+    if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
+        raise InputError(
+            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, or a Spark DataFrame, "
+            f"not {_kind(data)}"
+        )
+    columns: Columns = {}
+    for part, value in zip(_PARTS, data, strict=False):
+        if value is not None:
+            for key, array in _leaves(part, value):
+                columns[key] = _checked(key, array, floatx, name)
+    if "y" not in columns and not any(key.startswith("y/") for key in columns):
+        raise InputError(f"`{name}` has no labels: pass (x, y)")
+    _check_lengths(columns, name)
+    return columns
+
+
+def structure(columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Rebuild (x, y) or (x, y, sample_weight) from flat, named leaves."""
+    parts = [_nest(part, columns) for part in _PARTS]
+    while parts[-1] is None:
+        parts.pop()
+    return tuple(parts)
+
+
+def rows_of(columns: Columns) -> int:
+    """Number of rows: the common length of all columns."""
+    return len(next(iter(columns.values())))
+
+
+def shard(columns: Columns, workers: int, rank: int) -> Columns:
+    """The rows of one worker; views, not copies."""
+    part = deal(rows_of(columns), workers, rank)
+    return {key: array[part] for key, array in columns.items()}
+
+
+def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
+    """Refuse data from which some worker would get no row at all."""
+    if rows == 0:
+        raise InputError(f"`{name}` has no rows")
+    if rows < workers:
+        raise InputError(
+            f"`{name}` has {rows} row{'s' if rows != 1 else ''}, fewer than workers={workers}: "
+            f"use at most {rows} worker{'s' if rows != 1 else ''}"
+        )
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        bad = [key for key in value if not isinstance(key, str) or "/" in key or not key]
+        if bad:
+            raise InputError(f"`{name}` has an input named {bad[0]!r}: use names without '/'")
+        return [(f"{name}/{key}", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)) and value and all(hasattr(v, "shape") for v in value):
+        # A leading "#" keeps a list of two apart from a dict with the keys "0" and "1".
+        return [(f"{name}/#{index}", item) for index, item in enumerate(value)]
+    return [(name, value)]
+
+
+def _nest(part: str, columns: Mapping[str, Any]) -> Any:
+    if part in columns:
+        return columns[part]
+    keys = [key for key in columns if key.startswith(part + "/")]
+    if not keys:
+        return None
+    leaves = {key[len(part) + 1 :]: columns[key] for key in keys}
+    if all(key.startswith("#") for key in leaves):
+        return tuple(leaves[f"#{index}"] for index in range(len(leaves)))
+    return leaves
+
+
+def _checked(key: str, value: Any, floatx: str, name: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise InputError(f"`{key}` of `{name}` is no rectangular array: {error}") from error
+    if array.ndim == 0:
+        raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row")
+    if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
+        array = array.astype(floatx)
+    if array.dtype.kind not in "fiub":
+        raise InputError(
+            f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers or booleans "
+            "(encode text as numbers first)"
+        )
+    if not key.startswith("x") and array.dtype.kind == "f" and np.isnan(array).any():
+        row = int(np.argwhere(np.isnan(array))[0][0])
+        raise InputError(f"`{key}` of `{name}` has a NaN in row {row} (counting from 0)")
+    return array
+
+
+def _check_lengths(columns: Columns, name: str) -> None:
+    lengths = {key: len(array) for key, array in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+        raise InputError(f"the arrays of `{name}` differ in their number of rows ({listed})")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"

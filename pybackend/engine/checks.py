@@ -1,0 +1,139 @@
+"""Models and callbacks whose distributed training would not equal a single process's.
+
+Each is refused by name before training starts: a wrong result would look like a right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from pybackend.errors import InputError
+
+# These write files or restore state: once is enough, and right only on one rank.
+_RANK_0_ONLY = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+)
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be trained exactly by several workers.
+
+    Raises
+    ------
+    InputError
+        Names the part of the model and what to use instead.
+    """
+    if not isinstance(model, keras.Model):
+        raise InputError(f"expected a Keras model, not {type(model).__name__}")
+    if not model.compiled or model.optimizer is None:
+        raise InputError(
+            "the model is not compiled: call model.compile(optimizer, loss, ...) before training"
+        )
+    if keras.config.backend() != "tensorflow":
+        raise InputError(
+            f"Keras runs on {keras.config.backend()!r}; set KERAS_BACKEND=tensorflow before "
+            "Keras is first imported"
+        )
+    _check_optimizers(model)
+    _check_losses(model)
+    _check_layers(model)
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Refuse callbacks that are none, and those that would make the workers disagree."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise InputError(
+                "TerminateOnNaN stops one worker in the middle of an epoch while the others "
+                "wait: use EarlyStopping, which all workers follow at the end of an epoch"
+            )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise InputError(
+                "BackupAndRestore would restore one worker and not the others: use "
+                "ModelCheckpoint, and start again from the model it saved"
+            )
+
+
+def callbacks_for(rank: int, callbacks: Sequence[Any]) -> list[Any]:
+    """Callbacks that run on one rank: those that write files run on rank 0 alone."""
+    return [c for c in callbacks if rank == 0 or not isinstance(c, _RANK_0_ONLY)]
+
+
+def _check_optimizers(model: Any) -> None:
+    others = [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    ]
+    # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
+    if others:
+        raise InputError(
+            f"the model holds further optimizers ({', '.join(sorted(others))}): only the one "
+            "given to compile() is averaged over the workers"
+        )
+
+
+def _check_losses(model: Any) -> None:
+    for loss in _flat(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in _MEANS:
+            name = getattr(loss, "name", type(loss).__name__)
+            raise InputError(
+                f"the loss {name!r} has reduction={reduction!r}: workers average gradients by "
+                "their rows, so use reduction='sum_over_batch_size'"
+            )
+
+
+def _check_layers(model: Any) -> None:
+    layers = list(_all_layers(model))
+    for layer in layers:
+        if getattr(layer, "synchronized", False):
+            raise InputError(
+                f"layer {layer.name!r} has synchronized=True, which Keras would compute on each "
+                "worker's own rows: use synchronized=False (its moving statistics are averaged "
+                "over the workers after each epoch)"
+            )
+    masking = [
+        layer.name
+        for layer in layers
+        if isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
+    ]
+    if masking and _keeps_time_axis(model):
+        raise InputError(
+            f"layer {masking[0]!r} masks time steps up to the output: Keras then averages the "
+            "loss over unmasked steps, whose number differs between workers. Use a layer that "
+            "returns one output per row, or sample weights in place of the mask"
+        )
+
+
+def _keeps_time_axis(model: Any) -> bool:
+    try:
+        outputs = model.outputs
+    except AttributeError:  # a subclassed model: its outputs are not known before it runs
+        return True
+    return any(len(output.shape) >= 3 for output in outputs or [])
+
+
+def _all_layers(model: Any) -> Iterable[Any]:
+    for layer in model.layers:
+        yield layer
+        if hasattr(layer, "layers"):
+            yield from _all_layers(layer)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _flat(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [] if value is None else [value]

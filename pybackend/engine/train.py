@@ -1,0 +1,181 @@
+"""One worker's training, from the files of its job to its report and, on rank 0, the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pybackend.collective import Collective
+from pybackend.data.arrays import structure
+from pybackend.data.spool import read_columns
+from pybackend.engine.checks import callbacks_for, check_callbacks, check_model
+from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.sync import (
+    EpochSync,
+    StopTogether,
+    broadcast_state,
+    plain,
+    separate_randomness,
+    weights_digest,
+)
+from pybackend.errors import InputError, SerializationError
+from pybackend.job import Job
+from pybackend.serialization import model_from_bytes, model_to_bytes
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a worker's training gave: history, figures of the run, digest of the weights."""
+
+    history: dict[str, list[Any]]
+    rows: int
+    steps: int
+    seconds: float
+    weights_sha256: str
+
+
+def train(
+    job: Job,
+    collective: Collective,
+    counts: Mapping[str, list[int]],
+    folder: Path,
+    emit: Callable[[dict[str, Any]], None],
+) -> Trained:
+    """Train this worker's replica with the others.
+
+    Parameters
+    ----------
+    counts
+        Rows of every worker, by rank: of ``"train"`` and, where there is any, of
+        ``"validation"`` data.
+    folder
+        The worker's own: ``train/``, ``validation/``, and ``model.keras`` or ``model.pkl`` go in,
+        ``trained.h5`` or ``trained.keras`` comes out on rank 0.
+    emit
+        Called with an event per epoch.
+    """
+    rank = collective.rank
+    keras.config.set_floatx(job.floatx)
+    keras.utils.set_random_seed((job.seed + rank) % 2**32)
+    extras = _unpickled(folder / "extras.pkl") or {}
+    model = _model(job, folder, extras.get("custom_objects"))
+    columns = shaped_for(read_columns(folder / "train"), model)
+    callbacks = list(extras.get("callbacks") or [])
+    check_callbacks(callbacks)
+    _build(model, columns)
+    check_model(model)
+    if rank == 0:
+        _check_serializable(model, job, extras.get("custom_objects"))
+    feed = Feed(
+        columns,
+        counts["train"],
+        rank,
+        job.batch_size,
+        seed=job.seed,
+        shuffle=job.shuffle,
+        limit=job.steps_per_epoch,
+    )
+    validation = None
+    if "validation" in counts:
+        held_out = shaped_for(read_columns(folder / "validation"), model)
+        validation = Feed(held_out, counts["validation"], rank, job.batch_size)
+    share = feed.rows / sum(counts["train"])
+    sync = EpochSync(collective, feed, share, validation, emit, job.epochs)
+    own = callbacks_for(rank, callbacks)
+    began = time.monotonic()
+    history = _fit(model, collective, feed, [sync, *own, StopTogether(collective)], job)
+    seconds = time.monotonic() - began
+    if rank == 0:
+        _write_model(model, folder)
+    return Trained(
+        history={name: [plain(v) for v in values] for name, values in history.items()},
+        rows=feed.rows,
+        steps=feed.steps * max(map(len, history.values()), default=0),
+        seconds=seconds,
+        weights_sha256=weights_digest(model),
+    )
+
+
+def _fit(
+    model: Any, collective: Collective, feed: Feed, callbacks: list[Any], job: Job
+) -> dict[str, list[Any]]:
+    def fit() -> dict[str, list[Any]]:
+        # The feed shuffles; Keras is not asked to.
+        fitted = model.fit(
+            feed.dataset(), epochs=job.epochs, callbacks=callbacks, verbose=0, shuffle=False
+        )
+        return dict(fitted.history)
+
+    if collective.world_size == 1:
+        return fit()
+    separate_randomness(model, collective.rank)
+    broadcast_state(model, collective)
+    if model.jit_compile:
+        # XLA cannot compile a step that waits for other processes.
+        print("tfdist: XLA compilation (jit_compile) is off: the step exchanges gradients")
+        model.jit_compile = False
+    exchange = GradientExchange(model, collective, feed.may_be_empty)
+    try:
+        with exchange.installed():
+            return fit()
+    except tf.errors.OpError as error:
+        raise exchange.error or error from None
+
+
+def _unpickled(path: Path) -> Any:
+    """Read a file that the launcher on this machine wrote from the driver's own objects."""
+    return cloudpickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _model(job: Job, folder: Path, custom_objects: Any) -> Any:
+    if job.model_source == "function":
+        model = _unpickled(folder / "model.pkl")()
+        if not isinstance(model, keras.Model):
+            raise InputError(
+                f"the `model` function returned {type(model).__name__}, not a Keras model"
+            )
+        return model
+    return model_from_bytes(
+        (folder / "model.keras").read_bytes(),
+        custom_objects=custom_objects,
+        safe_mode=job.safe_mode,
+    )
+
+
+def _build(model: Any, columns: Any) -> None:
+    """Create all weights and the optimizer's state, so that they can be made equal."""
+    if not model.built:
+        # One row of zeros has the right shape and type even where the shard is empty.
+        row = {key: np.zeros((1, *a.shape[1:]), a.dtype) for key, a in columns.items()}
+        model(structure(row)[0])
+    if model.compiled and model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _encode(model: Any) -> tuple[str, bytes]:
+    try:
+        return "h5", model_to_bytes(model, format="h5")
+    except SerializationError:
+        return "keras", model_to_bytes(model, format="keras")
+
+
+def _check_serializable(model: Any, job: Job, custom_objects: Any) -> None:
+    """Fail now rather than after hours of training."""
+    _, data = _encode(model)
+    model_from_bytes(data, custom_objects=custom_objects, safe_mode=job.safe_mode)
+
+
+def _write_model(model: Any, folder: Path) -> None:
+    kind, data = _encode(model)
+    partial = folder / "trained.partial"
+    partial.write_bytes(data)
+    partial.replace(folder / f"trained.{kind}")

@@ -1,0 +1,239 @@
+"""A worker process and the folder, socket and pipes that its launcher shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pybackend.job import Job
+from pybackend.rendezvous import address_of, listen
+from pybackend.result import Failure, WorkerReport
+from pybackend.worker import JOB, REPORT
+
+LOG_LINES = 40
+# What TensorFlow prints at every start; it would push a worker's own last words out of the log.
+_TENSORFLOW_NOISE = re.compile(
+    r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
+)
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Child:
+    """One worker process, from its empty folder to its report.
+
+    Use as a context manager: on leaving, the process and all that it started are gone, and so
+    are its folder and its ports.
+
+    Parameters
+    ----------
+    job, rank
+        What the worker does and its number.
+    host
+        Address of this machine at which the other workers reach it.
+    emit
+        Receives the worker's events (dicts with ``"event"``), called from a thread.
+    environment
+        Variables for the worker besides this process's own.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        host: str,
+        emit: Emit,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.job = job
+        self.rank = rank
+        self.host = host
+        self._emit = emit
+        self._environment = dict(environment or {})
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._readers: list[threading.Thread] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._server = listen(host)
+        self._reservation = _reserve(host) if job.kind == "run" else None
+        self.address = address_of(self._server)
+        """``host:port`` at which the worker accepts its ring neighbour."""
+        self.reserved = address_of(self._reservation) if self._reservation else None
+        """``host:port`` held for TensorFlow's own server (`barrier_run` only)."""
+        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-"))
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._server.close()
+        if self._reservation is not None:
+            self._reservation.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, files: Mapping[str, bytes]) -> None:
+        """Write its files and start the process; it imports TensorFlow and waits for `go`."""
+        (self.folder / JOB).write_text(self.job.to_json())
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        events_out, events_in = os.pipe()
+        descriptors = (self._server.fileno(), events_in)
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "pybackend.worker", str(self.folder)]
+            + [str(descriptor) for descriptor in descriptors],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            env=self._variables(),
+            start_new_session=True,
+        )
+        os.close(events_in)
+        # Only the worker holds it now: its peers notice at once when it dies.
+        self._server.close()
+        assert self._process.stdout is not None
+        self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
+        self._read(self._process.stdout, self._pass_on_line)
+
+    def go(self, order: Mapping[str, Any]) -> None:
+        """Tell the worker what it could not know before all were started."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it has died already; its report or its exit status tells why
+            pass
+
+    def wait(self) -> WorkerReport:
+        """Wait for the end of the process, and read or make up its report."""
+        assert self._process is not None
+        status = self._process.wait()
+        # Children of the worker may hold its pipes open for ever: do not wait for them.
+        self._end_group(signal.SIGKILL)
+        for reader in self._readers:
+            reader.join(timeout=5)
+        try:
+            report = WorkerReport.from_dict(json.loads((self.folder / REPORT).read_text()))
+        except (OSError, ValueError):
+            return WorkerReport(self.rank, self.host, self.pid, failure=self._died(status))
+        if report.failure is None:
+            return report
+        failure = {**vars(report.failure), "log": tuple(self._log)}
+        return WorkerReport(**{**vars(report), "failure": Failure(**failure)})
+
+    def kill(self) -> None:
+        """End the process and everything it has started."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            self._end_group(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+        self._end_group(signal.SIGKILL)
+        process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+    def model(self) -> tuple[str, bytes] | None:
+        """Format and content of the trained model's file, where the worker wrote one."""
+        for kind in ("h5", "keras"):
+            path = self.folder / f"trained.{kind}"
+            if path.exists():
+                return kind, path.read_bytes()
+        return None
+
+    def _variables(self) -> dict[str, str]:
+        # The worker imports what this process can import, a zip sent by Spark included.
+        paths = [os.path.abspath(p or ".") for p in sys.path]
+        return {
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            **self._environment,
+            "TFDIST_RANK": str(self.rank),
+            "TFDIST_HOST": self.host,
+        }
+
+    def _read(self, pipe: Any, handle: Callable[[bytes], None]) -> None:
+        def pump() -> None:
+            with pipe:
+                for line in pipe:
+                    handle(line)
+
+        reader = threading.Thread(target=pump, daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _pass_on_event(self, line: bytes) -> None:
+        self._emit({**json.loads(line), "rank": self.rank})
+
+    def _pass_on_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if _TENSORFLOW_NOISE.match(text):
+            return
+        self._log.append(text)
+        if self.job.verbose > 1:
+            self._emit({"event": "line", "rank": self.rank, "text": text})
+
+    def _end_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone
+            os.killpg(self.pid, number)
+
+    def _died(self, status: int) -> Failure:
+        if status < 0:
+            name = signal.Signals(-status).name
+            message = f"the process was ended by {name}"
+        else:
+            message = f"the process ended with status {status} and left no report"
+        advice = (
+            "the system ends a process so when memory runs out: lower batch_size or use "
+            "fewer workers per host"
+            if status == -signal.SIGKILL
+            else "see the last lines that the worker printed"
+        )
+        return Failure(
+            self.rank,
+            self.host,
+            exception_type="ProcessDied",
+            message=message,
+            log=tuple(self._log),
+            time=time.time(),
+            advice=advice,
+        )
+
+
+def _reserve(host: str) -> socket.socket:
+    """Hold a port for a server that the worker will start itself.
+
+    Bound with SO_REUSEPORT but not listening: the worker's TensorFlow, which sets the same
+    option, can bind it too; no other user's process can.
+    """
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((host, 0))
+    return held

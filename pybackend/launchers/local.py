@@ -1,0 +1,121 @@
+"""Workers as processes of this machine, over the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from pybackend.data.arrays import Columns, rows_of, shard
+from pybackend.data.spool import write_columns
+from pybackend.job import Job
+from pybackend.launchers.child import Child, Emit
+from pybackend.launchers.outcome import Outcome, raise_first_failure
+from pybackend.rendezvous import new_token
+from pybackend.result import Failure, WorkerReport
+
+HOST = "127.0.0.1"
+# After the first failure: time for the others to say that they lost a peer.
+_GRACE_SECONDS = 5.0
+
+
+def launch(
+    job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Columns], on_event: Emit
+) -> Outcome:
+    """Run a job with one process per worker on this machine.
+
+    Parameters
+    ----------
+    files
+        Name and content of the files that every worker gets.
+    datasets
+        ``"train"`` and ``"validation"`` rows, to be dealt to the workers.
+    on_event
+        Receives the workers' events, on the calling thread.
+
+    Raises
+    ------
+    WorkerFailedError
+        Where any worker failed; all others are ended first.
+    """
+    shards = {
+        name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
+        for name, columns in datasets.items()
+    }
+    events: queue.Queue[dict[str, Any]] = queue.Queue()
+    with ExitStack() as stack:
+        children = []
+        for rank, variables in enumerate(_share_of_machine(job.workers)):
+            child = stack.enter_context(Child(job, rank, HOST, events.put, variables))
+            # First the process, whose imports take seconds; its input is there when it asks.
+            child.start(files)
+            children.append(child)
+        for name, parts in shards.items():
+            for child, part in zip(children, parts, strict=True):
+                write_columns(child.folder / name, part)
+        order = {
+            "token": new_token(),
+            "peers": [child.address for child in children],
+            "reserved": [child.reserved for child in children],
+            "counts": {name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+        }
+        for child in children:
+            child.go(order)
+        reports = _watch(children, events, on_event)
+        raise_first_failure(reports)
+        return Outcome(reports, children[0].model())
+
+
+def _watch(
+    children: Sequence[Child], events: queue.Queue[dict[str, Any]], on_event: Emit
+) -> list[WorkerReport]:
+    """Collect all reports; once one worker has failed, the others get a short grace."""
+    reports: dict[int, WorkerReport] = {}
+
+    def wait_for(child: Child) -> None:
+        events.put({"event": "ended", "report": child.wait()})
+
+    for child in children:
+        threading.Thread(target=wait_for, args=(child,), daemon=True).start()
+    deadline = float("inf")
+    while len(reports) < len(children) and time.monotonic() < deadline:
+        try:
+            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+            event = events.get(timeout=0.1)
+        except queue.Empty:
+            continue
+        if event["event"] != "ended":
+            on_event(event)
+            continue
+        report: WorkerReport = event["report"]
+        reports[report.rank] = report
+        if not report.ok:
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    return [reports.get(child.rank) or _stopped(child) for child in children]
+
+
+def _stopped(child: Child) -> WorkerReport:
+    failure = Failure(
+        child.rank,
+        child.host,
+        exception_type="Stopped",
+        message="ended by the launcher because another worker had failed",
+        time=time.time(),
+    )
+    return WorkerReport(child.rank, child.host, child.pid, failure=failure)
+
+
+def _share_of_machine(workers: int) -> list[dict[str, str]]:
+    """Divide this machine's cores and GPUs among the workers, unless the user has done so."""
+    cores = str(max(1, (os.cpu_count() or 1) // workers))
+    shared = {
+        name: os.environ.get(name, cores) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    }
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if gpus == [""]:
+        return [shared] * workers
+    return [{**shared, "CUDA_VISIBLE_DEVICES": gpus[rank % len(gpus)]} for rank in range(workers)]

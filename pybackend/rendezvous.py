@@ -1,0 +1,183 @@
+"""Sockets between processes of one job: bound first, published then, authenticated before use.
+
+Both ends prove that they know the job's token by answering a fresh challenge (HMAC-SHA256 over
+both nonces, as in RFC 2104's keyed hash), so a token never crosses the network and a recorded
+exchange is of no use. All messages of the greeting have a fixed length: nothing is parsed, and
+nothing else is read, before the proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from pybackend.errors import ClusterError
+
+_NONCE = 32
+_DIGEST = 32
+_RANK = struct.Struct(">i")
+GREETING_SECONDS = 10.0
+
+
+def new_token() -> str:
+    """A random secret for one job: 256 bits, hexadecimal."""
+    return secrets.token_hex(32)
+
+
+def listen(host: str) -> socket.socket:
+    """Bind a listening TCP socket to a port that the system picks on one address.
+
+    Raises
+    ------
+    ClusterError
+        Where ``host`` is no address of this machine.
+    """
+    try:
+        info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        server = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            server.bind(info[4])
+            server.listen(64)
+        except OSError:
+            server.close()
+            raise
+    except OSError as error:
+        raise ClusterError(
+            f"cannot listen on {host!r}: {error}. It must name an address of this machine"
+        ) from error
+    return server
+
+
+def address_of(server: socket.socket) -> str:
+    """``host:port`` of a bound socket, with brackets around IPv6."""
+    host, port = server.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def greet_as_client(
+    connection: socket.socket,
+    token: str,
+    rank: int,
+    purpose: str,
+    patience: float = GREETING_SECONDS,
+) -> None:
+    """Prove the token to the listening end, and have it prove it too.
+
+    ``patience`` is how many seconds the listening end may take to begin: its socket accepts
+    connections while its process is still importing TensorFlow.
+
+    Raises
+    ------
+    OSError
+        Where the other end closes, is silent, or does not know the token.
+    """
+    connection.settimeout(patience)
+    theirs = _receive(connection, _NONCE, patience)
+    connection.settimeout(GREETING_SECONDS)
+    ours = secrets.token_bytes(_NONCE)
+    who = _RANK.pack(rank)
+    connection.sendall(ours + who + _proof(token, b"client", purpose, theirs, ours, who))
+    answer = _receive(connection, _DIGEST)
+    if not hmac.compare_digest(answer, _proof(token, b"server", purpose, theirs, ours, who)):
+        raise ConnectionError("the listening end does not know this job's token")
+
+
+def greet_as_server(connection: socket.socket, token: str, purpose: str) -> int:
+    """Have a connected client prove the token, and prove it to the client; returns its rank.
+
+    Raises
+    ------
+    OSError
+        Where the client closes, is silent, or does not know the token.
+    """
+    connection.settimeout(GREETING_SECONDS)
+    ours = secrets.token_bytes(_NONCE)
+    connection.sendall(ours)
+    message = _receive(connection, _NONCE + _RANK.size + _DIGEST)
+    theirs = message[:_NONCE]
+    who = message[_NONCE:-_DIGEST]
+    expected = _proof(token, b"client", purpose, ours, theirs, who)
+    if not hmac.compare_digest(message[-_DIGEST:], expected):
+        raise ConnectionError("a client that does not know this job's token was turned away")
+    connection.sendall(_proof(token, b"server", purpose, ours, theirs, who))
+    rank: int = _RANK.unpack(who)[0]
+    return rank
+
+
+class Doorkeeper:
+    """Accepts connections in the background and passes on those that prove the token.
+
+    Each greeting has a thread of its own, so that a silent stranger delays nobody; strangers
+    beyond ``crowd`` at a time are turned away unheard.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        token: str,
+        purpose: str,
+        welcome: Callable[[socket.socket, int], None],
+        crowd: int = 64,
+    ) -> None:
+        self._server = server
+        self._token = token
+        self._purpose = purpose
+        self._welcome = welcome
+        self._places = threading.BoundedSemaphore(crowd)
+        self._closed = False
+        threading.Thread(target=self._accept, name="tfdist-door", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening; connections passed on stay open."""
+        self._closed = True
+        # Closing alone does not wake a thread that is blocked in accept().
+        with contextlib.suppress(OSError):  # some systems shut connections down, not listeners
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            rank = greet_as_server(connection, self._token, self._purpose)
+        except OSError:
+            connection.close()
+        else:
+            connection.settimeout(None)
+            self._welcome(connection, rank)
+        finally:
+            self._places.release()
+
+
+def _proof(token: str, side: bytes, purpose: str, *parts: bytes) -> bytes:
+    message = b"|".join([b"tfdist", side, purpose.encode()]) + b"".join(parts)
+    return hmac.new(token.encode(), message, hashlib.sha256).digest()
+
+
+def _receive(connection: socket.socket, size: int, patience: float = GREETING_SECONDS) -> bytes:
+    deadline = time.monotonic() + patience
+    received = b""
+    while len(received) < size:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the greeting took too long")
+        part = connection.recv(size - len(received))
+        if not part:
+            raise ConnectionError("the other end closed the connection during the greeting")
+        received += part
+    return received

@@ -1,0 +1,189 @@
+"""What comes back: one report per worker, and the result of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import InputError
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker failed. ``time`` is in seconds since the epoch, on the worker's clock."""
+
+    rank: int
+    host: str
+    exception_type: str
+    message: str
+    traceback: str = ""
+    log: tuple[str, ...] = ()
+    time: float = 0.0
+    advice: str = ""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Failure:
+        """Read back what `dataclasses.asdict` wrote."""
+        return cls(**{**values, "log": tuple(values.get("log", ()))})
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker did.
+
+    Attributes
+    ----------
+    rank, host, pid
+        Which process it was.
+    rows
+        Rows of its shard: each is used exactly once per epoch.
+    steps
+        Optimizer steps taken.
+    seconds
+        Wall time of the training itself, without start-up.
+    value
+        What the function returned (`barrier_run`), or the history (training).
+    weights_sha256
+        Digest of the final weights, equal on all ranks after a training.
+    failure
+        None where the worker succeeded.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    rows: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    value: Any = None
+    weights_sha256: str | None = None
+    failure: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the worker succeeded."""
+        return self.failure is None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkerReport:
+        """Read back what `dataclasses.asdict` wrote."""
+        failure = values.get("failure")
+        return cls(**{**values, "failure": Failure.from_dict(failure) if failure else None})
+
+
+def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
+    """Order failures by time, consequences last.
+
+    A lost peer or an end forced by the launcher is a consequence of another worker's
+    failure, whatever the clocks of two hosts say.
+    """
+    return sorted(
+        failures, key=lambda f: (f.exception_type in ("PeerLostError", "Stopped"), f.time)
+    )
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A trained model and how its training went.
+
+    Attributes
+    ----------
+    model_base64
+        The trained model file as base64 text.
+    model_format
+        ``"h5"``, or ``"keras"`` where a model cannot be written as HDF5.
+    model_sha256
+        SHA-256 of the model file, hexadecimal.
+    history
+        Per metric one float per epoch (``val_`` names for validation data), over the rows of
+        all workers.
+    workers
+        One `WorkerReport` per rank.
+    seconds
+        Wall time of the whole call.
+    seed
+        The seed that reproduces this training.
+    epochs
+        Epochs actually run.
+    metrics
+        Further figures, e.g. the test accuracy of `train_mnist`.
+    """
+
+    model_base64: str = field(repr=False)
+    model_format: str
+    model_sha256: str
+    history: dict[str, list[Any]]
+    workers: list[WorkerReport] = field(repr=False)
+    seconds: float
+    seed: int
+    epochs: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    decode: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The trained, compiled Keras model, decoded when first asked for."""
+        if self.decode is None:
+            raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
+        return self.decode(self.model_base64)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model file, e.g. ``result.save("model.h5")``.
+
+        Raises
+        ------
+        InputError
+            Where the file name's ending is not that of `model_format`.
+        """
+        import base64
+
+        path = Path(path)
+        if path.suffix != f".{self.model_format}":
+            raise InputError(
+                f"this model is in {self.model_format!r} format: name the file "
+                f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self.model_base64))
+        return path
+
+    def summary(self) -> str:
+        """A few lines of text: figures of the last epoch and what each worker did."""
+        rows = sum(w.rows for w in self.workers)
+        lines = [
+            f"{len(self.workers)} worker{'s' if len(self.workers) != 1 else ''}, {rows} rows, "
+            f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
+            f"seed {self.seed}"
+        ]
+        if self.history:
+            last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in self.history.items() if v)
+            lines.append(f"last epoch: {last}")
+        if self.metrics:
+            lines.append(", ".join(f"{k} {_figure(v)}" for k, v in self.metrics.items()))
+        lines += [
+            f"  worker {w.rank} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
+            f"{w.seconds:.1f} s"
+            for w in self.workers
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, dicts, strings and numbers, as the R package reads them."""
+        return {
+            "history": self.history,
+            "model_base64": self.model_base64,
+            "model_format": self.model_format,
+            "model_sha256": self.model_sha256,
+            "workers": [{**asdict(w), "ok": w.ok} for w in self.workers],
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "metrics": self.metrics,
+        }
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

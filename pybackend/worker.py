@@ -1,0 +1,168 @@
+"""One worker process: ``python -m pybackend.worker FOLDER LISTENING_FD EVENTS_FD``.
+
+The launcher beside it gives it a folder with its job, a socket that listens already, and a pipe
+for events; on standard input it sends one line of JSON when all peers are known, and then keeps
+that pipe open as a lifeline: when it closes, the launcher is gone, and the worker ends itself
+and whatever it has started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pybackend.collective import Alone, Collective, join_ring
+from pybackend.errors import InputError, PeerLostError, SerializationError
+from pybackend.job import Job
+from pybackend.result import Failure, WorkerReport
+
+REPORT = "report.json"
+JOB = "job.json"
+# Files that the driver sends along.
+FUNCTION = "function.pkl"
+MODEL_FILE = "model.keras"
+MODEL_FUNCTION = "model.pkl"
+EXTRAS = "extras.pkl"
+
+
+def main(arguments: list[str]) -> int:
+    """Do the job in the folder; the outcome, good or bad, is its report."""
+    folder = Path(arguments[0])
+    server = socket.socket(fileno=int(arguments[1]))
+    events = os.fdopen(int(arguments[2]), "w", buffering=1)
+    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_lifeline, args=(folder, orders), daemon=True).start()
+
+    def emit(event: dict[str, Any]) -> None:
+        events.write(json.dumps(event) + "\n")
+
+    rank = int(os.environ["TFDIST_RANK"])
+    host = os.environ["TFDIST_HOST"]
+    try:
+        job = Job.from_json((folder / JOB).read_text())
+        work = _train if job.kind == "train" else _run
+        report = work(job, rank, host, folder, server, orders, emit)
+    except BaseException as error:
+        report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
+    _publish(report, folder)
+    return 0 if report.ok else 1
+
+
+def _train(
+    job: Job,
+    rank: int,
+    host: str,
+    folder: Path,
+    server: socket.socket,
+    orders: queue.Queue[dict[str, Any]],
+    emit: Callable[[dict[str, Any]], None],
+) -> WorkerReport:
+    # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
+    from pybackend.engine.train import train
+
+    order = orders.get()
+    collective: Collective = Alone()
+    if job.workers > 1:
+        collective = join_ring(server, order["peers"], rank, order["token"], job.timeout)
+    try:
+        trained = train(job, collective, order["counts"], folder, emit)
+    finally:
+        collective.close()
+    return WorkerReport(
+        rank,
+        host,
+        os.getpid(),
+        rows=trained.rows,
+        steps=trained.steps,
+        seconds=trained.seconds,
+        value=trained.history,
+        weights_sha256=trained.weights_sha256,
+    )
+
+
+def _run(
+    job: Job,
+    rank: int,
+    host: str,
+    folder: Path,
+    server: socket.socket,
+    orders: queue.Queue[dict[str, Any]],
+    emit: Callable[[dict[str, Any]], None],
+) -> WorkerReport:
+    import cloudpickle
+
+    from pybackend.cluster import make_tf_config
+    from pybackend.context import WorkerContext
+    from pybackend.values import encode_value
+
+    order = orders.get()
+    server.close()
+    addresses = order["reserved"]
+    text = make_tf_config(addresses, rank)
+    os.environ["TF_CONFIG"] = text
+    function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
+    context = WorkerContext(rank, job.workers, tuple(addresses), text)
+    began = time.monotonic()
+    value = encode_value(function(context, *positional))
+    return WorkerReport(rank, host, os.getpid(), seconds=time.monotonic() - began, value=value)
+
+
+def _lifeline(folder: Path, orders: queue.Queue[dict[str, Any]]) -> None:
+    """Pass on the launcher's line; when the pipe closes, clean up and end the process group."""
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _failure(rank: int, host: str, error: BaseException) -> Failure:
+    return Failure(
+        rank,
+        host,
+        exception_type=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        time=time.time(),
+        advice=_advice(error),
+    )
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, PeerLostError):
+        return "see the log of the worker that was lost, and the network between the two hosts"
+    if isinstance(error, ModuleNotFoundError):
+        return f"install {error.name!r} for {sys.executable} on every host that runs workers"
+    if isinstance(error, MemoryError):
+        return "lower batch_size, or give each worker more memory"
+    if isinstance(error, SerializationError):
+        return "see the message; a model of your own classes needs `custom_objects`"
+    if isinstance(error, InputError):
+        return "correct the argument that the message names"
+    return "mend the error in the traceback above, then start the training again"
+
+
+def _publish(report: WorkerReport, folder: Path) -> None:
+    """Write the report in one piece: a launcher never sees half of it."""
+    partial = folder / f"{REPORT}.partial"
+    partial.write_text(json.dumps(asdict(report)))
+    partial.replace(folder / REPORT)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: TensorFlow's threads can hang the interpreter's own end.
+    os._exit(code)
