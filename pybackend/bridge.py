@@ -1,0 +1,49 @@
+"""What the R package calls: results and failures as plain data.
+
+reticulate hands R the text of a Python exception, not its attributes; so each call returns an
+envelope that holds either the value or everything about the failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pybackend.doctor import doctor
+from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
+from pybackend.launchers.attach import attach_spark
+
+__all__ = ["attach_spark", "capture", "doctor", "row_major"]
+
+
+def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Call a function: ``{"ok": True, "value": ...}`` or ``{"ok": False, "error": {...}}``.
+
+    Only errors that tfdist itself raises are turned into data. Ctrl-C and programming errors
+    pass through.
+    """
+    try:
+        return {"ok": True, "value": fn(*args, **kwargs)}
+    except TfdistError as error:
+        return {"ok": False, "error": _described(error)}
+
+
+def row_major(array: Any, dtype: str | None = None) -> Any:
+    """A C-ordered numpy array with the same values by index; R's arrays are column-major."""
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _described(error: TfdistError) -> dict[str, Any]:
+    failed = error if isinstance(error, WorkerFailedError) else None
+    placed = error if isinstance(error, (WorkerFailedError, PeerLostError)) else None
+    return {
+        "class": type(error).__name__,
+        "message": str(error),
+        "rank": placed.rank if placed else None,
+        "host": placed.host if placed else None,
+        "exception_type": failed.exception_type if failed else None,
+        "traceback": failed.worker_traceback if failed else None,
+        "log": failed.log if failed else [],
+    }

@@ -1,0 +1,133 @@
+"""The MNIST digits (LeCun, Cortes and Burges), in the layout of Keras's ``mnist.npz``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.errors import InputError
+from pybackend.job import whole_number
+
+Array = npt.NDArray[Any]
+
+_SUBSET = Path(__file__).with_name("mnist_subset.npz")
+_NAMES = ("x_train", "y_train", "x_test", "y_test")
+_DOWNLOAD_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """Images as uint8 (rows, 28, 28) from 0 to 255, labels as int64 (rows,) from 0 to 9.
+
+    Attributes
+    ----------
+    source
+        The file they were read from, or ``"download"``.
+    subset
+        Whether these are only the few thousand images that come with tfdist.
+    """
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    source: str
+    subset: bool
+
+
+def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
+    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, Keras's download, or a built-in subset.
+
+    Parameters
+    ----------
+    path
+        An ``mnist.npz``; it must exist where given, and so must the file TFDIST_MNIST names.
+    limit
+        Use at most the first so many training images, and test images.
+
+    Raises
+    ------
+    InputError
+        Where a named file is missing or is no ``mnist.npz``.
+    """
+    if limit is not None:
+        limit = whole_number("limit", limit, least=1)
+    found = _find(path)
+    parts = {
+        "x_train": found.x_train[:limit],
+        "y_train": found.y_train[:limit],
+        "x_test": found.x_test[:limit],
+        "y_test": found.y_test[:limit],
+    }
+    return Mnist(**parts, source=found.source, subset=found.subset)
+
+
+def _find(path: str | Path | None) -> Mnist:
+    if path is not None:
+        return _read(Path(path), f"`path` is {str(path)!r}")
+    if named := os.environ.get("TFDIST_MNIST"):
+        return _read(Path(named), f"TFDIST_MNIST is {named!r}")
+    keras_home = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras"))
+    cached = keras_home / "datasets" / "mnist.npz"
+    if cached.exists():
+        with contextlib.suppress(InputError):  # a download that broke off: Keras repeats it
+            return _read(cached, "Keras's cache")
+    return _download() or _read(_SUBSET, "the built-in subset")
+
+
+def _read(path: Path, why: str) -> Mnist:
+    if not path.is_file():
+        raise InputError(f"{why}, but there is no such file: expected Keras's mnist.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x_train, y_train, x_test, y_test = (file[name] for name in _NAMES)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{why}, but {path} is no mnist.npz ({error}): expected the arrays {', '.join(_NAMES)}"
+        ) from error
+    return Mnist(
+        x_train,
+        y_train.astype(np.int64),
+        x_test,
+        y_test.astype(np.int64),
+        source=str(path),
+        subset=path == _SUBSET,
+    )
+
+
+def _download() -> Mnist | None:
+    """Through Keras, which checks the file's hash and caches it; None where there is no network."""
+    try:
+        with _socket_timeout(_DOWNLOAD_SECONDS):
+            import keras
+
+            (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()
+    except Exception:  # whatever Keras makes of a missing network or a wrong hash
+        return None
+    return Mnist(
+        x_train,
+        y_train.astype(np.int64),
+        x_test,
+        y_test.astype(np.int64),
+        source="download",
+        subset=False,
+    )
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,133 @@
+"""Joins PySpark to a Spark that another program of this session runs: sparklyr's.
+
+sparklyr starts a Py4J server inside its own JVM and tells its port and secret; PySpark then uses
+that JVM's SparkContext, so that Spark tables and temporary views are there without a copy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pybackend.errors import ClusterError
+
+# The port and the session that this process is attached to.
+_attached: tuple[int, Any] | None = None
+
+
+def attach_spark(
+    port: int, secret: str, spark_home: str | None = None, python: str | None = None
+) -> Any:
+    """The PySpark session of the JVM whose Py4J server listens on a local port.
+
+    Parameters
+    ----------
+    port, secret
+        Of the ``org.apache.spark.api.python.Py4JServer`` in that JVM.
+    spark_home
+        Spark's own folder, where it is not that of the installed pyspark.
+    python
+        Python that the executors run; None: as PYSPARK_PYTHON says.
+
+    Returns
+    -------
+    pyspark.sql.SparkSession
+
+    Raises
+    ------
+    ClusterError
+        Where this process already uses another, live SparkContext, or pyspark is missing.
+    """
+    global _attached
+    if importlib.util.find_spec("pyspark") is None:
+        raise ClusterError(
+            "pyspark is not installed for this Python: install the pyspark of your Spark's "
+            'version, e.g. with install_tfdist(extras = c("cpu", "spark")) in R'
+        )
+    if _attached is not None and _is_alive(_attached[1]):
+        if _attached[0] == port:
+            return _attached[1]
+        _refuse(_attached[1])
+    _refuse_foreign_session()
+    _forget_pyspark()
+    _attached = (port, _attach(port, secret, spark_home, python))
+    return _attached[1]
+
+
+def _attach(port: int, secret: str, spark_home: str | None, python: str | None) -> Any:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    # With these two variables PySpark joins a running JVM where it would start one.
+    variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    if spark_home:
+        variables["SPARK_HOME"] = spark_home
+    if python:
+        variables["PYSPARK_PYTHON"] = python
+    with _environment(variables):
+        gateway = launch_gateway()
+        spark = gateway.jvm.org.apache.spark
+        context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
+        settings = [
+            (pair.productElement(0), pair.productElement(1)) for pair in context.getConf().getAll()
+        ]
+        conf = SparkConf(loadDefaults=False).setAll(settings)
+        SparkContext(gateway=gateway, jsc=context, conf=conf)
+        return SparkSession.builder.getOrCreate()
+
+
+def _is_alive(session: Any) -> bool:
+    from py4j.protocol import Py4JError
+
+    try:
+        return bool(session.sparkContext.applicationId)
+    except (Py4JError, OSError, AttributeError):  # its JVM is gone, or it was stopped
+        return False
+
+
+def _refuse_foreign_session() -> None:
+    from pyspark.sql import SparkSession
+
+    try:
+        session = SparkSession.getActiveSession()
+    except Exception:  # a session whose JVM is gone cannot even be asked for
+        return
+    if session is not None and _is_alive(session):
+        _refuse(session)
+
+
+def _refuse(session: Any) -> None:
+    context = session.sparkContext
+    raise ClusterError(
+        f"Python already uses another Spark application ({context.applicationId}, master "
+        f"{context.master}): stop it with `session.stop()`, or pass that session instead"
+    )
+
+
+def _forget_pyspark() -> None:
+    """Have PySpark imported anew: it keeps its first JVM's gateway for the process's life.
+
+    Objects of the old JVM keep the old modules, and so never reach into the new one.
+    """
+    for name in [n for n in sys.modules if n == "pyspark" or n.startswith("pyspark.")]:
+        del sys.modules[name]
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a moment: the secret must not reach other processes."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,250 @@
+"""Workers in the tasks of one Spark barrier stage: PySpark sessions, classic or Connect.
+
+The whole job is ``DataFrame.mapInArrow(task, barrier=True)``: Spark starts all tasks together or
+none, and each task runs one worker process (`spark_task`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from pybackend.data.arrays import rows_of, shard
+from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
+from pybackend.data.blobs import blobs, layout_of
+from pybackend.data.dataframe import Selection
+from pybackend.errors import ClusterError, InputError
+from pybackend.events import EventServer
+from pybackend.job import Job
+from pybackend.launchers.child import Emit
+from pybackend.launchers.outcome import Outcome, raise_first_failure
+from pybackend.launchers.shipping import ship_package
+from pybackend.launchers.slots import check_slots, is_connect, is_one_machine, setting
+from pybackend.launchers.spark_task import SCHEMA, SET_COLUMN, Blobs, RowsOfFrame, Task
+from pybackend.rendezvous import new_token
+from pybackend.result import WorkerReport
+
+# No task of ours has run for so long: something else holds the slots, or there are none.
+_START_SECONDS = 120.0
+
+
+def launch(
+    session: Any,
+    job: Job,
+    files: Mapping[str, bytes],
+    datasets: Mapping[str, Any],
+    on_event: Emit,
+) -> Outcome:
+    """Run a job in one Spark barrier stage.
+
+    Parameters
+    ----------
+    session
+        A ``pyspark.sql.SparkSession``, classic or Connect.
+    files
+        Name and content of the files that every worker gets.
+    datasets
+        ``"train"`` and ``"validation"`` rows: all columns of arrays, or all `Selection`.
+    on_event
+        Receives the workers' events, on the calling thread, where the driver can be reached.
+
+    Raises
+    ------
+    ClusterError
+        Too few slots, dynamic allocation, or Spark's own failure.
+    WorkerFailedError
+        Where any worker failed.
+    """
+    check_slots(session, job.workers)
+    _use_this_python(session)
+    ship_package(session)
+    frame, source = _input(session, job, datasets)
+    token = new_token()
+    loopback = is_one_machine(session)
+    with ExitStack() as stack:
+        server = _event_server(stack, session, token, loopback)
+        task = Task(job, files, source, token, server.address if server else None, loopback)
+        rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
+    reports = sorted(
+        (WorkerReport.from_dict(json.loads(row["report"])) for row in rows), key=lambda r: r.rank
+    )
+    raise_first_failure(reports)
+    models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
+    return Outcome(reports, models[0] if models else None)
+
+
+def _input(
+    session: Any, job: Job, datasets: Mapping[str, Any]
+) -> tuple[Any, RowsOfFrame | Blobs | None]:
+    """A DataFrame with one partition per worker, and how a task reads its partition."""
+    if not datasets:
+        return session.range(0, job.workers, 1, job.workers), None
+    kinds = {isinstance(data, Selection) for data in datasets.values()}
+    if len(kinds) > 1:
+        raise InputError("`data` and `validation_data` must both be DataFrames, or both arrays")
+    if kinds == {True}:
+        return _frame_of_rows(job, datasets)
+    return _frame_of_blobs(session, job, datasets)
+
+
+def _frame_of_rows(job: Job, datasets: Mapping[str, Selection]) -> tuple[Any, RowsOfFrame]:
+    from pyspark.sql.functions import lit
+
+    train = datasets["train"]
+    held_out = datasets.get("validation")
+    frame = train.frame
+    if held_out is not None:
+        frame = frame.withColumn(SET_COLUMN, lit(0)).union(
+            held_out.frame.withColumn(SET_COLUMN, lit(1))
+        )
+    source = RowsOfFrame(train.features, train.label, held_out is not None)
+    # Spread evenly, and mixed where partitions are sorted by label.
+    return frame.repartition(job.workers), source
+
+
+def _frame_of_blobs(session: Any, job: Job, datasets: Mapping[str, Any]) -> tuple[Any, Blobs]:
+    keys = _partition_keys(session, job.workers)
+    counts = {
+        name: [rows_of(shard(columns, job.workers, rank)) for rank in range(job.workers)]
+        for name, columns in datasets.items()
+    }
+    rows = list(blobs(datasets, keys))
+    if is_connect(session):
+        frame = session.createDataFrame(rows, BLOB_SCHEMA)
+    else:
+        sliced = session.sparkContext.parallelize(rows, len(rows))
+        frame = session.createDataFrame(sliced, BLOB_SCHEMA)
+    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), counts)
+
+
+def _partition_keys(session: Any, workers: int) -> list[int]:
+    """A key per rank that Spark's hash partitioning puts into the partition of that number."""
+    found: dict[int, int] = {}
+    candidates = 32 * workers
+    while len(found) < workers:
+        places = session.range(candidates).selectExpr("id", f"pmod(hash(id), {workers}) AS place")
+        found = {row["place"]: row["id"] for row in places.collect()}
+        candidates *= 4
+    return [found[rank] for rank in range(workers)]
+
+
+def _event_server(stack: ExitStack, session: Any, token: str, loopback: bool) -> EventServer | None:
+    """Listen for progress where executors can reach the driver; None where they cannot."""
+    host = "127.0.0.1" if loopback else setting(session, "spark.driver.host")
+    if is_connect(session) or not host:
+        return None
+    try:
+        return stack.enter_context(EventServer(host, token))
+    except ClusterError:  # the driver is behind an address that is not its own: no live progress
+        return None
+
+
+def _collect(session: Any, result: Any, server: EventServer | None, on_event: Emit) -> list[Any]:
+    """Run the Spark job on a thread, events and Ctrl-C on this one."""
+    outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
+    events = server.queue if server else queue.Queue[dict[str, Any]]()
+    with _cancellable(session) as (enter, cancel, has_started):
+
+        def run() -> None:
+            try:
+                enter()
+                outcome.put(result.collect())
+            except BaseException as error:
+                outcome.put(error)
+
+        thread = _thread(session, run)
+        thread.start()
+        deadline: float | None = time.monotonic() + _START_SECONDS
+        try:
+            while thread.is_alive() or not events.empty():
+                try:
+                    on_event(events.get(timeout=0.1))
+                except queue.Empty:
+                    pass
+                if deadline is not None and time.monotonic() > deadline:
+                    if not has_started():
+                        raise ClusterError(
+                            f"Spark has not started a task of this job for {_START_SECONDS:g} s: "
+                            "other jobs hold the slots, or executors are missing. Free slots, or "
+                            "use fewer workers"
+                        )
+                    deadline = None
+        except BaseException:
+            cancel()
+            thread.join(timeout=10)
+            raise
+    finished = outcome.get()
+    if isinstance(finished, BaseException):
+        raise _explained(finished) from finished
+    return finished
+
+
+Handles = tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]
+
+
+@contextmanager
+def _cancellable(session: Any) -> Iterator[Handles]:
+    """How to mark the running thread's jobs, cancel them, and ask whether a task has started."""
+    tag = f"tfdist-{new_token()[:12]}"
+    if is_connect(session):
+        yield (lambda: session.addTag(tag), lambda: session.interruptTag(tag), lambda: True)
+        return
+    context = session.sparkContext
+    tracker = context.statusTracker()
+
+    def has_started() -> bool:
+        infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
+        stages = [tracker.getStageInfo(s) for info in infos if info for s in info.stageIds]
+        return any(s and s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks for s in stages)
+
+    yield (
+        lambda: context.setJobGroup(tag, "tfdist training", interruptOnCancel=True),
+        lambda: context.cancelJobGroup(tag),
+        has_started,
+    )
+
+
+def _thread(session: Any, target: Callable[[], None]) -> threading.Thread:
+    if is_connect(session):
+        return threading.Thread(target=target, daemon=True)
+    from pyspark import InheritableThread
+
+    thread: threading.Thread = InheritableThread(target=target)
+    thread.daemon = True
+    return thread
+
+
+def _use_this_python(session: Any) -> None:
+    """On one machine, run the workers with the driver's Python unless another was chosen."""
+    if is_one_machine(session) and "PYSPARK_PYTHON" not in os.environ:
+        session.sparkContext.pythonExec = sys.executable
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Spark's own failure as a `ClusterError` that begins with the part worth reading."""
+    if not isinstance(error, Exception):
+        return error
+    text = str(error)
+    advice = "see the executors' logs in the Spark web interface"
+    if "PYTHON_VERSION_MISMATCH" in text:
+        advice = "set PYSPARK_PYTHON to the same minor version of Python on driver and executors"
+    elif "No module named" in text:
+        advice = "install it for the executors' Python, or set PYSPARK_PYTHON to one that has it"
+    elif "Cannot run program" in text:
+        advice = "set PYSPARK_PYTHON to a Python that exists on every executor"
+    # Java's frames say nothing about the cause; Python's own last line does.
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    headline = causes[-1] if causes else lines[0]
+    return ClusterError(
+        f"Spark could not run the job: {headline}\n\nWhat to do: {advice}\n\n"
+        "Spark's message:\n" + "\n".join(lines)[:3000]
+    )

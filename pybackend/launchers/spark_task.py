@@ -1,0 +1,203 @@
+"""What runs in each task of the barrier stage: one child process, fed, watched and ended.
+
+This file is imported on the executors; the driver sends it there.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.arrays import Columns, rows_of
+from pybackend.data.blobs import Layout, columns_from_blobs
+from pybackend.data.dataframe import columns_from_arrow
+from pybackend.data.spool import write_columns
+from pybackend.errors import InputError
+from pybackend.events import EventClient
+from pybackend.job import Job
+from pybackend.launchers.child import Child
+from pybackend.result import Failure, WorkerReport
+
+SCHEMA = "rank int, report string, model_format string, model binary"
+# Marks which data set a row belongs to where training and validation rows travel together.
+SET_COLUMN = "__tfdist_set__"
+SETS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class RowsOfFrame:
+    """The input is rows of a DataFrame: features, label, and perhaps `SET_COLUMN`."""
+
+    features: tuple[str, ...]
+    label: str
+    has_validation: bool
+
+    def read(self, batches: Iterable[Any], rank: int, floatx: str) -> dict[str, Columns]:
+        """This worker's rows by data set; none at all for an empty partition."""
+        if not self.has_validation:
+            return {"train": columns_from_arrow(batches, self.features, self.label, floatx)}
+        kept: dict[str, list[Any]] = {name: [] for name in SETS}
+        for batch in batches:
+            of_set = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+            for number, name in enumerate(SETS):
+                kept[name].append(batch.take(np.flatnonzero(of_set == number)))
+        return {
+            name: columns_from_arrow(
+                (b for b in parts if b.num_rows), self.features, self.label, floatx
+            )
+            for name, parts in kept.items()
+        }
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """The input is arrays of the driver, as `pybackend.data.blobs` lays them out."""
+
+    layout: Layout
+    counts: Mapping[str, list[int]]
+
+    def read(self, batches: Iterable[Any], rank: int, floatx: str) -> dict[str, Columns]:
+        """This worker's shards by data set."""
+        return columns_from_blobs(batches, self.layout, self.counts, rank)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The function that Spark runs on each partition; ``source`` None means no input."""
+
+    job: Job
+    files: Mapping[str, bytes]
+    source: RowsOfFrame | Blobs | None
+    token: str
+    driver: str | None
+    loopback: bool
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run one worker; yields one row of `SCHEMA`. Failures travel in it, as data."""
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        host = self._host(context, rank)
+        emit = EventClient(self.driver, self.token, rank)
+        try:
+            with Child(self.job, rank, host, emit, self._variables(context)) as child:
+                child.start(self.files)
+                report = self._train(child, context, batches)
+                model = child.model() if report.ok and rank == 0 else None
+        finally:
+            emit.close()
+        yield _row(report, model)
+
+    def _train(self, child: Child, context: Any, batches: Iterator[Any]) -> WorkerReport:
+        datasets: dict[str, Columns] = {}
+        failure = None
+        try:
+            if self.source is None:
+                for _ in batches:
+                    pass
+            else:
+                datasets = self.source.read(batches, child.rank, self.job.floatx)
+        except Exception as error:  # told to the others: they must not wait for this worker
+            failure = _failure(child, error)
+        message = {
+            "address": child.address,
+            "reserved": child.reserved,
+            "shapes": {name: _shapes(columns) for name, columns in datasets.items()},
+            "failed": failure is not None,
+        }
+        everyone = [json.loads(text) for text in context.allGather(json.dumps(message))]
+        failed = [r for r, m in enumerate(everyone) if m["failed"]]
+        if failed:
+            failure = failure or _stopped(child, failed[0])
+            return WorkerReport(child.rank, child.host, child.pid, failure=failure)
+        for name, columns in datasets.items():
+            columns = columns or _empty_like([m["shapes"][name] for m in everyone])
+            write_columns(child.folder / name, columns)
+        child.go(
+            {
+                "token": self.token,
+                "peers": [m["address"] for m in everyone],
+                "reserved": [m["reserved"] for m in everyone],
+                "counts": {
+                    name: [m["shapes"][name]["rows"] for m in everyone] for name in datasets
+                },
+            }
+        )
+        return child.wait()
+
+    def _host(self, context: Any, rank: int) -> str:
+        if self.loopback:
+            return "127.0.0.1"
+        named = str(context.getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
+        return socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
+
+    @staticmethod
+    def _variables(context: Any) -> dict[str, str]:
+        cores = str(max(1, context.cpus()))
+        variables = {"TF_NUM_INTRAOP_THREADS": cores, "OMP_NUM_THREADS": cores}
+        gpus = context.resources().get("gpu")
+        if gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+        return variables
+
+
+def _shapes(columns: Columns) -> dict[str, Any]:
+    return {
+        "rows": rows_of(columns) if columns else 0,
+        "columns": {key: [a.dtype.str, list(a.shape[1:])] for key, a in columns.items()},
+    }
+
+
+def _empty_like(shapes: list[dict[str, Any]]) -> Columns:
+    """Columns without rows, of the types and widths that the other workers have."""
+    for shape in shapes:
+        if shape["columns"]:
+            return {
+                key: np.empty((0, *tail), dtype) for key, (dtype, tail) in shape["columns"].items()
+            }
+    raise InputError("the DataFrame has no rows")
+
+
+def _failure(child: Child, error: Exception) -> Failure:
+    return Failure(
+        child.rank,
+        child.host,
+        exception_type=type(error).__name__,
+        message=str(error),
+        traceback="" if isinstance(error, InputError) else traceback.format_exc(),
+        time=time.time(),
+        advice="mend the data, or choose other columns",
+    )
+
+
+def _stopped(child: Child, cause: int) -> Failure:
+    return Failure(
+        child.rank,
+        child.host,
+        exception_type="Stopped",
+        message=f"did not start because worker {cause} could not read its rows",
+        time=time.time(),
+    )
+
+
+def _row(report: WorkerReport, model: tuple[str, bytes] | None) -> Any:
+    import pyarrow as pa
+
+    kind, content = model or (None, None)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([report.rank], pa.int32()),
+            pa.array([json.dumps(asdict(report))], pa.string()),
+            pa.array([kind], pa.string()),
+            pa.array([content], pa.binary()),
+        ],
+        names=["rank", "report", "model_format", "model"],
+    )
