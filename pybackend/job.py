@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -63,26 +65,27 @@ class Job:
 
 def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Check that an argument is a whole number in a range; R's 3 (a double) is one."""
-    import numbers
-
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or value != int(value):
+    number = _number(value)
+    if number is None or not number.is_integer():
         raise InputError(f"`{name}` must be a whole number, not {value!r}")
-    if value < least or (most is not None and value > most):
+    if number < least or (most is not None and number > most):
         span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"`{name}` must be {span}, not {int(value)}")
+        raise InputError(f"`{name}` must be {span}, not {value!r}")
     return int(value)
 
 
 def positive_seconds(name: str, value: Any) -> float:
     """Check that an argument is a positive, finite number of seconds."""
-    import math
-    import numbers
-
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"`{name}` must be a number of seconds, not {value!r}")
-    if not (math.isfinite(value) and value > 0):
+    number = _number(value)
+    if number is None or not (math.isfinite(number) and number > 0):
         raise InputError(f"`{name}` must be a positive number of seconds, not {value!r}")
-    return float(value)
+    return number
+
+
+def _number(value: Any) -> float | None:
+    """The value as a float where it is a real number (numpy's too), else None."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number else None
 
 
 def train_job(arguments: Mapping[str, Any]) -> Job:

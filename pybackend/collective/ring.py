@@ -72,7 +72,7 @@ class Ring:
         """
         size, rank, itemsize = self.world_size, self.rank, buffer.itemsize
         bounds = [len(buffer) * k // size for k in range(size + 1)]
-        raw = memoryview(buffer.view(np.uint8)) if buffer.size else memoryview(b"")
+        raw = _bytes_of(buffer)
         largest = max(bounds[k + 1] - bounds[k] for k in range(size))
         scratch = self._scratch_of(largest * itemsize)
 
@@ -84,14 +84,14 @@ class Ring:
             k = (rank - step - 1) % size
             segment = buffer[bounds[k] : bounds[k + 1]]
             received = scratch[: segment.nbytes]
-            self._exchange(part(rank - step), memoryview(received))
+            self._exchange(part(rank - step), _bytes_of(received))
             np.add(segment, received.view(buffer.dtype), out=segment)
         for step in range(size - 1):
             self._exchange(part(rank + 1 - step), part(rank - step))
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer by that of rank ``root``; errors as in `all_reduce`."""
-        raw = memoryview(buffer.reshape(-1).view(np.uint8)) if buffer.size else memoryview(b"")
+        raw = _bytes_of(buffer)
         nothing = memoryview(bytearray())
         first = self.rank == root
         last = (self.rank + 1) % self.world_size == root
@@ -251,6 +251,11 @@ def _await(
             raise PeerLostError(after, hosts[after], "closed the connection")
         if time.monotonic() > deadline:
             raise PeerLostError(before, hosts[before], f"did not connect within {timeout:g} s")
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """The memory of a contiguous array; an empty array has none that could be viewed."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _split(peer: str) -> tuple[str, int]:

@@ -70,7 +70,7 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
     if python:
         variables["PYSPARK_PYTHON"] = python
     with _environment(variables):
-        gateway = launch_gateway()
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
         spark = gateway.jvm.org.apache.spark
         context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
         settings = [

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from pybackend.data.arrays import rows_of, shard
@@ -165,10 +165,8 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
         deadline: float | None = time.monotonic() + _START_SECONDS
         try:
             while thread.is_alive() or not events.empty():
-                try:
+                with suppress(queue.Empty):
                     on_event(events.get(timeout=0.1))
-                except queue.Empty:
-                    pass
                 if deadline is not None and time.monotonic() > deadline:
                     if not has_started():
                         raise ClusterError(

@@ -1,0 +1,111 @@
+"""The command line: ``tfdist mnist``, ``tfdist doctor``, ``tfdist tf-config``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pybackend
+from pybackend.errors import TfdistError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (2 for wrong arguments, 1 for a failure)."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.command(options)
+        return status
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tfdist: interrupted; all workers were ended", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfdist", description="Train Keras 3 models on many machines."
+    )
+    parser.add_argument("--version", action="version", version=f"tfdist {pybackend.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    mnist = commands.add_parser("mnist", help="train a small network on MNIST, on this machine")
+    mnist.add_argument("--workers", type=int, default=3, help="worker processes (default 3)")
+    mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default 3)")
+    mnist.add_argument("--batch-size", type=int, default=64, help="rows per worker (default 64)")
+    mnist.add_argument("--limit", type=int, help="use at most so many images")
+    mnist.add_argument("--seed", type=int, default=1, help="repeats a training (default 1)")
+    mnist.add_argument("--data", metavar="FILE", help="an mnist.npz")
+    mnist.add_argument("--out", metavar="FILE", help="write the model here (*.h5)")
+    mnist.set_defaults(command=_mnist)
+
+    doctor = commands.add_parser("doctor", help="show what this machine has to train with")
+    doctor.set_defaults(command=_doctor)
+
+    config = commands.add_parser("tf-config", help="print a checked TF_CONFIG")
+    config.add_argument("--workers", default="", metavar="HOST:PORT,...", help="by index")
+    config.add_argument("--index", type=int, help="of this task")
+    config.add_argument("--role", default="worker", help="worker, chief, ps or evaluator")
+    config.add_argument("--chief", metavar="HOST:PORT")
+    config.add_argument("--ps", metavar="HOST:PORT,...")
+    config.add_argument("--evaluator", metavar="HOST:PORT")
+    config.set_defaults(command=_tf_config)
+    return parser
+
+
+def _mnist(options: argparse.Namespace) -> int:
+    result = pybackend.train_mnist(
+        "local",
+        workers=options.workers,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        path=options.data,
+        limit=options.limit,
+        seed=options.seed,
+    )
+    print(result.summary())
+    if options.out:
+        print(f"model written to {result.save(options.out)}")
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from pybackend.doctor import doctor
+
+    found = doctor()
+    problems = found.pop("problems")
+    for name, value in found.items():
+        print(f"{name:15} {_shown(value)}")
+    for problem in problems:
+        print(f"problem: {problem}")
+    return 1 if problems else 0
+
+
+def _tf_config(options: argparse.Namespace) -> int:
+    print(
+        pybackend.make_tf_config(
+            _listed(options.workers) or [],
+            options.index,
+            role=options.role,
+            chief=options.chief,
+            ps=_listed(options.ps),
+            evaluator=_listed(options.evaluator),
+        )
+    )
+    return 0
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return text.split(",") if text else None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not found"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
