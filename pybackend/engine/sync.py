@@ -13,7 +13,7 @@ import numpy as np
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.feed import Feed
 
-# Any odd number: it spreads the ranks over the state space of the random generators.
+# Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
 
 
@@ -28,12 +28,11 @@ def broadcast_state(model: Any, collective: Collective) -> None:
 
 def separate_randomness(model: Any, rank: int) -> None:
     """Give each rank its own dropout masks, although all start from one saved model."""
-    weights = {id(v) for v in model.weights}
     for variable in model.variables:
-        # What is a variable but no weight is a metric or the state of a random generator.
-        if id(variable) not in weights and str(variable.dtype) == "uint32":
+        if variable.path.endswith("seed_generator_state"):
             state = np.array(variable.numpy())
-            variable.assign(state + np.uint32((rank * _RANK_STRIDE) % 2**32))
+            state[0] = (int(state[0]) + rank * _RANK_STRIDE) % 2**31
+            variable.assign(state)
 
 
 def weights_digest(model: Any) -> str:

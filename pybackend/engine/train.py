@@ -29,7 +29,7 @@ from pybackend.engine.sync import (
 )
 from pybackend.errors import InputError, SerializationError
 from pybackend.job import Job
-from pybackend.serialization import model_from_bytes, model_to_bytes
+from pybackend.serialization import Format, model_from_bytes, model_to_bytes
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def train(
     check_callbacks(callbacks)
     _build(model, columns)
     check_model(model)
-    if rank == 0:
-        _check_serializable(model, job, extras.get("custom_objects"))
+    kind = _loadable_format(model, job, extras.get("custom_objects")) if rank == 0 else None
     feed = Feed(
         columns,
         counts["train"],
@@ -94,8 +93,8 @@ def train(
     began = time.monotonic()
     history = _fit(model, collective, feed, [sync, *own, StopTogether(collective)], job)
     seconds = time.monotonic() - began
-    if rank == 0:
-        _write_model(model, folder)
+    if kind is not None:
+        _write_model(model, kind, folder)
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
@@ -161,21 +160,25 @@ def _build(model: Any, columns: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def _encode(model: Any) -> tuple[str, bytes]:
-    try:
-        return "h5", model_to_bytes(model, format="h5")
-    except SerializationError:
-        return "keras", model_to_bytes(model, format="keras")
+def _loadable_format(model: Any, job: Job, custom_objects: Any) -> Format:
+    """The format in which the driver will be able to load the model: HDF5 where it can be.
+
+    Found before training: to fail after hours of it would be too late.
+    """
+    formats: tuple[Format, ...] = ("h5", "keras")
+    failure: SerializationError | None = None
+    for kind in formats:
+        try:
+            data = model_to_bytes(model, format=kind)
+            model_from_bytes(data, custom_objects=custom_objects, safe_mode=job.safe_mode)
+            return kind
+        except SerializationError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
-def _check_serializable(model: Any, job: Job, custom_objects: Any) -> None:
-    """Fail now rather than after hours of training."""
-    _, data = _encode(model)
-    model_from_bytes(data, custom_objects=custom_objects, safe_mode=job.safe_mode)
-
-
-def _write_model(model: Any, folder: Path) -> None:
-    kind, data = _encode(model)
+def _write_model(model: Any, kind: Format, folder: Path) -> None:
     partial = folder / "trained.partial"
-    partial.write_bytes(data)
+    partial.write_bytes(model_to_bytes(model, format=kind))
     partial.replace(folder / f"trained.{kind}")

@@ -1,0 +1,98 @@
+"""What several test modules share: a small model, small data, and real Spark sessions."""
+
+from __future__ import annotations
+
+import os
+
+# Before TensorFlow is imported anywhere: as in the workers, and quiet.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def build_dense() -> Any:
+    """A small dense classifier of 8 features and 3 classes; SGD with momentum."""
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+@pytest.fixture
+def dense_model() -> Any:
+    """`build_dense` from a fixed seed."""
+    import keras
+
+    keras.utils.set_random_seed(11)
+    return build_dense()
+
+
+@pytest.fixture(scope="session")
+def rows() -> tuple[Any, Any]:
+    """500 rows of 8 float32 features and a label from 0 to 2."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(500, 8)).astype("float32"), rng.integers(0, 3, 500)
+
+
+@contextmanager
+def spark_session(master: str, **settings: str) -> Iterator[Any]:
+    """A real Spark of its own, stopped afterwards."""
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("tfdist-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    for name, value in settings.items():
+        builder = builder.config(name.replace("__", "."), value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def largest_difference(one: Any, other: Any) -> float:
+    """Largest absolute difference between the weights of two models."""
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a.astype("float64") - b).max()) for a, b in pairs)
+
+
+def worker_processes() -> list[int]:
+    """Process ids of all tfdist workers that this machine runs now."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    command = file.read()
+            except OSError:
+                continue
+            if b"pybackend.worker" in command:
+                found.append(int(entry))
+    return found

@@ -1,0 +1,249 @@
+"""What the engine does around ``fit``: randomness, statistics, callbacks, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense
+
+from pybackend import InputError, WorkerFailedError, barrier_train
+from pybackend.engine.checks import check_callbacks, check_model
+from pybackend.engine.sync import separate_randomness
+
+
+class StopRankOne(keras.callbacks.Callback):
+    """Asks to stop on one rank only, after the first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        import os
+
+        if os.environ["TFDIST_RANK"] == "1":
+            self.model.stop_training = True
+
+
+class NoteRank(keras.callbacks.Callback):
+    """Writes a file per rank on which it runs."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        import os
+
+        name = f"{os.environ['TFDIST_RANK']}-{epoch}"
+        Path(self.folder, name).write_text(f"{logs['loss']:.9f} {logs['val_loss']:.9f}")
+
+
+def test_callbacks_run_where_documented_and_stop_together(rows: Any, tmp_path: Path) -> None:
+    result = barrier_train(
+        None,
+        build_dense,
+        rows,
+        workers=2,
+        epochs=5,
+        batch_size=64,
+        seed=1,
+        validation_data=rows,
+        callbacks=[
+            NoteRank(str(tmp_path)),
+            StopRankOne(),
+            keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        ],
+        verbose=0,
+    )
+    assert result.epochs == 1
+    assert len(result.history["loss"]) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0-0", "1-0", "log.csv"]
+    assert (tmp_path / "0-0").read_text() == (tmp_path / "1-0").read_text()
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 2
+
+
+def test_batch_normalization_statistics_agree_on_all_ranks(rows: Any) -> None:
+    def build() -> Any:
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.BatchNormalization(momentum=0.0),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    x, y = rows
+    result = barrier_train(
+        None, build, (x, y), workers=2, batch_size=250, shuffle=False, seed=1, verbose=0
+    )
+    assert len({w.weights_sha256 for w in result.workers}) == 1
+    # With momentum 0 and one step the moving mean is the batch mean: of all rows, by average.
+    moving_mean = result.model.layers[0].moving_mean.numpy()
+    np.testing.assert_allclose(moving_mean, x.mean(axis=0), atol=1e-6)
+
+
+def test_ranks_draw_different_dropout_masks() -> None:
+    def masks(rank: int) -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
+        separate_randomness(model, rank)
+        return model(np.ones((1, 64), "float32"), training=True).numpy()
+
+    assert (masks(0) == masks(0)).all()
+    assert (masks(0) != masks(1)).any()
+    assert (masks(1) != masks(2)).any()
+
+
+def test_one_worker_is_plain_keras(dense_model: Any, rows: Any) -> None:
+    x, y = rows
+    result = barrier_train(
+        None, dense_model, rows, workers=1, epochs=2, batch_size=50, shuffle=False, verbose=0
+    )
+    dense_model.fit(x, y, batch_size=50, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(dense_model.get_weights(), result.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-7)
+
+
+def test_several_inputs_and_outputs(rows: Any) -> None:
+    def build() -> Any:
+        left = keras.Input((8,), name="left")
+        right = keras.Input((8,), name="right")
+        both = keras.layers.Dense(4)(keras.layers.Concatenate()([left, right]))
+        model = keras.Model(
+            {"left": left, "right": right},
+            {
+                "a": keras.layers.Dense(3, name="a")(both),
+                "b": keras.layers.Dense(1, name="b")(both),
+            },
+        )
+        model.compile(
+            "sgd",
+            {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"},
+        )
+        return model
+
+    x, y = rows
+    data = ({"left": x, "right": -x}, {"a": y, "b": x[:, :1]})
+    result = barrier_train(None, build, data, workers=2, batch_size=64, seed=3, verbose=0)
+    keras.utils.set_random_seed(3)
+    assert set(result.history) >= {"loss", "a_loss", "b_loss"}
+    assert np.isfinite(result.history["loss"]).all()
+
+
+def test_subclassed_model_with_its_own_train_step(rows: Any) -> None:
+    class Doubled(keras.Model):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def train_step(self, data: Any) -> Any:
+            import tensorflow as tf
+
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = 2.0 * self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    keras.utils.set_random_seed(1)
+    model = Doubled()
+    model.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    x, y = rows[0][:400], rows[1][:400]
+    model(x[:1])
+    result = barrier_train(
+        None,
+        model,
+        (x, y),
+        workers=2,
+        batch_size=100,
+        shuffle=False,
+        custom_objects={"Doubled": Doubled},
+        verbose=0,
+    )
+    assert result.model_format == "keras"
+    model.fit(x, y, batch_size=200, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), result.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def compiled(*layers: Any, loss: Any = "mse") -> Any:
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("sgd", loss)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]), "not compiled"),
+        (
+            lambda: compiled(keras.layers.BatchNormalization(synchronized=True)),
+            "synchronized=True",
+        ),
+        (
+            lambda: compiled(
+                keras.layers.Dense(1), loss=keras.losses.MeanSquaredError(reduction="sum")
+            ),
+            "reduction='sum'",
+        ),
+        (
+            lambda: compiled(keras.layers.Embedding(5, 2, mask_zero=True), keras.layers.Dense(1)),
+            "masks time steps",
+        ),
+    ],
+    ids=["uncompiled", "synchronized", "sum", "mask"],
+)
+def test_refused_models_name_the_part(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_model(model())
+
+
+def test_further_optimizers_are_refused() -> None:
+    model = compiled(keras.layers.Dense(1))
+    model.second = keras.optimizers.Adam()
+    with pytest.raises(InputError, match="further optimizers"):
+        check_model(model)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [keras.callbacks.TerminateOnNaN(), keras.callbacks.BackupAndRestore("/tmp/x"), object()],
+    ids=["nan", "backup", "none"],
+)
+def test_refused_callbacks(callback: Any) -> None:
+    with pytest.raises(InputError):
+        check_callbacks([callback])
+
+
+def test_a_model_function_is_checked_on_the_workers(rows: Any) -> None:
+    with pytest.raises(WorkerFailedError, match="returned int, not a Keras model") as caught:
+        barrier_train(None, lambda: 5, rows, workers=2, verbose=0)
+    assert caught.value.exception_type == "InputError"
+
+
+def test_unserializable_result_fails_before_training(rows: Any) -> None:
+    def build() -> Any:
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(3)]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with pytest.raises(WorkerFailedError, match="safe_mode=False") as caught:
+        barrier_train(None, build, rows, workers=2, epochs=1000, verbose=0)
+    assert caught.value.exception_type == "SerializationError"
+    assert caught.value.rank == 0
+    result = barrier_train(None, build, rows, workers=2, batch_size=64, safe_mode=False, verbose=0)
+    assert result.model.predict(rows[0][:2], verbose=0).shape == (2, 3)

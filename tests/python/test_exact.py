@@ -1,0 +1,168 @@
+"""Training by several workers equals training by one process on the same global batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense, largest_difference
+
+import pybackend
+from pybackend import barrier_train
+from pybackend.data.mnist import mnist
+from pybackend.data.sharding import global_batches
+from pybackend.digits import digit_model
+
+
+def replay(
+    model: Any,
+    x: Any,
+    y: Any,
+    *,
+    workers: int,
+    batch_size: int,
+    epochs: int,
+    seed: int,
+    sample_weight: Any = None,
+) -> dict[str, float]:
+    """Train in this process on the batches that the workers see together.
+
+    Returns the metrics over all rows of the last epoch.
+    """
+    sums: dict[str, float] = {}
+    for epoch in range(epochs):
+        sums = {}
+        for rows in global_batches(len(x), workers, batch_size, seed=seed, epoch=epoch):
+            weight = None if sample_weight is None else sample_weight[rows]
+            model.reset_metrics()
+            logs = model.train_on_batch(x[rows], y[rows], sample_weight=weight, return_dict=True)
+            for name, value in logs.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(rows)
+    return {name: total / len(x) for name, total in sums.items()}
+
+
+def digits(count: int) -> tuple[Any, Any]:
+    """Real digits, those that come with the package."""
+    found = mnist(Path(pybackend.__file__).parent / "data" / "mnist_subset.npz", limit=count)
+    return found.x_train[..., None].astype("float32") / 255, found.y_train
+
+
+def test_convolutional_network_after_75_steps_two_workers() -> None:
+    x, y = digits(1600)
+    keras.utils.set_random_seed(2)
+    model = digit_model()
+    model.compile(
+        # With a larger step the relu's kink turns rounding into visible differences: then even
+        # one process that sees the rows of each batch in another order ends elsewhere.
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    result = barrier_train(
+        None, model, (x, y), workers=2, epochs=3, batch_size=32, seed=7, verbose=0
+    )
+    assert [w.steps for w in result.workers] == [75, 75]
+    replay(model, x, y, workers=2, batch_size=32, epochs=3, seed=7)
+    assert largest_difference(model, result.model) <= 1e-6
+    assert len({w.weights_sha256 for w in result.workers}) == 1
+
+
+def test_unshuffled_training_is_keras_fit_itself(dense_model: Any, rows: Any) -> None:
+    x, y = rows[0][:480], rows[1][:480]
+    result = barrier_train(
+        "local", dense_model, (x, y), workers=3, epochs=2, batch_size=20, shuffle=False, verbose=0
+    )
+    # 3 workers x 20 rows = 60, which divides the rows: the global batches are fit's own.
+    history = dense_model.fit(x, y, batch_size=60, epochs=2, shuffle=False, verbose=0).history
+    assert largest_difference(dense_model, result.model) <= 1e-6
+    np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(result.history["accuracy"], history["accuracy"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows_used", [7, 101], ids=["steps-without-rows", "uneven"])
+def test_rows_that_do_not_divide_evenly_count_once(rows_used: int, rows: Any) -> None:
+    x, y = rows[0][:rows_used], rows[1][:rows_used]
+    keras.utils.set_random_seed(3)
+    model = build_dense()
+    # 7 rows in local batches of one: 3, 2 and 2 rows in 3 steps, so two workers skip one.
+    batch_size = 1 if rows_used == 7 else 16
+    result = barrier_train(
+        None, model, (x, y), workers=3, epochs=2, batch_size=batch_size, seed=4, verbose=0
+    )
+    last = replay(model, x, y, workers=3, batch_size=batch_size, epochs=2, seed=4)
+    assert largest_difference(model, result.model) <= 1e-6
+    assert sum(w.rows for w in result.workers) == rows_used
+    for name in ("loss", "accuracy"):
+        assert result.history[name][-1] == pytest.approx(last[name], abs=1e-6)
+
+
+def test_adam_clipping_weights_and_regularization(rows: Any) -> None:
+    x, y = rows
+    weight = np.linspace(0.1, 2.0, len(x)).astype("float32")
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="tanh", kernel_regularizer="l2"),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.05),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    result = barrier_train(
+        None, model, (x, y, weight), workers=2, epochs=2, batch_size=32, seed=6, verbose=0
+    )
+    replay(model, x, y, workers=2, batch_size=32, epochs=2, seed=6, sample_weight=weight)
+    # Adam divides by the root of a small second moment, which magnifies rounding.
+    assert largest_difference(model, result.model) <= 1e-5
+
+
+def test_validation_and_rank_metrics_are_those_of_all_rows(dense_model: Any, rows: Any) -> None:
+    x, y = rows
+    binary = (y > 0).astype("float32")
+    keras.utils.set_random_seed(8)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.AUC(), "accuracy"])
+    result = barrier_train(
+        None,
+        model,
+        (x, binary),
+        workers=2,
+        epochs=1,
+        batch_size=50,
+        seed=1,
+        validation_data=(x[:77], binary[:77]),
+        verbose=0,
+    )
+    expected = result.model.evaluate(x[:77], binary[:77], verbose=0, return_dict=True)
+    assert set(expected) == {"loss", "auc", "accuracy"}
+    for name, value in expected.items():
+        assert result.history[f"val_{name}"][-1] == pytest.approx(value, abs=1e-5)
+
+
+def test_optimizer_state_travels_to_the_workers(dense_model: Any, rows: Any) -> None:
+    x, y = rows[0][:120], rows[1][:120]
+    dense_model.fit(x, y, batch_size=60, shuffle=False, verbose=0)  # leaves momenta behind
+    before = dense_model.get_weights()
+    result = barrier_train(
+        None, dense_model, (x, y), workers=2, batch_size=30, shuffle=False, verbose=0
+    )
+    for own, kept in zip(dense_model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(own, kept)  # the caller's model is left as it was
+    dense_model.fit(x, y, batch_size=60, shuffle=False, verbose=0)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+
+
+def test_same_seed_same_weights_other_seed_others(rows: Any) -> None:
+    def train(seed: int) -> str:
+        return barrier_train(
+            None, build_dense, rows, workers=2, batch_size=50, seed=seed, verbose=0
+        ).model_sha256
+
+    first = train(1)
+    assert train(1) == first
+    assert train(2) != first

@@ -1,0 +1,174 @@
+"""The local launcher: what is returned, what a failure looks like, and what is left behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import build_dense, worker_processes
+
+from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_train
+
+
+def folders() -> set[str]:
+    return set(glob.glob(os.path.join(tempfile.gettempdir(), "tfdist-*")))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Any:
+    before = folders()
+    yield
+    assert worker_processes() == []
+    assert folders() <= before
+
+
+def test_barrier_run_returns_one_value_per_rank() -> None:
+    def work(context: WorkerContext, factor: int) -> Any:
+        import os
+
+        return {
+            "rank": context.rank,
+            "size": context.world_size,
+            "config": os.environ["TF_CONFIG"] == context.tf_config,
+            "array": np.arange(3) * factor * context.rank,
+        }
+
+    values = barrier_run(None, work, 10, workers=2, verbose=0)
+    assert [v["rank"] for v in values] == [0, 1]
+    assert all(v["size"] == 2 and v["config"] for v in values)
+    assert values[1]["array"].tolist() == [0, 10, 20]
+
+
+def test_tensorflow_can_use_the_reserved_addresses() -> None:
+    def work(context: WorkerContext) -> Any:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        summed = strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+        )
+        return strategy.num_replicas_in_sync, float(summed)
+
+    assert barrier_run("local", work, workers=2, verbose=0) == [(2, 2.0), (2, 2.0)]
+
+
+def test_failure_names_rank_host_reason_and_last_lines() -> None:
+    def work(context: WorkerContext) -> None:
+        import signal
+
+        print("about to work")
+        if context.rank == 1:
+            raise KeyError("no such digit")
+        signal.pause()  # the others would wait for ever
+
+    with pytest.raises(WorkerFailedError) as caught:
+        barrier_run(None, work, workers=3, verbose=0)
+    error = caught.value
+    assert (error.rank, error.host, error.exception_type) == (1, "127.0.0.1", "KeyError")
+    assert "no such digit" in str(error)
+    assert "raise KeyError" in error.worker_traceback
+    assert "about to work" in error.log
+    assert {f.exception_type for f in error.others} == {"Stopped"}
+
+
+def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -> None:
+    def build() -> Any:
+        import keras
+
+        class Killed(keras.callbacks.Callback):
+            pass
+
+        return build_dense()
+
+    import keras
+
+    class KillRankOne(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            import os
+            import signal
+
+            if os.environ["TFDIST_RANK"] == "1" and batch == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerFailedError, match="SIGKILL") as caught:
+        barrier_train(
+            None, build, rows, workers=3, batch_size=10, callbacks=[KillRankOne()], verbose=0
+        )
+    assert caught.value.rank == 1
+    assert "PeerLostError" in {f.exception_type for f in caught.value.others}
+
+
+def test_what_a_worker_has_started_ends_with_it() -> None:
+    def work(context: WorkerContext) -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    (pid,) = barrier_run(None, work, workers=1, verbose=0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+DRIVER = """
+import pybackend, sys
+def work(context):
+    import os, signal
+    print("pid", os.getpid(), flush=True)
+    signal.pause()
+pybackend.barrier_run(None, work, workers=2, verbose=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_workers_end_with_their_driver(number: signal.Signals) -> None:
+    before = folders()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
+    driver.send_signal(number)
+    driver.communicate(timeout=30)
+    for pid in pids:
+        wait_for_end(pid)
+    for folder in folders() - before:
+        # Removed by the worker itself where the driver could not.
+        wait_for(lambda folder=folder: not os.path.exists(folder))
+
+
+def wait_for_end(pid: int) -> None:
+    def is_gone() -> bool:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().split()[2] == "Z"
+        except OSError:
+            return True
+
+    wait_for(is_gone)
+
+
+def wait_for(condition: Any) -> None:
+    """Poll a condition of another process, which offers nothing to wait on, for 10 s at most."""
+    import threading
+    import time
+
+    deadline = time.monotonic() + 10
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
+        pause.wait(0.05)
+
+
+def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
+    barrier_train(None, build_dense, rows, workers=2, epochs=2, batch_size=64)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("epoch 1/2  loss ")
+    assert "accuracy" in lines[1]
+    assert len(lines) == 2
