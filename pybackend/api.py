@@ -118,6 +118,7 @@ def barrier_train(
     )
     job = replace(job, floatx=_floatx(), model_source=_source_of(model))
     session = session_of(spark)
+    _check_columns(features, label)
     datasets = {"train": _dataset(session, data, "data", features, label, job)}
     if validation_data is not None:
         datasets["validation"] = _dataset(
@@ -265,15 +266,20 @@ def _training_files(
     files = {}
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):
         callbacks = [callbacks]
+    _check_callbacks(callbacks or [])
+    if not isinstance(custom_objects, (Mapping, type(None))):
+        raise InputError(
+            "`custom_objects` must map names to classes or functions, not "
+            f"{type(custom_objects).__name__}"
+        )
     if callbacks or custom_objects:
         extras = {"callbacks": list(callbacks or []), "custom_objects": dict(custom_objects or {})}
         files[EXTRAS] = _pickled(extras, "`callbacks` or `custom_objects`")
     if job.model_source == "function":
         return {**files, MODEL_FUNCTION: _pickled(model, "the `model` function")}
-    from pybackend.engine.checks import check_callbacks, check_model
+    from pybackend.engine.checks import check_model
 
     check_model(model)
-    check_callbacks(callbacks or [])
     return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=True)}
 
 
@@ -289,11 +295,15 @@ def _source_of(model: Any) -> Literal["file", "function"]:
         raise InputError(
             f"`model` must be a compiled Keras model or a function that returns one, not a {kind}"
         )
+    try:
+        parameters = list(inspect.signature(model).parameters.values())
+    except (ValueError, TypeError):  # some of Python's own do not tell
+        parameters = []
     needed = [
         parameter.name
-        for parameter in inspect.signature(model).parameters.values()
+        for parameter in parameters
         if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
         raise InputError(
@@ -301,6 +311,27 @@ def _source_of(model: Any) -> Literal["file", "function"]:
             "without any, so wrap it, e.g. lambda: build(units=64)"
         )
     return "function"
+
+
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
+    # Keras is loaded already where there is a callback that it could accept.
+    if "keras" in sys.modules:
+        from pybackend.engine.checks import check_callbacks
+
+        check_callbacks(callbacks)
+    elif callbacks:
+        name = type(callbacks[0]).__name__
+        raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
+
+
+def _check_columns(features: Any, label: Any) -> None:
+    if not isinstance(label, str):
+        raise InputError(f"`label` must be the name of a column, not {label!r}")
+    named = [features] if isinstance(features, str) else features
+    if named is not None and not (
+        isinstance(named, (list, tuple)) and all(isinstance(name, str) for name in named)
+    ):
+        raise InputError(f"`features` must be names of columns, not {features!r}")
 
 
 def _pickled(value: Any, what: str) -> bytes:

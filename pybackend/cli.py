@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.errors import TfdistError
+from pybackend.errors import InputError, TfdistError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mnist(options: argparse.Namespace) -> int:
+    if options.out and Path(options.out).suffix != ".h5":  # told now, not after the training
+        raise InputError(f"name the file of --out *.h5, not {options.out!r}")
     result = pybackend.train_mnist(
         "local",
         workers=options.workers,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.api import barrier_train, session_of
 from pybackend.data.mnist import mnist
-from pybackend.job import whole_number
+from pybackend.job import train_job
 from pybackend.result import TrainResult
 
 
@@ -65,7 +65,20 @@ def train_mnist(
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
     session_of(spark)
-    workers = whole_number("workers", workers, least=1)
+    # Before the images are looked for, which may take a download.
+    train_job(
+        {
+            "workers": workers,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "steps_per_epoch": None,
+            "shuffle": True,
+            "seed": 0 if seed is None else seed,
+            "timeout": timeout,
+            "safe_mode": True,
+            "verbose": verbose,
+        }
+    )
     digits = mnist(path, limit=limit)
     if verbose and digits.subset:
         print(

@@ -21,7 +21,11 @@ _DISTRIBUTIONS = {
     "pyspark": ("pyspark", "pyspark-client", "databricks-connect"),
     "pyarrow": ("pyarrow",),
 }
-_LEAST = {"tensorflow": (2, 18), "keras": (3, 13, 2)}
+# As in pyproject.toml: for Python 3.10, Keras is mended in its 3.12 series.
+_LEAST = {
+    "tensorflow": (2, 18),
+    "keras": (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4),
+}
 
 
 def doctor() -> dict[str, Any]:

@@ -69,7 +69,8 @@ class WorkerFailedError(TfdistError):
     """
 
     def __init__(self, failures: Sequence[Failure]) -> None:
-        root, *others = failures
+        self._failures = list(failures)
+        root, *others = self._failures
         self.rank = root.rank
         self.host = root.host
         self.exception_type = root.exception_type
@@ -77,6 +78,9 @@ class WorkerFailedError(TfdistError):
         self.log = list(root.log)
         self.others = others
         super().__init__(_describe(root, others))
+
+    def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure]]]:
+        return type(self), (self._failures,)
 
 
 def _describe(root: Failure, others: Sequence[Failure]) -> str:

@@ -60,6 +60,7 @@ class EventClient:
             try:
                 self._connection.sendall(json.dumps(event).encode() + b"\n")
             except OSError:
+                self._connection.close()
                 self._connection = None
 
     def close(self) -> None:
@@ -74,7 +75,11 @@ class EventClient:
         host, _, port = address.rpartition(":")
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+        except OSError:
+            return None
+        try:
             greet_as_client(connection, token, rank, _PURPOSE)
         except OSError:
+            connection.close()
             return None
         return connection

@@ -85,7 +85,10 @@ def positive_seconds(name: str, value: Any) -> float:
 def _number(value: Any) -> float | None:
     """The value as a float where it is a real number (numpy's too), else None."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    try:
+        return float(value) if is_number else None
+    except OverflowError:  # a whole number beyond the floats
+        return math.inf
 
 
 def train_job(arguments: Mapping[str, Any]) -> Job:

@@ -106,6 +106,8 @@ def model_from_bytes(
     SerializationError
         Where the data are truncated, corrupted, written by Keras 2, or need ``custom_objects``.
     """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
     data = bytes(data)
     _check_digest(data, sha256)
     suffix = _recognize(data)
@@ -254,9 +256,12 @@ def _refuse_foreign(path: Path) -> None:
                     raise SerializationError(
                         f"the .keras file is damaged at {damaged or 'config.json'!r}"
                     )
-            return
-        version = _keras_version_of_hdf5(path)
-    except (OSError, RuntimeError, KeyError, zipfile.BadZipFile, EOFError) as error:
+                version = str(json.loads(archive.read("metadata.json"))["keras_version"])
+        else:
+            version = _keras_version_of_hdf5(path)
+    except SerializationError:
+        raise
+    except Exception as error:  # what zipfile, zlib and h5py make of damage is without end
         raise SerializationError(f"the model file is truncated or corrupted: {error}") from error
     if not version.startswith("3."):
         raise SerializationError(
@@ -294,12 +299,32 @@ def _write_compile_settings(path: Path, model: Any, include_optimizer: bool) -> 
     if optimizer is None:
         return
     settings["optimizer_config"] = optimizer
+    settings["loss"] = _by_full_name(settings.get("loss"))
     with h5py.File(path, "r+") as file:
         file.attrs["training_config"] = json.dumps(settings).encode()
         if include_optimizer and model.optimizer.built:
             group = file.create_group(_STATE)
             for index, variable in enumerate(model.optimizer.variables):
                 group.create_dataset(str(index), data=variable.numpy())
+
+
+def _by_full_name(loss: Any) -> Any:
+    """A compile setting of losses without short names: Keras cannot read "mse" from HDF5."""
+    import keras
+
+    if isinstance(loss, str):
+        try:
+            return keras.losses.serialize(keras.losses.get(loss))
+        except ValueError as error:
+            raise SerializationError(
+                f"Keras cannot read the loss {loss!r} back from HDF5: use format='keras', or "
+                "compile the model with a loss object, e.g. keras.losses.MeanSquaredError()"
+            ) from error
+    if isinstance(loss, dict) and "class_name" not in loss:
+        return {name: _by_full_name(item) for name, item in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return [_by_full_name(item) for item in loss]
+    return loss
 
 
 def _take_optimizer_state(path: Path) -> list[Any]:
@@ -321,11 +346,14 @@ def _drop_optimizer_state(path: Path) -> None:
         members = {name: archive.read(name) for name in archive.namelist()}
     weights = io.BytesIO(members["model.weights.h5"])
     with h5py.File(weights, "r+") as file:
-        slots = file.get("optimizer/vars")
-        if slots is None:
+        if "optimizer" not in file:
             return
-        for name in list(slots):
-            del slots[name]
+        # A loss-scaling optimizer has another one inside.
+        stored: list[str] = []
+        file["optimizer"].visit(stored.append)
+        for name in stored:
+            if name.rpartition("/")[0].endswith("vars"):
+                del file["optimizer"][name]
     members["model.weights.h5"] = weights.getvalue()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():

@@ -38,7 +38,7 @@ def decode_value(text: str) -> Any:
     """
     try:
         return _unpack(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise SerializationError(f"a worker's result is damaged: {error}") from error
 
 

@@ -202,9 +202,15 @@ def join_ring(
     door = Doorkeeper(server, token, _PURPOSE, welcome)
     try:
         successor = _connect(peers[after], after, rank, token, timeout)
-        predecessor = _await(arrived, successor, hosts, before, after, timeout)
+        try:
+            predecessor = _await(arrived, successor, hosts, before, after, timeout)
+        except BaseException:
+            successor.close()
+            raise
     finally:
         door.close()
+        while not arrived.empty():
+            arrived.get().close()
     return Ring(successor, predecessor, rank, hosts, timeout)
 
 

@@ -43,8 +43,9 @@ def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Column
         if value is not None:
             for key, array in _leaves(part, value):
                 columns[key] = _checked(key, array, floatx, name)
-    if "y" not in columns and not any(key.startswith("y/") for key in columns):
-        raise InputError(f"`{name}` has no labels: pass (x, y)")
+    for part, what in (("x", "inputs"), ("y", "labels")):
+        if not any(key.partition("/")[0] == part for key in columns):
+            raise InputError(f"`{name}` has no {what}: pass (x, y)")
     _check_lengths(columns, name)
     return columns
 
@@ -85,7 +86,8 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
         if bad:
             raise InputError(f"`{name}` has an input named {bad[0]!r}: use names without '/'")
         return [(f"{name}/{key}", item) for key, item in value.items()]
-    if isinstance(value, (list, tuple)) and value and all(hasattr(v, "shape") for v in value):
+    # A list of numpy's numbers, whose shape is (), is one array.
+    if isinstance(value, (list, tuple)) and value and all(getattr(v, "shape", ()) for v in value):
         # A leading "#" keeps a list of two apart from a dict with the keys "0" and "1".
         return [(f"{name}/#{index}", item) for index, item in enumerate(value)]
     return [(name, value)]

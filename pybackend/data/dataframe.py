@@ -101,6 +101,8 @@ def columns_from_arrow(
     """
     parts_x, parts_y = [], []
     for batch in batches:
+        if not batch.num_rows:  # the width of its arrays is unknown
+            continue
         wide = [_matrix(batch.column(place), name) for place, name in enumerate(features)]
         parts_x.append(np.concatenate(wide, axis=1).astype(floatx, copy=False))
         parts_y.append(_labels(batch.column(len(features)), label))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,17 @@ Array = npt.NDArray[Any]
 _SUBSET = Path(__file__).with_name("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _DOWNLOAD_SECONDS = 15.0
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    # A file of a single array (.npy) is no context manager.
+    TypeError,
+    AttributeError,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,8 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
 
 def _find(path: str | Path | None) -> Mnist:
     if path is not None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError(f"`path` must name an mnist.npz, not {path!r}")
         return _read(Path(path), f"`path` is {str(path)!r}")
     if named := os.environ.get("TFDIST_MNIST"):
         return _read(Path(named), f"TFDIST_MNIST is {named!r}")
@@ -90,7 +104,10 @@ def _read(path: Path, why: str) -> Mnist:
     try:
         with np.load(path, allow_pickle=False) as file:
             x_train, y_train, x_test, y_test = (file[name] for name in _NAMES)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        for images, labels in ((x_train, y_train), (x_test, y_test)):
+            if labels.ndim != 1 or images.shape != (len(labels), 28, 28):
+                raise ValueError(f"images of shape {images.shape}, labels of {labels.shape}")
+    except _UNREADABLE as error:
         raise InputError(
             f"{why}, but {path} is no mnist.npz ({error}): expected the arrays {', '.join(_NAMES)}"
         ) from error

@@ -172,6 +172,8 @@ class Child:
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            # TensorFlow leaves files behind when its process ends at once: they go with the folder.
+            "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **self._environment,
             "TFDIST_RANK": str(self.rank),
@@ -229,11 +231,11 @@ class Child:
 def _reserve(host: str) -> socket.socket:
     """Hold a port for a server that the worker will start itself.
 
-    Bound with SO_REUSEPORT but not listening: the worker's TensorFlow, which sets the same
-    option, can bind it too; no other user's process can.
+    Bound with SO_REUSEADDR but not listening: the system gives the port to nobody else, and yet
+    TensorFlow's server, which sets that option (but switches SO_REUSEPORT off), can bind it.
     """
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     held = socket.socket(family, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((host, 0))
     return held

@@ -1,0 +1,140 @@
+# `make` alone lists the targets. Everything lands in .venv (Python), .rlib (R) and build.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# R writes <U+2014> for a dash where no locale is set, as on a fresh machine.
+ifeq ($(LANG)$(LC_ALL),)
+export LANG := C.UTF-8
+endif
+
+# cpu or cuda: which build of TensorFlow goes into .venv.
+TF ?= cpu
+
+ROOT := $(CURDIR)
+PY := .venv/bin/python
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' pybackend/__init__.py)
+WHEEL := build/wheel/tfdist-$(VERSION)-py3-none-any.whl
+TARBALL := build/rpkg/tfdist_$(VERSION).tar.gz
+PY_SOURCES := $(shell find pybackend -type f -not -name '*.pyc')
+R_SOURCES := $(shell find rpkg -type f -not -name '*.whl' -not -path 'rpkg/tests/*')
+R_TESTS_AND_VIGNETTES := $(shell find rpkg/tests vignettes -type f -not -name '*.html')
+
+# R takes packages from .rlib before any other library, and Python from .venv.
+R_ENV = R_LIBS="$(ROOT)/.rlib" R_LIBS_USER=NULL PATH="$(ROOT)/.venv/bin:$$PATH" \
+  RETICULATE_PYTHON="$(ROOT)/$(PY)"
+SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
+  print(f("pyspark").submodule_search_locations[0])')
+
+# --- set-up: a stamp per step, made anew when what it was made from changes ---
+PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh
+RUN_STAMP := .venv/.tfdist-run-$(TF)
+DEV_STAMP := .venv/.tfdist-dev-$(TF)
+BENCH_STAMP := .venv/.tfdist-bench-$(TF)
+R_DEPENDENCIES_STAMP := .rlib/.tfdist-dependencies
+R_STAMP := .rlib/.tfdist-installed
+
+.PHONY: setup py-setup-run py-setup r-setup
+setup: py-setup r-setup ## fill .venv and .rlib with everything
+py-setup-run: $(RUN_STAMP) ## .venv with what `make mnist` needs
+py-setup: $(DEV_STAMP) ## .venv with everything
+r-setup: $(R_STAMP) ## .rlib with everything, tfdist itself included
+
+$(RUN_STAMP): $(PY_SETUP)
+	scripts/py-setup.sh $(TF)
+	@touch $@
+
+$(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
+	scripts/apt-install.sh java
+	scripts/py-setup.sh $(TF) spark r plots dev
+	@touch $(RUN_STAMP) $@
+
+$(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt | $(DEV_STAMP)
+	PYTHON=$(PY) scripts/apt-install.sh r
+	mkdir -p .rlib
+	$(R_ENV) PYTHON=$(PY) Rscript scripts/r-packages.R
+	@touch $@
+
+$(R_STAMP): $(WHEEL) $(R_SOURCES) scripts/r-build.sh | $(R_DEPENDENCIES_STAMP)
+	$(R_ENV) scripts/r-build.sh $(WHEEL) build/rinstall --no-build-vignettes >/dev/null
+	$(R_ENV) R CMD INSTALL --library=.rlib build/rinstall/tfdist_*.tar.gz
+	@touch $@
+
+# --- the product ---
+.PHONY: mnist wheel
+mnist: py-setup-run ## train MNIST on three worker processes
+	@mkdir -p build
+	.venv/bin/tfdist mnist --workers 3 --out build/mnist.h5
+
+wheel: $(WHEEL) ## build/wheel/*.whl
+$(WHEEL): $(PY_SOURCES) pyproject.toml README.md LICENSE | $(DEV_STAMP)
+	$(PY) -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
+	@touch $@
+
+$(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | $(R_STAMP)
+	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
+	  scripts/r-build.sh $(WHEEL) build/rpkg
+
+# --- checks ---
+.PHONY: test lint py-lint r-lint py-test r-test r-check docs bench
+test: lint py-test r-test docs r-check ## everything that continuous integration runs
+
+lint: py-lint r-lint ## style and types of both halves
+
+py-lint: $(DEV_STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+r-lint: $(R_STAMP)
+	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+	$(R_ENV) Rscript scripts/r-lint.R
+	$(R_ENV) scripts/r-documented.sh
+
+py-test: $(DEV_STAMP) ## pytest
+	$(PY) -m pytest
+
+r-test: $(R_STAMP) ## testthat against the installed R package
+	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
+	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) Rscript scripts/r-test.R
+
+r-check: $(TARBALL) ## R CMD check, with Python and without
+	$(R_ENV) scripts/r-check.sh $(TARBALL) build/check/python
+	$(R_ENV) RETICULATE_PYTHON=/nonexistent scripts/r-check.sh $(TARBALL) build/check/no-python
+
+docs: $(TARBALL) ## run the vignettes; pages in build/docs
+	scripts/docs.sh $(TARBALL) build/docs
+
+# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
+$(BENCH_STAMP): $(DEV_STAMP)
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
+	@touch $@
+
+bench: $(BENCH_STAMP) ## measure a step and a launch; compares with tf_keras
+	$(PY) benchmarks/run.py
+
+# --- upkeep ---
+.PHONY: format r-document constraints clean distclean help
+format: $(DEV_STAMP) ## reformat both halves
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+
+r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/man and rpkg/NAMESPACE
+	cd rpkg && $(R_ENV) Rscript -e 'roxygen2::roxygenise()'
+
+constraints: $(BENCH_STAMP) ## write constraints.txt from .venv
+	@mkdir -p build
+	$(PY) scripts/freeze.py > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+clean: ## remove what was built, keep .venv and .rlib
+	rm -rf build dist
+
+distclean: clean
+	rm -rf .venv .rlib
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

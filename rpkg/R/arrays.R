@@ -1,0 +1,102 @@
+# R's arrays on the Python side: element [i + 1, j + 1, k + 1] of R is [i, j, k] of numpy, stored
+# row by row. Doubles become float32, which is what Keras computes in; integers stay int32.
+
+check_array <- function(x, arg, call, label = FALSE) {
+  if (is_python(x)) {
+    return(invisible(x))
+  }
+  check_array_type(x, arg, call, label)
+  if (length(x) == 0L) {
+    abort_input(sprintf("`%s` is empty.", arg), call = call)
+  }
+  check_no_missing(x, arg, call)
+  invisible(x)
+}
+
+check_array_type <- function(x, arg, call, label) {
+  if (inherits(x, "integer64")) {
+    abort_input(
+      c(
+        sprintf("`%s` holds 64-bit integers (integer64).", arg),
+        i = "Convert it with `as.integer()` or `as.numeric()`."
+      ),
+      call = call
+    )
+  }
+  if (is.factor(x) && label) {
+    return(invisible())
+  }
+  if (is.character(x) && label) {
+    abort_input(
+      c(sprintf("`%s` holds strings.", arg), i = "Make it a factor: `factor(y)`."),
+      call = call
+    )
+  }
+  # is.numeric() is FALSE for factors, dates and times.
+  if (is.numeric(x) || is.logical(x) || is.raw(x)) {
+    return(invisible())
+  }
+  expected <- if (label) "a numeric array or a factor" else "a numeric array"
+  abort_expected(x, expected, FALSE, arg, call)
+}
+
+check_no_missing <- function(x, arg, call) {
+  if (anyNA(x)) {
+    at <- which(is.na(x))[[1L]]
+    where <- if (is.null(dim(x))) at else paste(arrayInd(at, dim(x)), collapse = ", ")
+    abort_input(
+      c(
+        sprintf("`%s` has missing values; the first is element [%s].", arg, where),
+        i = "Remove these rows or fill the values in."
+      ),
+      call = call
+    )
+  }
+}
+
+row_count <- function(x) {
+  if (is_python(x)) {
+    return(tryCatch(as.integer(x$shape[[0L]]), error = function(error) NA_integer_))
+  }
+  if (is.null(dim(x))) length(x) else dim(x)[[1L]]
+}
+
+as_feature_array <- function(x) {
+  if (is_python(x)) {
+    return(x)
+  }
+  numpy <- reticulate::import("numpy", convert = FALSE)
+  numpy$ascontiguousarray(as_plain_array(x), dtype = feature_dtype(x))
+}
+
+feature_dtype <- function(x) {
+  switch(typeof(x), integer = "int32", raw = "uint8", "float32")
+}
+
+as_label_array <- function(y) {
+  if (is_python(y)) {
+    return(y)
+  }
+  if (is.factor(y)) {
+    y <- as.integer(y) - 1L
+  } else if (is.logical(y)) {
+    storage.mode(y) <- "integer"
+  }
+  as_feature_array(y)
+}
+
+# A vector without dimensions becomes an array of one: of length 1, reticulate would make it a
+# scalar.
+as_plain_array <- function(x) {
+  size <- dim(x) %||% length(x)
+  if (is.object(x) || is.null(dim(x))) array(as.vector(x), dim = size) else x
+}
+
+# Arguments for Keras: one array, or several in a list; a named list becomes a dict.
+as_input <- function(x, as_array) {
+  if (!is.list(x) || is_python(x)) {
+    return(as_array(x))
+  }
+  arrays <- lapply(x, as_array)
+  if (rlang::is_named(x)) do.call(reticulate::dict, arrays) else reticulate::r_to_py(arrays)
+}

@@ -1,0 +1,104 @@
+# Every check returns its value invisibly, so that it can be used where the value is needed.
+
+check_count <- function(
+  x,
+  min = 1L,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  call = caller_env()
+) {
+  if (is.null(x) && allow_null) {
+    return(invisible(NULL))
+  }
+  fits <- rlang::is_scalar_integerish(x, finite = TRUE) && x >= min && x <= .Machine$integer.max
+  if (!fits) {
+    expected <- sprintf("a whole number of at least %d", min)
+    abort_expected(x, expected, allow_null, arg, call)
+  }
+  invisible(as.integer(x))
+}
+
+check_positive <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is.numeric(x) || length(x) != 1L || is.na(x) || x <= 0) {
+    abort_expected(x, "a number greater than 0", FALSE, arg, call)
+  }
+  invisible(as.double(x))
+}
+
+check_flag <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!rlang::is_bool(x)) {
+    abort_expected(x, "`TRUE` or `FALSE`", FALSE, arg, call)
+  }
+  invisible(x)
+}
+
+check_string <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) && allow_null) {
+    return(invisible(NULL))
+  }
+  if (!rlang::is_string(x) || !nzchar(x)) {
+    abort_expected(x, "one string", allow_null, arg, call)
+  }
+  invisible(x)
+}
+
+check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) && allow_null) {
+    return(invisible(NULL))
+  }
+  if (!is.character(x) || length(x) == 0L || anyNA(x) || !all(nzchar(x))) {
+    abort_expected(x, "a vector of strings", allow_null, arg, call)
+  }
+  invisible(x)
+}
+
+check_choice <- function(x, choices, arg = caller_arg(x), call = caller_env()) {
+  if (length(x) != 1L || !x %in% choices) {
+    expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
+    abort_expected(x, expected, FALSE, arg, call)
+  }
+  invisible(x)
+}
+
+check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is_python(x)) {
+    x <- list(x)
+  }
+  is_list <- is.null(x) || is.list(x)
+  if (!is_list || !all(vapply(x, is_python, NA))) {
+    abort_expected(x, "a list of Keras callbacks (Python objects)", TRUE, arg, call)
+  }
+  invisible(if (length(x)) unname(x))
+}
+
+check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) || inherits(x, "python.builtin.dict")) {
+    return(invisible(x))
+  }
+  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
+    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
+  }
+  invisible(x)
+}
+
+check_installed <- function(package, why, call = caller_env()) {
+  if (!requireNamespace(package, quietly = TRUE)) {
+    abort_input(
+      c(
+        sprintf("%s needs the R package %s, which is not installed.", why, package),
+        i = sprintf("Run `install.packages(\"%s\")`.", package)
+      ),
+      call = call
+    )
+  }
+}
+
+abort_expected <- function(x, expected, allow_null, arg, call) {
+  or_null <- if (allow_null) " or `NULL`" else ""
+  abort_input(
+    sprintf("`%s` must be %s%s, not %s.", arg, expected, or_null, describe(x)),
+    call = call
+  )
+}
+
+quote_for <- function(choices) if (is.character(choices)) "\"" else ""

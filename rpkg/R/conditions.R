@@ -1,0 +1,69 @@
+#' The errors of tfdist
+#'
+#' Every error that tfdist raises has the class `tfdist_error` and one class of its own, so that
+#' `tryCatch()` can tell them apart:
+#'
+#' * `tfdist_error_input`: an argument, a model or data that cannot be used. Nothing was started.
+#' * `tfdist_error_cluster`: workers that cannot be placed, reached or described.
+#' * `tfdist_error_worker_failed`: the training code failed in a worker. The error is the first
+#'   failure by time; its message lists the others.
+#' * `tfdist_error_peer_lost`: a worker went away without reporting.
+#' * `tfdist_error_serialization`: a model that cannot be written or read back.
+#' * `tfdist_error_python`: the Python half is missing or failed in an unforeseen way.
+#'
+#' The condition carries what the worker reported: `rank` (0 is the first worker), `host`,
+#' `exception_type` (the class of the Python exception), `traceback` and `log` (the last lines that
+#' the worker printed). What is unknown is `NULL`.
+#'
+#' @name tfdist_error
+#' @examples
+#' tryCatch(
+#'   train_mnist("local", workers = 0),
+#'   tfdist_error_input = function(error) conditionMessage(error)
+#' )
+NULL
+
+# Python's exception classes, as R's condition classes.
+condition_classes <- c(
+  InputError = "tfdist_error_input",
+  ClusterError = "tfdist_error_cluster",
+  WorkerFailedError = "tfdist_error_worker_failed",
+  PeerLostError = "tfdist_error_peer_lost",
+  SerializationError = "tfdist_error_serialization"
+)
+
+abort_tfdist <- function(message, class, ..., call = caller_env()) {
+  # Messages hold paths, code and Python text, none of which may be taken for a format or wrapped.
+  abort(message, class = c(class, "tfdist_error"), ..., call = call)
+}
+
+abort_input <- function(message, call = caller_env()) {
+  abort_tfdist(message, "tfdist_error_input", call = call)
+}
+
+abort_python <- function(error, call) {
+  known <- condition_classes[error$class]
+  class <- if (is.na(known)) "tfdist_error_python" else unname(known)
+  message <- error$message
+  if (is.na(known)) {
+    message <- c(sprintf("%s: %s", error$class, message), i = traceback_tail(error$traceback))
+  }
+  abort_tfdist(
+    message,
+    class,
+    rank = error$rank,
+    host = error$host,
+    exception_type = error$exception_type,
+    traceback = error$traceback,
+    log = as.character(unlist(error$log)),
+    call = call
+  )
+}
+
+traceback_tail <- function(traceback, lines = 6L) {
+  if (is.null(traceback)) {
+    return(NULL)
+  }
+  rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
+  paste(utils::tail(rows, lines), collapse = "\n")
+}

@@ -1,0 +1,208 @@
+#' The result of a training
+#'
+#' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It holds the
+#' trained model as text, and so may be kept with `saveRDS()` and used in another session.
+#'
+#' @details
+#' Its elements, by `$`:
+#' * `model`: the trained Keras model, a Python object, decoded when it is first asked for;
+#' * `history`: a named list, for each metric one number per epoch;
+#' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
+#'   `seconds`, `ok`;
+#' * `metrics`: named list of results on other data, such as `test_accuracy`;
+#' * `epochs`, `seconds` (of the whole call), `seed`;
+#' * `features`, `levels`: the feature columns and the label's levels, where `data` had them;
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model.
+#'
+#' @param x,object A `tfdist_fit`.
+#' @param ... Not used.
+#'
+#' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
+#'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
+#'   or `"validation"`). `plot()` returns the ggplot, or its argument where it drew the plot itself.
+#'
+#' @name tfdist_fit
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mnist("local", workers = 1, epochs = 2, limit = 640, verbose = 0)
+#' summary(fit)
+#' as.data.frame(fit)
+#' plot(fit)
+NULL
+
+new_fit <- function(
+  result,
+  features = NULL,
+  levels = NULL,
+  custom_objects = NULL,
+  safe_mode = TRUE
+) {
+  fields <- result$to_dict()
+  # The decoded model lives in an environment, so that it is decoded once for all copies of the fit.
+  decoded <- new.env(parent = emptyenv())
+  structure(
+    list(
+      history = lapply(fields$history, as.double),
+      workers = worker_frame(fields$workers),
+      metrics = fields$metrics,
+      epochs = fields$epochs,
+      seconds = fields$seconds,
+      seed = fields$seed,
+      features = features,
+      levels = levels,
+      model_base64 = fields$model_base64,
+      model_format = fields$model_format,
+      model_sha256 = fields$model_sha256,
+      safe_mode = safe_mode,
+      custom_objects = custom_objects,
+      decoded = decoded
+    ),
+    class = "tfdist_fit"
+  )
+}
+
+worker_frame <- function(reports) {
+  fields <- c("rank", "host", "pid", "rows", "steps", "seconds", "ok")
+  columns <- lapply(fields, function(field) {
+    unlist(lapply(reports, function(report) report[[field]] %||% NA))
+  })
+  as.data.frame(rlang::set_names(columns, fields))
+}
+
+#' @export
+`$.tfdist_fit` <- function(x, name) {
+  if (identical(name, "model")) fit_model(x) else .subset2(x, name)
+}
+
+#' @export
+`[[.tfdist_fit` <- function(x, i, ...) {
+  if (identical(i, "model")) fit_model(x) else .subset2(x, i)
+}
+
+fit_model <- function(fit, call = caller_env()) {
+  decoded <- .subset2(fit, "decoded")
+  # A fit read back by readRDS() has a pointer of the session that wrote it.
+  if (is.null(decoded$model) || reticulate::py_is_null_xptr(decoded$model)) {
+    decoded$model <- decode_model(
+      fit$model_base64,
+      custom_objects = living_objects(fit$custom_objects),
+      safe_mode = fit$safe_mode,
+      sha256 = fit$model_sha256,
+      call = call
+    )
+  }
+  decoded$model
+}
+
+living_objects <- function(objects) {
+  is_dead <- function(object) is_python(object) && reticulate::py_is_null_xptr(object)
+  if (is_python(objects)) {
+    return(if (!is_dead(objects)) objects)
+  }
+  objects <- objects[!vapply(objects, is_dead, NA)]
+  if (length(objects)) objects
+}
+
+#' @rdname tfdist_fit
+#' @export
+print.tfdist_fit <- function(x, ...) {
+  cat(sprintf(
+    "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
+    count_of(nrow(x$workers), "worker"),
+    count_of(x$epochs, "epoch"),
+    format(sum(x$workers$rows), big.mark = ","),
+    x$seconds
+  ))
+  last <- c(vapply(x$history, function(values) utils::tail(values, 1L), 1), unlist(x$metrics))
+  cat(sprintf("  %s  %s\n", format(names(last)), formatC(last, digits = 4, format = "f")), sep = "")
+  invisible(x)
+}
+
+count_of <- function(n, noun) {
+  sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
+}
+
+#' @rdname tfdist_fit
+#' @export
+summary.tfdist_fit <- function(object, ...) {
+  print(object)
+  cat(sprintf("\nSeed %s. Model: %s, ", object$seed %||% "not set", object$model_format))
+  cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
+  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
+  history <- do.call(cbind, object$history)
+  print(data.frame(epoch = seq_len(nrow(history)), history), row.names = FALSE, digits = 4)
+  cat("\nWorkers\n")
+  print(object$workers, row.names = FALSE, digits = 3)
+  invisible(object)
+}
+
+base64_size <- function(text) nchar(text, "bytes") %/% 4 * 3
+
+#' @rdname tfdist_fit
+#' @param row.names,optional Not used; arguments of the generic.
+#' @export
+as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...) {
+  # nolint
+  columns <- names(x$history)
+  in_validation <- startsWith(columns, "val_")
+  metric <- sub("^val_", "", columns)
+  epochs <- lengths(x$history, use.names = FALSE)
+  data <- ifelse(in_validation, "validation", "training")
+  data.frame(
+    epoch = sequence(epochs),
+    metric = factor(rep(metric, epochs), levels = unique(metric)),
+    value = unlist(x$history, use.names = FALSE),
+    data = factor(rep(data, epochs), levels = c("training", "validation"))
+  )
+}
+
+#' Predict with a trained model
+#'
+#' @param object A [tfdist_fit].
+#' @param newdata Rows in the form in which the model was trained: an array, a list of arrays for a
+#'   model of several inputs, or a data frame with the feature columns of the training.
+#' @param ... Not used.
+#' @param batch_size Rows that are computed at once.
+#'
+#' @return What the model returns, as an array with a row for each row of `newdata`; a list of
+#'   arrays for a model of several outputs. The columns carry the levels of the label where it was a
+#'   factor.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' digits <- mnist(limit = 640)
+#' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' scores <- predict(fit, digits$x_test[1:5, , ] / 255)
+#' max.col(scores) - 1
+#' digits$y_test[1:5]
+predict.tfdist_fit <- function(object, newdata, ..., batch_size = 32L) {
+  check_named_only(...)
+  batch_size <- check_count(batch_size)
+  newdata <- check_newdata(newdata, object$features)
+  call <- rlang::current_env()
+  model <- fit_model(object, call)
+  scores <- call_python(
+    model$predict,
+    as_input(newdata, as_feature_array),
+    batch_size = batch_size,
+    verbose = 0L,
+    call = call
+  )
+  name_columns(scores, object$levels)
+}
+
+check_newdata <- function(newdata, features, arg = caller_arg(newdata), call = caller_env()) {
+  if (is.data.frame(newdata)) {
+    features <- features %||% names(newdata)
+    check_columns(features, names(newdata), arg, "a feature of the training", call)
+    check_frame_features(newdata, features, arg, call)
+    newdata <- frame_matrix(newdata, features)
+  }
+  check_arrays(newdata, arg, call)
+  newdata
+}
+
+name_columns <- function(scores, levels) {
+  if (is.matrix(scores) && length(levels) == ncol(scores) && length(levels) > 0L) {
+    colnames(scores) <- levels
+  }
+  scores
+}

@@ -1,0 +1,54 @@
+#' The MNIST images
+#'
+#' 60,000 images of handwritten digits to train on and 10,000 to test with, each 28 x 28 pixels.
+#' They come from `path`, else from the file that the environment variable `TFDIST_MNIST` names,
+#' else from Keras's cache or download. Where none of these is to be had, a few thousand images that
+#' come with the package stand in, and a message says so.
+#'
+#' @param path File `mnist.npz` in the layout of Keras, or `NULL`.
+#' @param limit Number of training images to return, the first ones; `NULL` returns all.
+#'
+#' @return A list: `x_train` and `x_test`, integer arrays of images x 28 x 28 with grey values from
+#'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, whether
+#'   they are the images of the package only. All images take 220 MB as R integers.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' digits <- mnist(limit = 100)
+#' dim(digits$x_train)
+#' image(t(digits$x_train[1, 28:1, ]), col = grey.colors(255), main = digits$y_train[1])
+mnist <- function(path = NULL, limit = NULL) {
+  check_mnist_path(path)
+  limit <- check_count(limit, allow_null = TRUE)
+  backend <- pybackend()
+  found <- call_python(backend$mnist, path, limit = limit)
+  digits <- list(
+    x_train = found$x_train,
+    y_train = as_plain_labels(found$y_train),
+    x_test = found$x_test,
+    y_test = as_plain_labels(found$y_test),
+    source = as.character(found$source),
+    subset = found$subset
+  )
+  if (isTRUE(digits$subset)) {
+    rlang::inform(
+      "The full MNIST was not found; these are the images that come with tfdist.",
+      class = "tfdist_message_subset"
+    )
+  }
+  digits
+}
+
+as_plain_labels <- function(y) as.integer(as.vector(y))
+
+check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) {
+  check_string(path, allow_null = TRUE, arg = arg, call = call)
+  if (!is.null(path) && !file.exists(path)) {
+    abort_input(
+      c(
+        sprintf("`%s` does not exist: %s.", arg, path),
+        i = "Leave it out to let `mnist()` look for the images."
+      ),
+      call = call
+    )
+  }
+}

@@ -1,0 +1,165 @@
+#' Models as text and files
+#'
+#' `model_to_base64()` writes a Keras model as text that can travel through a database, a table or a
+#' message. `model_from_base64()` reads it back. `save_model()` writes a model, or that of a
+#' [tfdist_fit], to a file.
+#'
+#' @param model A Keras model (a Python object); for `save_model()` also a [tfdist_fit] or the text
+#'   of `model_to_base64()`.
+#' @param format `"h5"` (HDF5) or `"keras"` (Keras's own).
+#' @param include_optimizer Whether the optimizer's state goes along, to continue the training
+#'   later. Makes the text up to three times as long.
+#' @param text The text of `model_to_base64()`.
+#' @param custom_objects Named list of the Python classes and functions that the model needs besides
+#'   Keras's own.
+#' @param safe_mode Whether to refuse models that carry Python code (lambda layers). Leave it on for
+#'   text from others.
+#' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; `NULL`
+#'   checks none. A fit has it as `fit$model_sha256`.
+#' @param compile Whether the model comes back compiled, ready to be evaluated and trained.
+#' @param path File to write. Its ending says the format: `.h5` or `.keras`.
+#'
+#' @return `model_to_base64()` returns a string; `model_from_base64()` a Keras model;
+#'   `save_model()` its `path`, invisibly.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' text <- model_to_base64(fit$model)
+#' model <- model_from_base64(text)
+#' save_model(fit, tempfile(fileext = ".h5"))
+model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
+  check_model_object(model)
+  check_choice(format, c("h5", "keras"))
+  check_flag(include_optimizer)
+  backend <- pybackend()
+  call_python(
+    backend$model_to_base64,
+    model,
+    format = format,
+    include_optimizer = include_optimizer
+  )
+}
+
+#' @rdname model_to_base64
+#' @export
+model_from_base64 <- function(
+  text,
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  sha256 = NULL,
+  compile = TRUE
+) {
+  check_string(text)
+  check_custom_objects(custom_objects)
+  check_flag(safe_mode)
+  check_sha256(sha256)
+  check_flag(compile)
+  decode_model(text, custom_objects, safe_mode, sha256, compile, call = rlang::current_env())
+}
+
+#' @rdname model_to_base64
+#' @export
+save_model <- function(model, path) {
+  is_text <- rlang::is_string(model) && nzchar(model)
+  if (!is_text && !inherits(model, "tfdist_fit")) {
+    check_model_object(model)
+  }
+  check_model_path(path)
+  backend <- pybackend()
+  if (inherits(model, "tfdist_fit")) {
+    model <- model$model_base64
+  }
+  call_python(backend$save_model, model, path.expand(path))
+  invisible(path)
+}
+
+decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE, call) {
+  backend <- pybackend(call)
+  call_python(
+    backend$model_from_base64,
+    text,
+    custom_objects = custom_objects,
+    safe_mode = safe_mode,
+    sha256 = sha256,
+    compile = compile,
+    call = call
+  )
+}
+
+# What barrier_train() accepts: a model, or a function that makes it.
+check_model <- function(model, arg = caller_arg(model), call = caller_env()) {
+  if (is_python(model)) {
+    return(check_model_object(model, arg, call))
+  }
+  if (!is.function(model)) {
+    expected <- "a compiled Keras model or a function without arguments that returns one"
+    abort_expected(model, expected, FALSE, arg, call)
+  }
+  required <- required_arguments(model)
+  if (length(required)) {
+    abort_input(
+      c(
+        sprintf("`%s` must be a function without arguments; it needs `%s`.", arg, required[[1L]]),
+        i = "Wrap it: `function() build(...)`."
+      ),
+      call = call
+    )
+  }
+}
+
+check_model_object <- function(model, arg = caller_arg(model), call = caller_env()) {
+  if (!is_keras_model(model)) {
+    abort_expected(model, "a Keras model (a Python object)", FALSE, arg, call)
+  }
+  invisible(model)
+}
+
+# Python's own functions are callables that make a model as well.
+is_keras_model <- function(model) {
+  is_python(model) && (any(grepl("keras", class(model))) || is.function(model))
+}
+
+required_arguments <- function(fn) {
+  arguments <- as.list(formals(args(fn)))
+  arguments <- arguments[names(arguments) != "..."]
+  names(arguments)[vapply(arguments, rlang::is_missing, NA)]
+}
+
+as_python_model <- function(model, call) {
+  if (is_python(model)) {
+    return(model)
+  }
+  made <- model()
+  if (!is_keras_model(made)) {
+    abort_input(
+      sprintf("The function `model` must return a compiled Keras model, not %s.", describe(made)),
+      call = call
+    )
+  }
+  made
+}
+
+check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is.null(x) && !(rlang::is_string(x) && grepl("^[0-9a-fA-F]{64}$", x))) {
+    abort_expected(x, "a string of 64 hexadecimal digits", TRUE, arg, call)
+  }
+}
+
+check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) {
+  check_string(path, arg = arg, call = call)
+  if (!grepl("\\.(h5|hdf5|keras)$", path)) {
+    abort_input(
+      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(path)),
+      call = call
+    )
+  }
+  if (!dir.exists(dirname(path.expand(path)))) {
+    abort_input(
+      c(
+        sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
+        i = "Create it with `dir.create()`."
+      ),
+      call = call
+    )
+  }
+}

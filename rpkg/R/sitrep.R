@@ -1,0 +1,106 @@
+#' What tfdist finds on this machine
+#'
+#' Prints the versions of R, Python and the packages that matter, which Python is used and why, and
+#' what is missing. The first thing to look at, and to send along, when something does not work.
+#'
+#' @param quiet Whether to print nothing.
+#'
+#' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
+#'   `python`, `python_reason`, `pybackend`, `versions_match`, `tensorflow`, `keras`, `pyspark`,
+#'   `java`, `cores`. What was not found is `NULL`.
+#' @export
+#' @examples
+#' tfdist_sitrep()
+tfdist_sitrep <- function(quiet = FALSE) {
+  check_flag(quiet)
+  report <- gather_sitrep()
+  if (!quiet) {
+    print_sitrep(report)
+  }
+  invisible(report)
+}
+
+gather_sitrep <- function() {
+  found <- has_pybackend()
+  doctor <- if (found) pybackend()$bridge$doctor()
+  config <- running_python()
+  packages <- c("tfdist", "reticulate", "sparklyr", "keras3")
+  list(
+    ready = found && !is.null(doctor$tensorflow) && !is.null(doctor$keras),
+    r = as.character(getRversion()),
+    packages = lapply(rlang::set_names(packages), installed_version),
+    python = doctor$python %||% config$python,
+    python_version = doctor$python_version %||% as_text(config$version),
+    python_reason = config$problem %||% python_reason(config),
+    pybackend = doctor$version,
+    versions_match = if (found) identical(doctor$version, own_version()),
+    tensorflow = doctor$tensorflow,
+    keras = doctor$keras,
+    pyspark = doctor$pyspark,
+    java = find_java(),
+    cores = doctor$cores %||% parallel::detectCores()
+  )
+}
+
+as_text <- function(x) if (!is.null(x)) as.character(x)
+
+installed_version <- function(package) {
+  if (nzchar(system.file(package = package))) as.character(utils::packageVersion(package))
+}
+
+find_java <- function() {
+  home <- Sys.getenv("JAVA_HOME")
+  java <- if (nzchar(home)) file.path(home, "bin", "java") else Sys.which("java")[[1L]]
+  if (nzchar(java) && file.exists(java)) java
+}
+
+print_sitrep <- function(report) {
+  cli::cli_h1("tfdist {report$packages$tfdist}")
+  cli::cli_h2("R {report$r}")
+  for (package in setdiff(names(report$packages), "tfdist")) {
+    print_found(package, report$packages[[package]])
+  }
+  cli::cli_h2("Python")
+  print_python(report)
+  print_found("TensorFlow", report$tensorflow)
+  print_found("Keras", report$keras)
+  print_found("pyspark", report$pyspark, "needed for Spark only")
+  cli::cli_h2("Machine")
+  print_found("Java", report$java, "needed for Spark only")
+  cli::cli_bullets(c(" " = "{report$cores} core{?s}"))
+  print_verdict(report)
+}
+
+print_found <- function(name, version, absent = "not installed") {
+  if (is.null(version)) {
+    cli::cli_bullets(c("!" = "{name}: not found ({absent})"))
+  } else {
+    cli::cli_bullets(c(v = "{name} {version}"))
+  }
+}
+
+print_python <- function(report) {
+  if (is.null(report$python)) {
+    cli::cli_bullets(c(x = "No Python was found: {report$python_reason}"))
+  } else {
+    cli::cli_bullets(
+      c(" " = "{.path {report$python}} ({report$python_version}), {report$python_reason}")
+    )
+  }
+  if (isFALSE(report$versions_match)) {
+    cli::cli_bullets(
+      c(x = "pybackend {report$pybackend}, which is not the version of the R package")
+    )
+  } else {
+    print_found("pybackend", report$pybackend)
+  }
+}
+
+print_verdict <- function(report) {
+  cli::cli_text()
+  if (report$ready) {
+    cli::cli_bullets(c(v = "Ready: try {.code train_mnist(\"local\", workers = 2)}"))
+  } else {
+    cli::cli_bullets(c(x = "Not ready: run {.code tfdist::install_tfdist()}"))
+  }
+}

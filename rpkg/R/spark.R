@@ -1,0 +1,134 @@
+# Where the workers will run. Nothing is started here: a wrong `sc` is an error at once.
+check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
+  if (is.null(sc) || is_local(sc)) {
+    return(list(kind = "local"))
+  }
+  if (is_python(sc)) {
+    return(check_python_session(sc, arg, call))
+  }
+  if (!inherits(sc, "spark_connection")) {
+    abort_sc(sc, arg, call)
+  }
+  check_open_connection(sc, arg, call)
+  # A connection of pysparklyr has both classes.
+  kind <- if (inherits(sc, "pyspark_connection")) "pysparklyr" else "sparklyr"
+  if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
+    abort_input(
+      c(
+        sprintf("`%s` is a Livy connection, whose Spark runs where Python cannot attach.", arg),
+        i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks."
+      ),
+      call = call
+    )
+  }
+  list(kind = kind, sc = sc)
+}
+
+is_local <- function(sc) {
+  rlang::is_string(sc) && grepl("^local(\\[([0-9]+|\\*)\\])?$", sc)
+}
+
+check_python_session <- function(sc, arg, call) {
+  is_session <- grepl("^pyspark\\..*SparkSession$", class(sc))
+  if (!any(is_session)) {
+    abort_sc(sc, arg, call)
+  }
+  list(kind = "python", sc = sc)
+}
+
+check_open_connection <- function(sc, arg, call) {
+  check_installed("sparklyr", "A Spark connection", call)
+  if (!sparklyr::spark_connection_is_open(sc)) {
+    abort_tfdist(
+      c(
+        sprintf("The Spark connection `%s` is closed.", arg),
+        i = "Connect again with `sparklyr::spark_connect()`."
+      ),
+      "tfdist_error_cluster",
+      call = call
+    )
+  }
+}
+
+abort_sc <- function(sc, arg, call) {
+  abort_input(
+    c(
+      sprintf("`%s` does not say where to train: it is %s.", arg, describe(sc)),
+      i = "It can be:",
+      "*" = "`\"local\"` or `NULL`: worker processes on this machine, without Spark;",
+      "*" = "a connection of `sparklyr::spark_connect()`;",
+      "*" = "a PySpark `SparkSession` that reticulate holds."
+    ),
+    call = call
+  )
+}
+
+# The PySpark session of a checked route; NULL for this machine.
+open_session <- function(route, call = caller_env()) {
+  switch(
+    route$kind,
+    local = NULL,
+    python = route$sc,
+    pysparklyr = sparklyr::spark_session(route$sc),
+    sparklyr = attach_session(route$sc, call)
+  )
+}
+
+# sparklyr and PySpark share one JVM: a Py4J gateway is started in sparklyr's, and PySpark connects
+# to it instead of starting Spark again. Tables and views are then the same on both sides.
+attach_session <- function(sc, call = caller_env()) {
+  context <- sparklyr::spark_context(sc)
+  application <- sparklyr::invoke(context, "applicationId")
+  gateway <- the$applications[[application]] %||% start_gateway(sc, context)
+  # One application at a time can be attached, so those that were before are over.
+  the$applications <- rlang::set_names(list(gateway), application)
+  backend <- pybackend(call)
+  call_python(
+    backend$bridge$attach_spark,
+    port = gateway$port,
+    secret = gateway$secret,
+    spark_home = spark_home(sc),
+    python = executor_python(gateway),
+    call = call
+  )
+}
+
+start_gateway <- function(sc, context) {
+  conf <- sparklyr::invoke(context, "getConf")
+  server <- sparklyr::invoke_new(sc, "org.apache.spark.api.python.Py4JServer", conf)
+  sparklyr::invoke(server, "start")
+  list(
+    port = as.integer(sparklyr::invoke(server, "getListeningPort")),
+    secret = sparklyr::invoke(server, "secret"),
+    python = sparklyr::invoke(conf, "get", "spark.pyspark.python", ""),
+    # Keeps sparklyr from releasing the server in the JVM.
+    server = server
+  )
+}
+
+spark_home <- function(sc) {
+  home <- sc$spark_home %||% Sys.getenv("SPARK_HOME")
+  if (nzchar(home)) home
+}
+
+executor_python <- function(gateway) {
+  for (python in c(Sys.getenv("PYSPARK_PYTHON"), gateway$python)) {
+    if (nzchar(python)) {
+      return(python)
+    }
+  }
+  reticulate::py_exe()
+}
+
+# A table of sparklyr as a PySpark DataFrame, through a temporary view of a name of its own.
+with_spark_frame <- function(table, session, code) {
+  name <- paste0("tfdist_", random_hex())
+  sparklyr::sdf_register(table, name)
+  on.exit(session$catalog$dropTempView(name), add = TRUE)
+  code(session$table(name))
+}
+
+# Not from R's random numbers: a user's seed must neither be used up nor make two names equal.
+random_hex <- function() {
+  basename(tempfile(sprintf("%d_", Sys.getpid())))
+}

@@ -1,0 +1,3 @@
+#' @keywords internal
+#' @importFrom rlang %||% .data abort caller_arg caller_env
+"_PACKAGE"

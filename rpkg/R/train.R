@@ -1,0 +1,199 @@
+#' Train a Keras model on several workers
+#'
+#' Starts `workers` processes, gives each its share of the rows, and runs the model's own `fit()` in
+#' all of them at once. At every step the gradients are averaged between the workers, so that all
+#' hold the same weights, those of one process training on batches of `workers * batch_size` rows.
+#' The trained model and its history come back to this session.
+#'
+#' @param sc Where the workers run:
+#'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
+#'   * a connection of `sparklyr::spark_connect()`: tasks of that Spark application. Its executors
+#'     need Python with TensorFlow, not R;
+#'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
+#' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
+#'   function without arguments that returns one.
+#' @param data The rows to train on:
+#'   * `list(x, y)` with arrays whose first dimension counts the rows; a third element is a weight
+#'     for each row. `x` may be a list of arrays, one per input of the model; a named list goes by
+#'     the names of the inputs. Doubles reach Keras as float32, integers as int32. A factor `y`
+#'     becomes codes that start at 0;
+#'   * a data frame with the column `label`; the other columns, or those that `features` names, are
+#'     numeric or logical and make up one matrix;
+#'   * a table of sparklyr (`tbl_spark`) with such columns, which reaches the workers without
+#'     passing through R;
+#'   * a PySpark DataFrame or a tuple of numpy arrays, as they are.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param label Name of the label column of a data frame or table.
+#' @param features Names of the feature columns; `NULL` takes all others.
+#' @param workers Number of worker processes.
+#' @param epochs Number of passes over the rows.
+#' @param batch_size Rows per step in each worker.
+#' @param steps_per_epoch Steps that make an epoch; `NULL` takes as many as the rows need.
+#' @param validation_data Rows to evaluate the model on after each epoch, in a form that `data` may
+#'   have.
+#' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
+#' @param seed A whole number makes initial weights, shuffling and dropout repeatable; `NULL` draws
+#'   one.
+#' @param shuffle Whether each worker shuffles its rows before every epoch.
+#' @param custom_objects Named list of the Python classes and functions that the model needs besides
+#'   Keras's own.
+#' @param safe_mode Whether to refuse models that carry Python code (lambda layers).
+#' @param verbose 0: silent; 1: a line for each epoch; 2: more.
+#' @param timeout Seconds that workers may take to start and to wait for each other.
+#'
+#' @return A [tfdist_fit] object.
+#'
+#' @section Errors:
+#' What is wrong with the arguments is an error at once, before Python or a cluster is used. See
+#' [tfdist_error] for the classes and what they carry.
+#'
+#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()].
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' keras <- reticulate::import("keras")
+#' new_model <- function() {
+#'   model <- keras$Sequential(list(keras$Input(shape(4L)), keras$layers$Dense(3L)))
+#'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
+#'   model$compile(optimizer = "adam", loss = loss, metrics = list("accuracy"))
+#'   model
+#' }
+#' shape <- function(...) reticulate::tuple(...)
+#' fit <- barrier_train("local", new_model, iris, label = "Species", workers = 2, epochs = 3)
+#' fit
+#' predict(fit, head(iris))
+#'
+#' \dontrun{
+#' # The same on Spark, with rows that stay there.
+#' sc <- sparklyr::spark_connect(master = "yarn")
+#' digits <- dplyr::tbl(sc, "digits")
+#' fit <- barrier_train(sc, new_model, digits, label = "digit", workers = 8, epochs = 5)
+#' }
+barrier_train <- function(
+  sc,
+  model,
+  data,
+  ...,
+  label = "label",
+  features = NULL,
+  workers = 2L,
+  epochs = 1L,
+  batch_size = 32L,
+  steps_per_epoch = NULL,
+  validation_data = NULL,
+  callbacks = NULL,
+  seed = NULL,
+  shuffle = TRUE,
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  verbose = 1,
+  timeout = 300
+) {
+  check_named_only(...)
+  route <- check_sc(sc)
+  check_model(model)
+  check_string(label)
+  check_strings(features, allow_null = TRUE)
+  settings <- list(
+    workers = check_count(workers),
+    epochs = check_count(epochs),
+    batch_size = check_count(batch_size),
+    steps_per_epoch = check_count(steps_per_epoch, allow_null = TRUE),
+    callbacks = check_callbacks(callbacks),
+    seed = check_count(seed, min = 0L, allow_null = TRUE),
+    shuffle = check_flag(shuffle),
+    custom_objects = check_custom_objects(custom_objects),
+    safe_mode = check_flag(safe_mode),
+    verbose = as.integer(check_choice(as_verbosity(verbose), 0:2, arg = "verbose")),
+    timeout = check_positive(timeout)
+  )
+  data <- check_data(data, label, features, route)
+  validation <- check_data(validation_data, label, data$features, route, allow_null = TRUE)
+  levels <- check_levels(data, validation)
+  settings <- c(settings, list(label = label, features = as.list(data$features)))
+
+  call <- rlang::current_env()
+  result <- run_training(route, model, data, validation, settings, call)
+  tell_levels(levels)
+  new_fit(result, data$features, levels, custom_objects, safe_mode)
+}
+
+run_training <- function(route, model, data, validation, settings, call) {
+  backend <- pybackend(call)
+  session <- open_session(route, call)
+  model <- as_python_model(model, call)
+  settings <- lapply(settings, function(value) if (length(value)) value)
+  with_python_data(data, session, function(rows) {
+    with_python_data(validation, session, function(validation_rows) {
+      arguments <- list(
+        backend$barrier_train,
+        session,
+        model,
+        rows,
+        validation_data = validation_rows,
+        call = call
+      )
+      do.call(call_python, c(arguments, settings))
+    })
+  })
+}
+
+check_named_only <- function(..., call = caller_env()) {
+  rlang::check_dots_empty(call = call, error = function(error) {
+    abort_input(conditionMessage(error), call = call)
+  })
+}
+
+as_verbosity <- function(x) if (rlang::is_bool(x)) as.integer(x) else x
+
+#' Train a first network on MNIST
+#'
+#' Trains a small convolutional network on the handwritten digits of [mnist()] and evaluates it on
+#' the test images. Nothing has to be prepared: without a network connection it uses the images that
+#' come with the package.
+#'
+#' @inheritParams barrier_train
+#' @param path,limit See [mnist()].
+#'
+#' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mnist("local", workers = 2, epochs = 1, limit = 640)
+#' fit$metrics
+train_mnist <- function(
+  sc = "local",
+  workers = 3,
+  ...,
+  epochs = 3,
+  batch_size = 64,
+  path = NULL,
+  limit = NULL,
+  seed = 1,
+  verbose = 1,
+  timeout = 300
+) {
+  check_named_only(...)
+  route <- check_sc(sc)
+  workers <- check_count(workers)
+  epochs <- check_count(epochs)
+  batch_size <- check_count(batch_size)
+  check_mnist_path(path)
+  limit <- check_count(limit, allow_null = TRUE)
+  seed <- check_count(seed, min = 0L, allow_null = TRUE)
+  verbose <- as.integer(check_choice(as_verbosity(verbose), 0:2, arg = "verbose"))
+  timeout <- check_positive(timeout)
+
+  backend <- pybackend()
+  result <- call_python(
+    backend$train_mnist,
+    open_session(route),
+    workers = workers,
+    epochs = epochs,
+    batch_size = batch_size,
+    path = path,
+    limit = limit,
+    seed = seed,
+    verbose = verbose,
+    timeout = timeout
+  )
+  new_fit(result, levels = as.character(0:9))
+}

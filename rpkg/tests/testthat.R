@@ -1,0 +1,4 @@
+library(testthat)
+library(tfdist)
+
+test_check("tfdist")

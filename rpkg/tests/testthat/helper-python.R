@@ -1,0 +1,65 @@
+# With TFDIST_TEST_REQUIRE=1 a test that cannot run fails, so that CI never passes by skipping.
+skip_or_fail <- function(reason) {
+  if (identical(Sys.getenv("TFDIST_TEST_REQUIRE"), "1")) {
+    stop("TFDIST_TEST_REQUIRE=1, but ", reason, call. = FALSE)
+  }
+  skip(toupper(reason))
+}
+
+skip_if_no_pybackend <- function() {
+  if (!has_pybackend()) {
+    skip_or_fail(paste("pybackend is missing:", describe_python(running_python())))
+  }
+}
+
+# A linear model of known size: 4 inputs, 3 outputs.
+dense_model <- function(inputs = 4L, units = 3L) {
+  keras <- reticulate::import("keras")
+  keras$utils$set_random_seed(7L)
+  model <- keras$Sequential(list(
+    keras$Input(reticulate::tuple(inputs)),
+    keras$layers$Dense(8L, activation = "relu"),
+    keras$layers$Dense(units)
+  ))
+  model$compile(
+    optimizer = keras$optimizers$Adam(0.01),
+    loss = keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE),
+    metrics = list("accuracy")
+  )
+  model
+}
+
+iris_arrays <- function() {
+  list(as.matrix(iris[1:4]), as.integer(iris$Species) - 1L)
+}
+
+# A fit as Python would answer, without Python.
+example_fit <- function(validation = TRUE, levels = NULL) {
+  history <- list(loss = c(1.5, 0.75), accuracy = c(0.5, 0.875))
+  if (validation) {
+    history <- c(history, list(val_loss = c(1.25, 1), val_accuracy = c(0.625, 0.75)))
+  }
+  worker <- function(rank) {
+    list(
+      rank = rank,
+      host = "node",
+      pid = 100L + rank,
+      rows = 50L,
+      steps = 4L,
+      seconds = 1.5,
+      ok = TRUE
+    )
+  }
+  answer <- list(
+    history = history,
+    workers = list(worker(0L), worker(1L)),
+    metrics = rlang::set_names(list()),
+    epochs = 2L,
+    seconds = 3.25,
+    seed = 1L,
+    model_base64 = strrep("QUJD", 1000),
+    model_format = "h5",
+    model_sha256 = strrep("0123456789abcdef", 4)
+  )
+  new_fit(list(to_dict = function() answer), levels = levels)
+}

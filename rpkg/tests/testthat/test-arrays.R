@@ -1,0 +1,57 @@
+dtype <- function(array) as.character(array$dtype$name)
+at <- function(array, ...) {
+  reticulate::py_to_r(array$item(reticulate::tuple(...)))
+}
+
+test_that("element [i + 1, j + 1, k + 1] of R is [i, j, k] of numpy, row by row", {
+  skip_if_no_pybackend()
+  x <- array(as.double(1:24), c(2, 3, 4))
+  array <- as_feature_array(x)
+  expect_identical(dtype(array), "float32")
+  expect_true(reticulate::py_to_r(array$flags$c_contiguous))
+  expect_identical(reticulate::py_to_r(array$shape), list(2L, 3L, 4L))
+  for (i in 0:1) {
+    for (j in 0:2) {
+      for (k in 0:3) {
+        expect_equal(at(array, i, j, k), x[i + 1, j + 1, k + 1])
+      }
+    }
+  }
+})
+
+test_that("types: doubles float32, integers int32, raw uint8, logical 0 and 1", {
+  skip_if_no_pybackend()
+  expect_identical(dtype(as_feature_array(matrix(1:4, 2))), "int32")
+  expect_identical(dtype(as_feature_array(matrix(as.raw(1:4), 2))), "uint8")
+  expect_identical(dtype(as_feature_array(matrix(c(TRUE, FALSE), 2))), "float32")
+  expect_identical(dtype(as_label_array(c(TRUE, FALSE))), "int32")
+  expect_identical(dtype(as_label_array(c(0.5, 1))), "float32")
+})
+
+test_that("a vector stays an array, even of one element", {
+  skip_if_no_pybackend()
+  expect_identical(reticulate::py_to_r(as_feature_array(0.5)$shape), list(1L))
+  expect_identical(reticulate::py_to_r(as_label_array(1:3)$shape), list(3L))
+})
+
+test_that("a factor becomes codes from 0", {
+  skip_if_no_pybackend()
+  codes <- as_label_array(factor(c("b", "a", "c"), levels = c("a", "b", "c")))
+  expect_identical(reticulate::py_to_r(codes$tolist()), c(1L, 0L, 2L))
+})
+
+test_that("several inputs are a list, or a dict by name", {
+  skip_if_no_pybackend()
+  x <- matrix(1:4, 2)
+  expect_s3_class(as_input(list(x, x), as_feature_array), "python.builtin.list")
+  named <- as_input(list(left = x, right = x), as_feature_array)
+  expect_s3_class(named, "python.builtin.dict")
+})
+
+test_that("Python arrays pass as they are", {
+  skip_if_no_pybackend()
+  numpy <- reticulate::import("numpy", convert = FALSE)
+  array <- numpy$zeros(reticulate::tuple(5L, 2L))
+  expect_identical(as_feature_array(array), array)
+  expect_identical(row_count(array), 5L)
+})

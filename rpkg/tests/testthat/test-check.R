@@ -1,0 +1,57 @@
+test_that("counts are whole numbers", {
+  expect_identical(check_count(3), 3L)
+  expect_null(check_count(NULL, allow_null = TRUE))
+  expect_snapshot(error = TRUE, {
+    workers <- "two"
+    check_count(workers)
+    workers <- 0
+    check_count(workers)
+    workers <- 2.5
+    check_count(workers)
+    workers <- NA
+    check_count(workers)
+    workers <- c(1, 2)
+    check_count(workers)
+    workers <- NULL
+    check_count(workers)
+    check_count(list(1), allow_null = TRUE, arg = "workers")
+    check_count(Inf, arg = "workers")
+    check_count(3e9, arg = "workers")
+  })
+})
+
+test_that("flags, strings, choices and positive numbers say what they expect", {
+  expect_snapshot(error = TRUE, {
+    check_flag(NA, arg = "shuffle")
+    check_flag("yes", arg = "shuffle")
+    check_string(1, arg = "label")
+    check_string("", allow_null = TRUE, arg = "label")
+    check_strings(c("a", NA), arg = "features")
+    check_strings(list("a"), arg = "features")
+    check_choice("HDF", c("h5", "keras"), arg = "format")
+    check_choice(7, 0:2, arg = "verbose")
+    check_positive(0, arg = "timeout")
+    check_positive("5", arg = "timeout")
+  })
+  expect_identical(check_positive(5L), 5)
+  expect_identical(check_string("a"), "a")
+})
+
+test_that("callbacks and custom objects must come from Python", {
+  expect_null(check_callbacks(NULL))
+  expect_null(check_callbacks(list()))
+  expect_snapshot(error = TRUE, {
+    check_callbacks(list(mean), arg = "callbacks")
+    check_callbacks("early", arg = "callbacks")
+    check_custom_objects(list(1), arg = "custom_objects")
+  })
+})
+
+test_that("a missing package is named", {
+  expect_snapshot(error = TRUE, check_installed("notapackage", "This test"))
+})
+
+test_that("errors of input have their classes", {
+  expect_error(check_count(0), class = "tfdist_error_input")
+  expect_error(check_count(0), class = "tfdist_error")
+})

@@ -1,0 +1,40 @@
+envelope <- list(
+  class = "WorkerFailedError",
+  message = "worker 1 on node failed: ValueError: bad {value}",
+  rank = 1L,
+  host = "node",
+  exception_type = "ValueError",
+  traceback = "Traceback (most recent call last):\n  ...\nValueError: bad {value}",
+  log = list("line 1", "line 2")
+)
+
+test_that("a worker's failure is a condition with all its fields", {
+  condition <- tryCatch(abort_python(envelope, NULL), tfdist_error = identity)
+  expect_s3_class(condition, c("tfdist_error_worker_failed", "tfdist_error"))
+  expect_identical(condition$rank, 1L)
+  expect_identical(condition$host, "node")
+  expect_identical(condition$exception_type, "ValueError")
+  expect_match(condition$traceback, "^Traceback")
+  expect_identical(condition$log, c("line 1", "line 2"))
+  expect_match(conditionMessage(condition), "bad {value}", fixed = TRUE)
+})
+
+test_that("each Python class has its condition", {
+  for (name in names(condition_classes)) {
+    error <- utils::modifyList(envelope, list(class = name))
+    expect_error(abort_python(error, NULL), class = condition_classes[[name]])
+  }
+})
+
+test_that("an unforeseen Python error shows its class and traceback", {
+  error <- utils::modifyList(envelope, list(class = "TypeError", message = "no such thing"))
+  expect_snapshot(error = TRUE, abort_python(error, NULL))
+  expect_error(abort_python(error, NULL), class = "tfdist_error_python")
+})
+
+test_that("a failure without rank or log is complete as well", {
+  error <- list(class = "InputError", message = "no", log = list())
+  condition <- tryCatch(abort_python(error, NULL), tfdist_error = identity)
+  expect_null(condition$rank)
+  expect_identical(condition$log, character())
+})

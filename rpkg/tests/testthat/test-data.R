@@ -1,0 +1,65 @@
+here <- list(kind = "local")
+check <- function(data, label = "label", features = NULL, ...) {
+  check_data(data, label, features, here, ..., arg = "data", call = NULL)
+}
+
+test_that("pairs of arrays are taken with and without names", {
+  x <- matrix(1:6, 3)
+  plain <- check(list(x, 1:3))
+  expect_identical(plain$kind, "arrays")
+  expect_identical(check(list(y = 1:3, x = x)), plain)
+  weighted <- check(list(x, 1:3, c(1, 2, 1)))
+  expect_identical(weighted$sample_weight, c(1, 2, 1))
+  expect_identical(check(list(iris[1:4], iris$Species))$features, names(iris)[1:4])
+  expect_null(check(NULL, allow_null = TRUE))
+})
+
+test_that("data of other kinds are refused", {
+  expect_snapshot(error = TRUE, {
+    check(1:10)
+    check(NULL)
+    check("digits", allow_null = TRUE)
+    check(list(matrix(1:6, 3)))
+    check(list(a = 1, b = 2))
+    check(list(1, 2, 3, 4))
+  })
+})
+
+test_that("arrays that cannot be used are named", {
+  x <- matrix(as.double(1:6), 3)
+  with_na <- x
+  with_na[2, 1] <- NA
+  expect_snapshot(error = TRUE, {
+    check(list(x, 1:4))
+    check(list(x = list(left = x, right = x[-1, ]), y = 1:3))
+    check(list(with_na, 1:3))
+    check(list(x, c(1, NA, 3)))
+    check(list(x, c("a", "b", "c")))
+    check(list(matrix("a", 3, 2), 1:3))
+    check(list(factor(c("a", "b", "c")), 1:3))
+    check(list(list(), 1:3))
+    check(list(x[0, ], integer()))
+    check(list(x, structure(c(1, 2, 3), class = "integer64")))
+  })
+})
+
+test_that("a Spark table needs Spark", {
+  table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
+  expect_snapshot(error = TRUE, check(table))
+})
+
+test_that("factor labels of validation must have the training's levels", {
+  training <- list(y = factor(c("a", "b")))
+  expect_identical(check_levels(training, NULL), c("a", "b"))
+  expect_null(check_levels(list(y = 1:2), NULL))
+  expect_identical(check_levels(training, training), c("a", "b"))
+  expect_snapshot(error = TRUE, {
+    check_levels(training, list(y = factor("b")), call = NULL)
+  })
+})
+
+test_that("the codes of the levels are told", {
+  expect_snapshot(tell_levels(levels(iris$Species)))
+  expect_snapshot(tell_levels(letters))
+  expect_no_message(tell_levels(NULL))
+})

@@ -1,0 +1,44 @@
+test_that("a fit prints and summarises", {
+  expect_snapshot(example_fit())
+  expect_snapshot(summary(example_fit()))
+})
+
+test_that("the history is long, training beside validation", {
+  history <- as.data.frame(example_fit())
+  expect_named(history, c("epoch", "metric", "value", "data"))
+  expect_identical(history$epoch, rep(1:2, 4))
+  expect_identical(levels(history$metric), c("loss", "accuracy"))
+  expect_identical(history$value[history$data == "validation"], c(1.25, 1, 0.625, 0.75))
+})
+
+test_that("workers are a data frame", {
+  workers <- example_fit()$workers
+  expect_identical(workers$rank, 0:1)
+  expect_identical(workers$ok, c(TRUE, TRUE))
+})
+
+test_that("fields are reached by name", {
+  fit <- example_fit()
+  expect_identical(fit[["epochs"]], 2L)
+  expect_null(fit$nothing)
+})
+
+test_that("prediction checks its rows before Python is used", {
+  fit <- example_fit()
+  fit$features <- c("a", "b")
+  expect_snapshot(error = TRUE, {
+    predict(fit, data.frame(a = 1))
+    predict(fit, data.frame(a = 1, b = NA_real_))
+    predict(fit, data.frame(a = 1, b = "x"))
+    predict(fit, "rows")
+    predict(fit, matrix(1:4, 2), batch_size = 0)
+    predict(fit, matrix(1:4, 2), batchsize = 4)
+  })
+})
+
+test_that("score columns carry the levels where they fit", {
+  scores <- matrix(1:6, 2)
+  expect_identical(colnames(name_columns(scores, c("a", "b", "c"))), c("a", "b", "c"))
+  expect_null(colnames(name_columns(scores, c("a", "b"))))
+  expect_null(colnames(name_columns(scores, NULL)))
+})

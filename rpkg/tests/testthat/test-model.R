@@ -1,0 +1,52 @@
+test_that("arguments are checked before Python is used", {
+  expect_snapshot(error = TRUE, {
+    model_to_base64("model")
+    model_from_base64(3)
+    model_from_base64("abc", sha256 = "12")
+    save_model(1:3, "model.h5")
+    save_model("QUJD", "model.rds")
+    save_model("QUJD", "no/such/directory/model.h5")
+  })
+})
+
+test_that("a model function takes no arguments", {
+  expect_no_error(check_model(function() 1))
+  expect_no_error(check_model(function(units = 3, ...) 1))
+  expect_snapshot(error = TRUE, {
+    check_model(function(units) 1, arg = "model")
+    check_model(NULL, arg = "model")
+    check_model(list(), arg = "model")
+  })
+})
+
+test_that("a model function must return a model", {
+  expect_snapshot(error = TRUE, as_python_model(function() 3, NULL))
+})
+
+test_that("a model survives the way through text and file", {
+  skip_if_no_pybackend()
+  model <- dense_model()
+  text <- model_to_base64(model)
+  expect_type(text, "character")
+  again <- model_from_base64(text)
+  expect_equal(again$get_weights(), model$get_weights())
+  path <- withr::local_tempfile(fileext = ".h5")
+  expect_identical(save_model(text, path), path)
+  keras <- reticulate::import("keras")
+  expect_equal(keras$saving$load_model(path)$get_weights(), model$get_weights())
+  expect_invisible(save_model(model, withr::local_tempfile(fileext = ".keras")))
+})
+
+test_that("broken text is an error of serialization", {
+  skip_if_no_pybackend()
+  text <- model_to_base64(dense_model())
+  expect_error(model_from_base64("nonsense!"), class = "tfdist_error_serialization")
+  expect_error(
+    model_from_base64(substr(text, 1, 400)),
+    class = "tfdist_error_serialization"
+  )
+  expect_error(
+    model_from_base64(text, sha256 = strrep("0", 64)),
+    class = "tfdist_error_serialization"
+  )
+})

@@ -1,0 +1,68 @@
+test_that("an absent pybackend is an error that names the Python and the mend", {
+  config <- list(
+    python = "/usr/bin/python3",
+    version = numeric_version("3.11"),
+    forced = "RETICULATE_PYTHON"
+  )
+  local_mocked_bindings(py_available = function(...) FALSE, .package = "reticulate")
+  expect_snapshot(error = TRUE, {
+    abort_no_pybackend(config, "It has no module pybackend.", NULL)
+    abort_no_pybackend(list(problem = "there is no such file"), NULL, NULL)
+  })
+  expect_error(
+    abort_no_pybackend(config, "gone", NULL),
+    class = "tfdist_error_python"
+  )
+})
+
+test_that("the reason for the choice of Python is told", {
+  expect_match(python_reason(list(forced = "PATH")), "chosen by PATH")
+  expect_match(python_reason(list(virtualenv = "/envs/r-tfdist")), "r-tfdist")
+  expect_match(python_reason(list(virtualenv = "")), "search path")
+})
+
+test_that("two versions are a warning that says which half to renew", {
+  local_mocked_bindings(own_version = function() "0.1.0")
+  expect_snapshot(warn_other_version("0.0.9"))
+  expect_snapshot(warn_other_version("0.2.0"))
+  expect_no_warning(warn_other_version("0.1.0"))
+  expect_true(is_older("0.1.0.dev1", "0.1.0"))
+})
+
+test_that("reticulate's own Python is off while one is looked for, and only then", {
+  withr::local_envvar(RETICULATE_USE_MANAGED_VENV = NA)
+  seen <- (function() {
+    local_no_managed_python()
+    Sys.getenv("RETICULATE_USE_MANAGED_VENV")
+  })()
+  expect_identical(seen, "no")
+  expect_identical(Sys.getenv("RETICULATE_USE_MANAGED_VENV", NA), NA_character_)
+})
+
+test_that("a call returns its value, and its failure as a condition", {
+  skip_if_no_pybackend()
+  builtins <- reticulate::import_builtins()
+  expect_identical(call_python(builtins$len, list(1, 2)), 2L)
+  # From outside pybackend, as Keras's own.
+  condition <- tryCatch(call_python(builtins$int, "x"), tfdist_error = identity)
+  expect_s3_class(condition, "tfdist_error_python")
+  expect_match(conditionMessage(condition), "ValueError")
+})
+
+test_that("an interrupt stays an interrupt", {
+  skip_if_no_pybackend()
+  main <- reticulate::py_run_string(
+    paste(
+      "import os, signal, time",
+      "def pressed():",
+      "    os.kill(os.getpid(), signal.SIGINT)",
+      "    time.sleep(5)",
+      sep = "\n"
+    )
+  )
+  expect_message(
+    answer <- tryCatch(call_python(main$pressed), interrupt = function(i) "interrupted"),
+    "stopped"
+  )
+  expect_identical(answer, "interrupted")
+})

@@ -1,0 +1,44 @@
+test_that("the report is complete, with Python or without", {
+  report <- tfdist_sitrep(quiet = TRUE)
+  expect_type(report$ready, "logical")
+  expect_identical(report$packages$tfdist, own_version())
+  expect_identical(report$r, as.character(getRversion()))
+  expect_gte(report$cores, 1)
+  expect_snapshot(error = TRUE, tfdist_sitrep(quiet = NA))
+})
+
+test_that("with pybackend it is ready and the versions match", {
+  skip_if_no_pybackend()
+  report <- tfdist_sitrep(quiet = TRUE)
+  expect_true(report$ready)
+  expect_true(report$versions_match)
+  expect_type(report$tensorflow, "character")
+})
+
+test_that("what is missing is printed with what to do", {
+  bare <- list(
+    ready = FALSE,
+    r = "4.2.2",
+    packages = list(tfdist = "0.1.0", reticulate = "1.47.0", sparklyr = NULL, keras3 = NULL),
+    python_reason = "there is no such file",
+    cores = 2L
+  )
+  bare$packages["sparklyr"] <- list(NULL)
+  expect_snapshot(print_sitrep(bare))
+  full <- list(
+    ready = TRUE,
+    r = "4.2.2",
+    packages = list(tfdist = "0.1.0", reticulate = "1.47.0", sparklyr = "1.9.6"),
+    python = "/opt/python",
+    python_version = "3.11.7",
+    python_reason = "chosen by RETICULATE_PYTHON",
+    pybackend = "0.0.9",
+    versions_match = FALSE,
+    tensorflow = "2.21.0",
+    keras = "3.15.1",
+    pyspark = "4.2.1",
+    java = "/usr/bin/java",
+    cores = 1L
+  )
+  expect_snapshot(print_sitrep(full))
+})

@@ -1,0 +1,91 @@
+test_that("what `sc` may be is listed", {
+  expect_snapshot(error = TRUE, {
+    check_sc("yarn", arg = "sc")
+    check_sc(4, arg = "sc")
+    check_sc(list(), arg = "sc")
+  })
+})
+
+test_that("local routes need no Spark", {
+  for (sc in list(NULL, "local", "local[4]", "local[*]")) {
+    expect_identical(check_sc(sc)$kind, "local")
+  }
+})
+
+test_that("Python objects other than sessions are refused", {
+  skip_if_no_pybackend()
+  expect_error(check_sc(reticulate::import("sys")), class = "tfdist_error_input")
+})
+
+test_that("the executors' Python: the environment, Spark's setting, reticulate's", {
+  withr::local_envvar(PYSPARK_PYTHON = "/a/python")
+  expect_identical(executor_python(list(python = "/b/python")), "/a/python")
+  withr::local_envvar(PYSPARK_PYTHON = NA)
+  expect_identical(executor_python(list(python = "/b/python")), "/b/python")
+})
+
+test_that("a local connection trains as this machine does", {
+  sc <- file_connection("local[2]")
+  route <- check_sc(sc)
+  expect_identical(route$kind, "sparklyr")
+
+  train <- function(sc, data, ...) {
+    barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
+  }
+  here <- train("local", iris_arrays())
+  spark <- train(sc, iris_arrays())
+  expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
+  expect_identical(sum(spark$workers$rows), 150L)
+
+  # The session is reused, and its Python object is a route of its own.
+  session <- open_session(route)
+  expect_s3_class(session, "python.builtin.object")
+  expect_identical(check_sc(session)$kind, "python")
+  expect_identical(
+    session$sparkContext$applicationId,
+    sparklyr::invoke(sparklyr::spark_context(sc), "applicationId")
+  )
+
+  # A table reaches the workers by a view that is gone afterwards.
+  rows <- iris
+  names(rows) <- c("a", "b", "c", "d", "label")
+  rows$label <- as.integer(rows$label) - 1L
+  table <- sparklyr::sdf_copy_to(sc, rows, "iris_rows", overwrite = TRUE)
+  from_table <- train(sc, table)
+  expect_identical(sum(from_table$workers$rows), 150L)
+  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
+  views <- vapply(session$catalog$listTables(), function(view) view$name, "")
+  expect_false(any(grepl("^tfdist_", views)))
+
+  # Any pipeline of dplyr is a table.
+  filtered <- dplyr::filter(table, label < 2L)
+  expect_identical(sum(train(sc, filtered, features = c("a", "b", "c", "d"))$workers$rows), 100L)
+
+  expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
+
+  main <- reticulate::py_run_string(paste(
+    "import keras",
+    "class FailingOnSpark(keras.callbacks.Callback):",
+    "    def on_train_begin(self, logs=None):",
+    "        raise RuntimeError('the callback failed')",
+    sep = "\n"
+  ))
+  condition <- tryCatch(
+    train(sc, iris_arrays(), callbacks = list(main$FailingOnSpark())),
+    tfdist_error = identity
+  )
+  expect_s3_class(condition, "tfdist_error_worker_failed")
+  expect_identical(condition$exception_type, "RuntimeError")
+  expect_type(condition$rank, "integer")
+  expect_match(condition$traceback, "the callback failed")
+})
+
+test_that("a closed connection is an error at once", {
+  skip_if_not_installed("sparklyr")
+  closed <- structure(list(method = "shell"), class = c("shell_connection", "spark_connection"))
+  local_mocked_bindings(
+    spark_connection_is_open = function(sc) FALSE,
+    .package = "sparklyr"
+  )
+  expect_snapshot(error = TRUE, check_sc(closed, arg = "sc"))
+})

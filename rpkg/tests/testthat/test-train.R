@@ -1,0 +1,150 @@
+test_that("bad arguments are errors before Python is used", {
+  made <- function() stop("must not be called")
+  expect_snapshot(error = TRUE, {
+    barrier_train("local", made, iris, label = "Species", workers = "two")
+    barrier_train("local", made, iris, label = "Species", workers = 0)
+    barrier_train("local", made, iris, label = "Species", epochs = 1.5)
+    barrier_train("local", made, iris, label = "Species", batch_size = -1)
+    barrier_train("local", made, iris, label = "Species", steps_per_epoch = 0)
+    barrier_train("local", made, iris, label = "Species", seed = "lucky")
+    barrier_train("local", made, iris, label = "Species", shuffle = "yes")
+    barrier_train("local", made, iris, label = "Species", timeout = 0)
+    barrier_train("local", made, iris, label = "Species", verbose = 9)
+    barrier_train("local", made, iris, label = "Species", callbacks = "stop")
+    barrier_train("local", made, iris, label = "Species", epoch = 3)
+    barrier_train("local", made, iris)
+    barrier_train("local", "model", iris, label = "Species")
+    barrier_train("local", made, 1:10)
+    barrier_train("spark://host:7077", made, iris, label = "Species")
+    train_mnist(workers = "three")
+    train_mnist(limit = 0)
+    train_mnist(epoch = 2)
+  })
+})
+
+test_that("R and Python have the same arguments and defaults", {
+  skip_if_no_pybackend()
+  inspect <- reticulate::import("inspect")
+  for (name in c("barrier_train", "train_mnist")) {
+    parameters <- inspect$signature(the$pybackend[[name]])$parameters
+    python <- lapply(reticulate::iterate(parameters$values()), identity)
+    names(python) <- vapply(python, function(parameter) parameter$name, "")
+    r <- formals(name)
+    r <- r[!names(r) %in% c("sc", "model", "data", "...")]
+    expect_setequal(names(r), setdiff(names(python), c("spark", "model", "data")))
+    for (argument in names(r)) {
+      expect_equal(eval(r[[argument]]), python[[argument]]$default, info = argument)
+    }
+  }
+})
+
+test_that("two workers train on arrays, and the fit has all of it", {
+  skip_if_no_pybackend()
+  fit <- barrier_train(
+    "local",
+    dense_model,
+    iris_arrays(),
+    workers = 2,
+    epochs = 2,
+    batch_size = 16,
+    seed = 1,
+    validation_data = iris_arrays(),
+    verbose = 0
+  )
+  expect_s3_class(fit, "tfdist_fit")
+  expect_named(fit$history, c("loss", "accuracy", "val_loss", "val_accuracy"), ignore.order = TRUE)
+  expect_true(all(lengths(fit$history) == 2))
+  expect_identical(sum(fit$workers$rows), 150L)
+  expect_identical(fit$seed, 1L)
+  expect_identical(nrow(as.data.frame(fit)), 8L)
+
+  scores <- predict(fit, iris_arrays()[[1]])
+  expect_identical(dim(scores), c(150L, 3L))
+  expect_identical(fit$model, fit$model)
+
+  path <- withr::local_tempfile(fileext = ".rds")
+  saveRDS(fit, path)
+  again <- readRDS(path)
+  # As in a new session: what was decoded is gone.
+  rm("model", envir = .subset2(again, "decoded"))
+  expect_equal(predict(again, iris_arrays()[[1]]), scores)
+
+  file <- withr::local_tempfile(fileext = ".h5")
+  save_model(fit, file)
+  expect_gt(file.size(file), 1000)
+})
+
+test_that("a data frame trains as its arrays do", {
+  skip_if_no_pybackend()
+  train <- function(data) {
+    barrier_train(
+      NULL,
+      dense_model(),
+      data,
+      label = "Species",
+      workers = 1,
+      seed = 1,
+      verbose = 0
+    )
+  }
+  expect_message(frame <- train(iris), "setosa = 0")
+  arrays <- train(iris_arrays())
+  expect_equal(frame$model$get_weights(), arrays$model$get_weights(), tolerance = 1e-6)
+  scores <- predict(frame, iris[1:3, ])
+  expect_identical(colnames(scores), levels(iris$Species))
+  expect_equal(scores, predict(frame, as.matrix(iris[1:3, 1:4])), tolerance = 1e-6)
+})
+
+test_that("progress is printed, a line for each epoch", {
+  skip_if_no_pybackend()
+  shown <- reticulate::py_capture_output(
+    barrier_train("local", dense_model, iris_arrays(), workers = 1, epochs = 2, seed = 1)
+  )
+  expect_match(shown, "1/2")
+  expect_match(shown, "loss")
+})
+
+test_that("a failure in a worker is a condition with rank, host, traceback and log", {
+  skip_if_no_pybackend()
+  main <- reticulate::py_run_string(paste(
+    "import keras",
+    "class Failing(keras.callbacks.Callback):",
+    "    def on_train_begin(self, logs=None):",
+    "        print('about to fail')",
+    "        raise RuntimeError('the callback failed')",
+    sep = "\n"
+  ))
+  condition <- tryCatch(
+    barrier_train(
+      "local",
+      dense_model,
+      iris_arrays(),
+      workers = 1,
+      callbacks = list(main$Failing()),
+      verbose = 0
+    ),
+    tfdist_error = identity
+  )
+  expect_s3_class(condition, "tfdist_error_worker_failed")
+  expect_identical(condition$rank, 0L)
+  expect_type(condition$host, "character")
+  expect_identical(condition$exception_type, "RuntimeError")
+  expect_match(condition$traceback, "the callback failed")
+  expect_match(paste(condition$log, collapse = "\n"), "about to fail")
+  expect_match(conditionMessage(condition), "the callback failed")
+})
+
+test_that("what Python refuses is an input error", {
+  skip_if_no_pybackend()
+  expect_error(
+    barrier_train("local", dense_model, iris_arrays(), workers = 151, verbose = 0),
+    class = "tfdist_error_input"
+  )
+})
+
+test_that("MNIST trains in one call", {
+  skip_if_no_pybackend()
+  fit <- train_mnist("local", workers = 2, epochs = 1, limit = 640, verbose = 0)
+  expect_named(fit$metrics, c("test_loss", "test_accuracy"), ignore.order = TRUE)
+  expect_identical(nrow(fit$workers), 2L)
+})

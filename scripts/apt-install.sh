@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# usage: scripts/apt-install.sh PART...
+# Installs what scripts/apt-packages.txt names under these parts and this machine lacks.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PYTHON=${PYTHON:-python3} DEBIAN_FRONTEND=noninteractive
+
+missing=()
+while read -r part package unless; do
+  [[ " $* " == *" $part "* ]] || continue
+  if [[ -n $unless ]] && bash -c "$unless" >/dev/null 2>&1 </dev/null; then continue; fi
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
+  missing+=("$package")
+done < <(grep -v '^#' scripts/apt-packages.txt)
+[[ ${#missing[@]} -gt 0 ]] || exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "This machine has no apt-get. Please install what Debian calls: ${missing[*]}" >&2
+  exit 1
+fi
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "Please run as root: apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo --preserve-env=DEBIAN_FRONTEND)
+fi
+
+echo "apt packages: ${missing[*]}"
+install() {
+  "${as_root[@]}" apt-get install -y -q --no-install-recommends \
+    -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "${missing[@]}" </dev/null
+}
+# A fresh machine has no package lists, an old one stale lists: both fail on the first try.
+install || { "${as_root[@]}" apt-get update -q && install; }

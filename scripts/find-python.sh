@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Prints a Python that TensorFlow has wheels for: $PYTHON, else python3, else a versioned one.
+set -euo pipefail
+for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+  path=$(command -v "$candidate") || continue
+  if "$path" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    echo "$path"
+    exit 0
+  fi
+done
+echo "tfdist needs Python 3.10 to 3.13; set PYTHON=/path/to/python3" >&2
+exit 1

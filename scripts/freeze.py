@@ -1,0 +1,31 @@
+"""Print constraints.txt: what is installed here, exactly, for the same install elsewhere.
+
+A release that needs a newer Python than this project's oldest gets a marker, so that the
+older Python is left to pip.
+"""
+
+from importlib.metadata import Distribution, distributions
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+OLDEST = "3.10"
+NOT_OURS = {"tfdist", "pip", "setuptools", "wheel"}
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+
+
+def pin(name: str, distribution: Distribution) -> str:
+    needed = SpecifierSet(distribution.metadata["Requires-Python"] or "")
+    line = f"{name}=={distribution.version}"
+    if needed.contains(f"{OLDEST}.99"):
+        return line
+    first = next(version for version in SUPPORTED if needed.contains(f"{version}.99"))
+    return f"{line} ; python_version >= '{first}'"
+
+
+installed = {canonicalize_name(d.metadata["Name"]): d for d in distributions()}
+# The same release under its other name: the CUDA build, and every platform but Linux.
+installed.setdefault("tensorflow", installed["tensorflow-cpu"])
+print("# Written by `make constraints`.")
+for name in sorted(installed.keys() - NOT_OURS):
+    print(pin(name, installed[name]))

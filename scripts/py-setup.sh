@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# usage: scripts/py-setup.sh EXTRA...
+# Fills .venv with tfdist (editable) and these extras, at the versions of constraints.txt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=$(scripts/find-python.sh)
+export PYTHON
+# An interrupted first run leaves a .venv without pip.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  scripts/apt-install.sh python
+  "$PYTHON" -m venv --clear .venv
+fi
+
+extras=$(IFS=,; echo "$*")
+echo "Python packages into .venv: tfdist[$extras]"
+# Relative, because pip splits this variable at spaces; a variable, because it then also
+# holds in the environment that builds tfdist.
+export PIP_CONSTRAINT=constraints.txt
+# rpy2's other mode compiles against R, which need not be here yet.
+export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
+.venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
+  --progress-bar off --editable ".[$extras]" </dev/null
