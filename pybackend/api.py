@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import cloudpickle
-
+from pybackend.code import pickled
 from pybackend.data import arrays
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.errors import InputError
@@ -186,7 +185,7 @@ def barrier_run(
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     session = session_of(spark)
-    files = {FUNCTION: _pickled((fn, args), "`fn` and its arguments")}
+    files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = _launch(session, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
 
@@ -273,10 +272,17 @@ def _training_files(
             f"{type(custom_objects).__name__}"
         )
     if callbacks or custom_objects:
-        extras = {"callbacks": list(callbacks or []), "custom_objects": dict(custom_objects or {})}
-        files[EXTRAS] = _pickled(extras, "`callbacks` or `custom_objects`")
+        extras: dict[str, Any] = {
+            "callbacks": list(callbacks or []),
+            "custom_objects": dict(custom_objects or {}),
+        }
+        files[EXTRAS] = pickled(
+            extras,
+            "`callbacks` or `custom_objects`",
+            [*extras["callbacks"], *extras["custom_objects"].values()],
+        )
     if job.model_source == "function":
-        return {**files, MODEL_FUNCTION: _pickled(model, "the `model` function")}
+        return {**files, MODEL_FUNCTION: pickled(model, "the `model` function", [model])}
     from pybackend.engine.checks import check_model
 
     check_model(model)
@@ -332,13 +338,6 @@ def _check_columns(features: Any, label: Any) -> None:
         isinstance(named, (list, tuple)) and all(isinstance(name, str) for name in named)
     ):
         raise InputError(f"`features` must be names of columns, not {features!r}")
-
-
-def _pickled(value: Any, what: str) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except Exception as error:
-        raise InputError(f"{what} cannot be sent to the workers: {error}") from error
 
 
 def _floatx() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -30,6 +31,9 @@ class EventServer:
     def __exit__(self, *_: object) -> None:
         self._door.close()
         for connection in self._connections:
+            # Closing alone does not wake the thread that reads from it.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def _welcome(self, connection: socket.socket, rank: int) -> None:

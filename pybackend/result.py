@@ -24,6 +24,11 @@ class Failure:
     time: float = 0.0
     advice: str = ""
 
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another worker's failure must have come first: a lost peer, a forced end."""
+        return self.exception_type in ("PeerLostError", "Stopped")
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Failure:
         """Read back what `dataclasses.asdict` wrote."""
@@ -75,14 +80,8 @@ class WorkerReport:
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """Order failures by time, consequences last.
-
-    A lost peer or an end forced by the launcher is a consequence of another worker's
-    failure, whatever the clocks of two hosts say.
-    """
-    return sorted(
-        failures, key=lambda f: (f.exception_type in ("PeerLostError", "Stopped"), f.time)
-    )
+    """Order failures by time, consequences last, whatever the clocks of two hosts say."""
+    return sorted(failures, key=lambda f: (f.is_consequence, f.time))
 
 
 @dataclass(frozen=True)

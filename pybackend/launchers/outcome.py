@@ -19,6 +19,6 @@ class Outcome:
 
 def raise_first_failure(reports: Sequence[WorkerReport]) -> None:
     """Raise `WorkerFailedError` where any worker failed, the first by time as the cause."""
-    failures = root_cause_first([r.failure for r in reports if r.failure is not None])
+    failures = [r.failure for r in reports if r.failure is not None]
     if failures:
-        raise WorkerFailedError(failures)
+        raise WorkerFailedError(root_cause_first(failures))

@@ -21,19 +21,30 @@ from pybackend.data.arrays import rows_of, shard
 from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
 from pybackend.data.blobs import blobs, layout_of
 from pybackend.data.dataframe import Selection
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.events import EventServer
 from pybackend.job import Job
 from pybackend.launchers.child import Emit
-from pybackend.launchers.outcome import Outcome, raise_first_failure
+from pybackend.launchers.outcome import Outcome
 from pybackend.launchers.shipping import ship_package
 from pybackend.launchers.slots import check_slots, is_connect, is_one_machine, setting
-from pybackend.launchers.spark_task import SCHEMA, SET_COLUMN, Blobs, RowsOfFrame, Task
+from pybackend.launchers.spark_task import (
+    SCHEMA,
+    SET_COLUMN,
+    Blobs,
+    RowsOfFrame,
+    Task,
+    failures_in,
+)
 from pybackend.rendezvous import new_token
-from pybackend.result import WorkerReport
+from pybackend.result import Failure, WorkerReport, root_cause_first
 
 # No task of ours has run for so long: something else holds the slots, or there are none.
 _START_SECONDS = 120.0
+_NOT_STARTED = (
+    f"Spark has not started a task of this job for {_START_SECONDS:g} s: other jobs hold the "
+    "slots, or executors are missing. Free slots, or use fewer workers"
+)
 
 
 def launch(
@@ -73,12 +84,9 @@ def launch(
         server = _event_server(stack, session, token, loopback)
         task = Task(job, files, source, token, server.address if server else None, loopback)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
-    reports = sorted(
-        (WorkerReport.from_dict(json.loads(row["report"])) for row in rows), key=lambda r: r.rank
-    )
-    raise_first_failure(reports)
+    reports = [WorkerReport.from_dict(json.loads(row["report"])) for row in rows]
     models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
-    return Outcome(reports, models[0] if models else None)
+    return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)
 
 
 def _input(
@@ -151,6 +159,7 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
     """Run the Spark job on a thread, events and Ctrl-C on this one."""
     outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
     events = server.queue if server else queue.Queue[dict[str, Any]]()
+    failures: dict[int, Failure] = {}
     with _cancellable(session) as (enter, cancel, has_started):
 
         def run() -> None:
@@ -166,14 +175,14 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
         try:
             while thread.is_alive() or not events.empty():
                 with suppress(queue.Empty):
-                    on_event(events.get(timeout=0.1))
+                    event = events.get(timeout=0.1)
+                    if event["event"] == "failed":
+                        failures[event["rank"]] = Failure.from_dict(event["failure"])
+                    else:
+                        on_event(event)
                 if deadline is not None and time.monotonic() > deadline:
                     if not has_started():
-                        raise ClusterError(
-                            f"Spark has not started a task of this job for {_START_SECONDS:g} s: "
-                            "other jobs hold the slots, or executors are missing. Free slots, or "
-                            "use fewer workers"
-                        )
+                        raise ClusterError(_NOT_STARTED)
                     deadline = None
         except BaseException:
             cancel()
@@ -181,6 +190,9 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
             raise
     finished = outcome.get()
     if isinstance(finished, BaseException):
+        failures.update({f.rank: f for f in failures_in(str(finished))})
+        if failures:
+            raise WorkerFailedError(root_cause_first(list(failures.values())))
         raise _explained(finished) from finished
     return finished
 

@@ -5,13 +5,15 @@ This file is imported on the executors; the driver sends it there.
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import socket
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,6 +31,9 @@ SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks which data set a row belongs to where training and validation rows travel together.
 SET_COLUMN = "__tfdist_set__"
 SETS = ("train", "validation")
+# Encloses a failure's description in an exception's message.
+MARK = "~tfdist~"
+_CAUSE_FIRST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Task:
     loopback: bool
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run one worker; yields one row of `SCHEMA`. Failures travel in it, as data."""
+        """Run one worker; yields one row of `SCHEMA`, or raises so that Spark ends the others."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -91,7 +96,9 @@ class Task:
             with Child(self.job, rank, host, emit, self._variables(context)) as child:
                 child.start(self.files)
                 report = self._train(child, context, batches)
-                model = child.model() if report.ok and rank == 0 else None
+                model = child.model() if rank == 0 else None
+            if report.failure is not None:
+                _fail(report.failure, emit)
         finally:
             emit.close()
         yield _row(report, model)
@@ -147,6 +154,22 @@ class Task:
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
         return variables
+
+
+def _fail(failure: Failure, emit: EventClient) -> NoReturn:
+    """Tell the driver why, and fail the task: Spark then ends the tasks that still run."""
+    emit({"event": "failed", "rank": failure.rank, "failure": asdict(failure)})
+    if failure.is_consequence:
+        # The cause is to be what ends the Spark job, and what the driver reads in its message.
+        time.sleep(_CAUSE_FIRST_SECONDS)
+    text = base64.b64encode(json.dumps(asdict(failure)).encode()).decode()
+    raise RuntimeError(f"{failure.exception_type}: {failure.message} {MARK}{text}{MARK}")
+
+
+def failures_in(message: str) -> list[Failure]:
+    """Failures that `_fail` wrote into the message of Spark's own exception."""
+    texts = re.findall(f"{MARK}([A-Za-z0-9+/=]+){MARK}", message)
+    return [Failure.from_dict(json.loads(base64.b64decode(text))) for text in dict.fromkeys(texts)]
 
 
 def _shapes(columns: Columns) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 # Before TensorFlow is imported anywhere: as in the workers, and quiet.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -96,3 +98,12 @@ def worker_processes() -> list[int]:
             if b"pybackend.worker" in command:
                 found.append(int(entry))
     return found
+
+
+def wait_for(condition: Any) -> None:
+    """Poll a condition of another process, which offers nothing to wait on, for 10 s at most."""
+    deadline = time.monotonic() + 10
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
+        pause.wait(0.05)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import build_dense, worker_processes
+from conftest import build_dense, wait_for, worker_processes
 
 from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_train
 
@@ -25,7 +25,7 @@ def folders() -> set[str]:
 def nothing_left_behind() -> Any:
     before = folders()
     yield
-    assert worker_processes() == []
+    wait_for(lambda: not worker_processes())
     assert folders() <= before
 
 
@@ -91,7 +91,7 @@ def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -
 
     with pytest.raises(WorkerFailedError, match="SIGKILL") as caught:
         barrier_train(
-            None, build, rows, workers=3, batch_size=10, callbacks=[KillRankOne()], verbose=0
+            None, build_dense, rows, workers=3, batch_size=10, callbacks=[KillRankOne()], verbose=0
         )
     assert caught.value.rank == 1
     assert "PeerLostError" in {f.exception_type for f in caught.value.others}
@@ -143,18 +143,6 @@ def wait_for_end(pid: int) -> None:
             return True
 
     wait_for(is_gone)
-
-
-def wait_for(condition: Any) -> None:
-    """Poll a condition of another process, which offers nothing to wait on, for 10 s at most."""
-    import threading
-    import time
-
-    deadline = time.monotonic() + 10
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
-        pause.wait(0.05)
 
 
 def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:

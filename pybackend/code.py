@@ -1,0 +1,69 @@
+"""Python functions and objects of the user, made to run on machines that lack their source."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from pybackend.errors import InputError
+
+
+def pickled(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
+    """Pickle a value for the workers.
+
+    Functions and classes travel as code where their module is one of the user's own files, which
+    the workers' machines need not have, and by name where it is an installed package.
+
+    Parameters
+    ----------
+    what
+        Names the value in errors.
+    owners
+        Functions or objects of ``value`` whose modules are looked at.
+
+    Raises
+    ------
+    InputError
+        Where something in it cannot be pickled.
+    """
+    try:
+        with _by_value(_modules(owners)):
+            return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise InputError(f"{what} cannot be sent to the workers: {error}") from error
+
+
+def _modules(owners: Iterable[Any]) -> Iterator[ModuleType]:
+    for owner in owners:
+        name = getattr(owner, "__module__", None) or type(owner).__module__
+        module = sys.modules.get(name)
+        if module is not None and name != "__main__" and not _is_installed(module):
+            yield module
+
+
+def _is_installed(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == "pybackend":
+        return True
+    paths = {Path(p).resolve() for p in sysconfig.get_paths().values()}
+    return any(folder in paths for folder in Path(file).resolve().parents)
+
+
+@contextmanager
+def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    known = cloudpickle.list_registry_pickle_by_value()
+    registered = [m for m in dict.fromkeys(modules) if m.__name__ not in known]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)

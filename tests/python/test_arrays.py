@@ -1,0 +1,191 @@
+"""In-memory data: checked by name, flattened, dealt, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pybackend.data.arrays import (
+    check_enough_rows,
+    columns_of,
+    rows_of,
+    shard,
+    structure,
+)
+from pybackend.errors import InputError
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.arange(6)
+
+names = st.text(min_size=1, max_size=5).filter(lambda name: "/" not in name)
+
+
+@st.composite
+def datasets(draw: Any) -> tuple[Any, ...]:
+    """(x, y) or (x, y, sample_weight), each part an array, a tuple or a dict of arrays."""
+    rows = draw(st.integers(1, 20))
+    dtypes = st.sampled_from(["float32", "int32", "int64", "uint8", "bool"])
+
+    def array() -> Any:
+        tail = draw(hnp.array_shapes(min_dims=0, max_dims=2, max_side=3))
+        return np.zeros((rows, *tail), draw(dtypes)) + np.asarray(draw(st.integers(0, 1)), "uint8")
+
+    def part() -> Any:
+        kind = draw(st.sampled_from(["array", "tuple", "dict"]))
+        if kind == "array":
+            return array()
+        if kind == "tuple":
+            return tuple(array() for _ in range(draw(st.integers(1, 3))))
+        return {
+            name: array() for name in draw(st.lists(names, min_size=1, max_size=3, unique=True))
+        }
+
+    return (part(), part(), np.ones(rows, "float32"))[: draw(st.integers(2, 3))]
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    return one.dtype == other.dtype and bool(np.array_equal(one, other))
+
+
+@settings(deadline=None)
+@given(datasets())
+def test_structure_undoes_columns(data: tuple[Any, ...]) -> None:
+    assert equal(structure(columns_of(data)), data)
+
+
+@settings(deadline=None)
+@given(datasets(), st.integers(1, 6))
+def test_shards_hold_every_row_once(data: tuple[Any, ...], workers: int) -> None:
+    columns = columns_of(data)
+    parts = [shard(columns, workers, rank) for rank in range(workers)]
+    assert sum(rows_of(part) for part in parts) == rows_of(columns)
+    for key, array in columns.items():
+        assert all(np.shares_memory(part[key], array) for part in parts if part[key].size)
+        together = np.concatenate([part[key] for part in parts])
+        order = np.concatenate([np.arange(len(array))[r::workers] for r in range(workers)])
+        np.testing.assert_array_equal(together, array[order])
+
+
+def test_columns_are_named_after_their_place() -> None:
+    columns = columns_of(({"left": X, "right": X}, [Y, Y, Y], np.ones(6)))
+    assert list(columns) == ["x/left", "x/right", "y/#0", "y/#1", "y/#2", "sample_weight"]
+    assert rows_of(columns) == 6
+
+
+def test_a_dict_with_numbers_as_names_stays_a_dict() -> None:
+    x, _ = structure(columns_of(({"0": X, "1": X}, Y)))
+    assert list(x) == ["0", "1"]
+
+
+@pytest.mark.parametrize("floatx", ["float16", "float32", "float64"])
+def test_floats_become_keras_float_type_and_the_rest_keeps_its_own(floatx: str) -> None:
+    columns = columns_of(
+        ({"a": X.astype("float64"), "b": X.astype("float16"), "c": X.astype("uint8")}, Y > 2),
+        floatx,
+    )
+    assert {key: str(array.dtype) for key, array in columns.items()} == {
+        "x/a": floatx,
+        "x/b": floatx,
+        "x/c": "uint8",
+        "y": "bool",
+    }
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (X.tolist(), Y.tolist()),
+        ([tuple(row) for row in X.tolist()], tuple(Y.tolist())),
+        (pd.DataFrame(X, columns=["a", "b"]), pd.Series(Y)),
+        (np.asfortranarray(X), Y[::-1][::-1]),
+        (X, list(Y)),  # numpy's own numbers, as in [labels[i] for i in chosen]
+    ],
+    ids=["lists", "tuples", "pandas", "column-major", "numpy numbers"],
+)
+def test_other_ways_to_write_the_same_data(x: Any, y: Any) -> None:
+    columns = columns_of((x, y))
+    np.testing.assert_array_equal(columns["x"], X)
+    np.testing.assert_array_equal(columns["y"], Y)
+
+
+def test_the_absent_weight_may_be_none() -> None:
+    assert len(structure(columns_of((X, Y, None)))) == 2
+    assert len(structure(columns_of([X, Y]))) == 2
+
+
+def test_missing_values_may_be_in_the_inputs_only() -> None:
+    x = np.where(X == 3, np.nan, X)
+    assert np.isnan(columns_of((x, Y))["x"]).sum() == 1
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: None, r"`data` must be \(x, y\) or .*, not builtins\.NoneType"),
+    "one array": (lambda: X, r"`data` must be \(x, y\) or .*, not numpy\.ndarray"),
+    "text": (lambda: "train.csv", r"`data` must be .*, not builtins\.str"),
+    "a dict": (lambda: {"x": X, "y": Y}, r"`data` must be .*, not builtins\.dict"),
+    "a pandas table": (lambda: pd.DataFrame(X), r"`data` must be .*DataFrame"),
+    "only x": (lambda: (X,), r"`data` must be .*, not a tuple of 1"),
+    "four parts": (lambda: [X, Y, Y, Y], r"`data` must be .*, not a list of 4"),
+    "no labels": (lambda: (X, None), r"`data` has no labels: pass \(x, y\)"),
+    "no inputs": (lambda: (None, Y), r"`data` has no inputs: pass \(x, y\)"),
+    "no named input": (lambda: ({}, Y), r"`data` has no inputs: pass \(x, y\)"),
+    "a number": (lambda: (3, Y), r"`x` of `data` is a single value"),
+    "ragged": (lambda: ([[1, 2], [3]], [0, 1]), r"`x` of `data` is no rectangular array"),
+    "text columns": (lambda: (X, ["a"] * 6), r"`y` of `data` has dtype <U1; expected numbers"),
+    "objects": (lambda: (X.astype(object), Y), r"`x` of `data` has dtype object"),
+    "complex": (lambda: (X.astype(complex), Y), r"`x` of `data` has dtype complex128"),
+    "dates": (lambda: (X.astype("M8[s]"), Y), r"`x` of `data` has dtype datetime64"),
+    "lengths": (lambda: (X, Y[:5]), r"differ in their number of rows \(x: 6, y: 5\)"),
+    "weights": (lambda: (X, Y, Y[1:]), r"\(x: 6, y: 6, sample_weight: 5\)"),
+    "input lengths": (lambda: ([X, X[1:]], Y), r"\(x/#0: 6, x/#1: 5, y: 6\)"),
+    "NaN label": (
+        lambda: (X, [0, 1, np.nan, 3, np.nan, 5]),
+        r"`y` of `data` has a NaN in row 2 \(counting from 0\)",
+    ),
+    "NaN weight": (lambda: (X, Y, [1, 1, 1, 1, 1, np.nan]), r"`sample_weight` .* NaN in row 5"),
+    "slash": (lambda: ({"a/b": X}, Y), r"`x` has an input named 'a/b': use names without '/'"),
+    "empty name": (lambda: ({"": X}, Y), r"`x` has an input named ''"),
+    "number as name": (lambda: (X, {0: Y}), r"`y` has an input named 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_data_are_refused_by_name(case: str) -> None:
+    make, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        columns_of(make())
+
+
+def test_the_message_names_the_argument_itself() -> None:
+    with pytest.raises(InputError, match=r"`y` of `validation_data` is a single value"):
+        columns_of((X, 1), name="validation_data")
+
+
+@pytest.mark.parametrize(
+    ("rows", "workers", "message"),
+    [
+        (0, 1, r"^`data` has no rows$"),
+        (1, 2, r"^`data` has 1 row, fewer than workers=2: use at most 1 worker$"),
+        (3, 4, r"^`data` has 3 rows, fewer than workers=4: use at most 3 workers$"),
+    ],
+)
+def test_too_few_rows_are_refused(rows: int, workers: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_enough_rows(rows, workers)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 99), st.integers(0, 99))
+def test_a_row_per_worker_is_enough(workers: int, more: int) -> None:
+    check_enough_rows(workers + more, workers)

@@ -1,0 +1,111 @@
+"""The errors: their tree, their texts, and that they survive a trip between processes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from pybackend import errors
+from pybackend.errors import (
+    ClusterError,
+    InputError,
+    PeerLostError,
+    SerializationError,
+    TfdistError,
+    WorkerFailedError,
+)
+from pybackend.result import Failure
+
+ROOT = Failure(
+    2,
+    "node-c",
+    "ValueError",
+    "bad batch",
+    traceback="Traceback ...\nValueError: bad batch\n",
+    log=("reading", "crashing"),
+    time=10.0,
+    advice="mend the data",
+)
+OTHERS = [
+    Failure(0, "node-a", "PeerLostError", "lost worker 2\nand more", time=11.0),
+    Failure(1, "node-b", "Stopped", "", time=12.0),
+]
+
+
+@pytest.mark.parametrize(
+    "kind", [InputError, ClusterError, WorkerFailedError, PeerLostError, SerializationError]
+)
+def test_every_error_is_a_tfdist_error(kind: type[Exception]) -> None:
+    assert issubclass(kind, TfdistError)
+    assert f" {kind.__name__}" in (errors.__doc__ or "")
+
+
+def test_the_tree_in_the_docstring_names_every_error() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert {name for name in defined if name not in (errors.__doc__ or "")} == set()
+
+
+def test_wrong_input_is_a_value_error_too() -> None:
+    with pytest.raises(ValueError):
+        raise InputError("`workers` must be at least 1")
+
+
+def test_a_lost_peer_is_named() -> None:
+    error = PeerLostError(3, "10.0.0.4", "closed the connection")
+    assert (error.rank, error.host, error.reason) == (3, "10.0.0.4", "closed the connection")
+    assert str(error).startswith("lost worker 3 on 10.0.0.4: it closed the connection.")
+
+
+def test_a_failed_worker_is_told_with_cause_traceback_log_and_consequences() -> None:
+    error = WorkerFailedError([ROOT, *OTHERS])
+    assert str(error).splitlines() == [
+        "worker 2 on node-c failed: ValueError: bad batch",
+        "",
+        "Traceback of worker 2:",
+        "Traceback ...",
+        "ValueError: bad batch",
+        "",
+        "Last lines printed by worker 2:",
+        "  reading",
+        "  crashing",
+        "",
+        "Then, as a consequence or besides:",
+        "  worker 0 on node-a: PeerLostError: lost worker 2",
+        "  worker 1 on node-b: Stopped",
+        "",
+        "What to do: mend the data",
+    ]
+    assert (error.rank, error.host, error.exception_type) == (2, "node-c", "ValueError")
+    assert error.worker_traceback == ROOT.traceback
+    assert error.log == ["reading", "crashing"]
+    assert error.others == OTHERS
+
+
+def test_a_lone_failure_is_one_line() -> None:
+    error = WorkerFailedError([Failure(0, "h", "ProcessDied", "ended by SIGKILL")])
+    assert str(error) == "worker 0 on h failed: ProcessDied: ended by SIGKILL"
+    assert error.others == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerLostError(1, "h", "was silent for 3 s"),
+        WorkerFailedError([ROOT, *OTHERS]),
+        InputError("`epochs` must be at least 1"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_can_be_pickled_and_copied(error: TfdistError) -> None:
+    pickled = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+    for again in (pickled, copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert getattr(again, "rank", None) == getattr(error, "rank", None)
+        assert getattr(again, "others", None) == getattr(error, "others", None)

@@ -1,0 +1,34 @@
+"""The lines that a user sees while a training runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pybackend.progress import epoch_line, printer
+
+EPOCH: dict[str, Any] = {
+    "event": "epoch",
+    "rank": 0,
+    "epoch": 1,
+    "epochs": 3,
+    "seconds": 4.06,
+    "logs": {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]},
+}
+LINE = {"event": "line", "rank": 1, "text": "hello"}
+
+
+def test_an_epoch_is_one_line() -> None:
+    assert epoch_line(EPOCH) == "epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)"
+
+
+@pytest.mark.parametrize(
+    ("verbose", "shown"),
+    [(0, []), (1, [epoch_line(EPOCH)]), (2, [epoch_line(EPOCH), "[1] hello"])],
+)
+def test_what_each_level_shows(verbose: int, shown: list[str], capsys: Any) -> None:
+    show = printer(verbose)
+    for event in (EPOCH, {**EPOCH, "rank": 1}, LINE, {"event": "unknown"}):
+        show(event)
+    assert capsys.readouterr().out.splitlines() == shown

@@ -1,0 +1,165 @@
+"""Reports and results: what travels, what is saved, what is shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import FrozenInstanceError, asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.errors import InputError
+from pybackend.result import Failure, TrainResult, WorkerReport, root_cause_first
+
+CONTENT = b"\x89HDF\r\n\x1a\n not really"
+
+
+def result(**changes: Any) -> TrainResult:
+    workers = [
+        WorkerReport(rank, "127.0.0.1", 100 + rank, rows=50, steps=4, seconds=1.25)
+        for rank in range(2)
+    ]
+    made = TrainResult(
+        model_base64=base64.b64encode(CONTENT).decode(),
+        model_format="h5",
+        model_sha256="ab" * 32,
+        history={"loss": [2.0, 1.23456], "accuracy": [0.5, 0.75]},
+        workers=workers,
+        seconds=3.21,
+        seed=7,
+        epochs=2,
+    )
+    return replace(made, **changes)
+
+
+texts = st.text(max_size=20)
+failures = st.builds(
+    Failure,
+    rank=st.integers(0, 9),
+    host=texts,
+    exception_type=st.sampled_from(["ValueError", "PeerLostError", "Stopped", "ProcessDied"]),
+    message=texts,
+    traceback=texts,
+    log=st.lists(texts, max_size=3).map(tuple),
+    time=st.floats(0, 1e9),
+    advice=texts,
+)
+reports = st.builds(
+    WorkerReport,
+    rank=st.integers(0, 9),
+    host=texts,
+    pid=st.integers(1, 2**22),
+    rows=st.integers(0),
+    steps=st.integers(0),
+    seconds=st.floats(0, 1e9),
+    value=st.none() | texts | st.dictionaries(texts, st.lists(st.floats(allow_nan=False))),
+    weights_sha256=st.none() | texts,
+    failure=st.none() | failures,
+)
+
+
+@settings(deadline=None)
+@given(reports)
+def test_a_report_travels_as_json(report: WorkerReport) -> None:
+    again = WorkerReport.from_dict(json.loads(json.dumps(asdict(report))))
+    assert again == report
+    assert again.ok == (report.failure is None)
+
+
+@settings(deadline=None)
+@given(st.lists(failures, min_size=1, max_size=6))
+def test_the_root_cause_comes_first(found: list[Failure]) -> None:
+    ordered = root_cause_first(found)
+    assert sorted(map(repr, ordered)) == sorted(map(repr, found))
+    consequences = [f.exception_type in ("PeerLostError", "Stopped") for f in ordered]
+    assert consequences == sorted(consequences)
+    for kind in (False, True):
+        times = [f.time for f, c in zip(ordered, consequences, strict=True) if c == kind]
+        assert times == sorted(times)
+
+
+def test_a_lost_peer_is_no_root_cause_even_where_its_clock_is_early() -> None:
+    lost = Failure(0, "a", "PeerLostError", "lost worker 1", time=1.0)
+    cause = Failure(1, "b", "MemoryError", "", time=99.0)
+    assert root_cause_first([lost, cause]) == [cause, lost]
+
+
+def test_the_model_is_decoded_once_and_only_when_asked_for() -> None:
+    asked: list[str] = []
+
+    def decode(text: str) -> object:
+        asked.append(text)
+        return object()
+
+    found = result(decode=decode)
+    assert asked == []
+    assert found.model is found.model
+    assert asked == [found.model_base64]
+
+
+def test_without_a_decoder_the_error_says_what_to_call() -> None:
+    with pytest.raises(InputError, match="model_from_base64"):
+        _ = result().model
+
+
+def test_saving_writes_the_model_file_and_makes_its_folder(tmp_path: Path) -> None:
+    path = result().save(tmp_path / "new" / "model.h5")
+    assert path == tmp_path / "new" / "model.h5"
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model", "model.h5.txt"])
+def test_saving_under_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is in 'h5' format: name the file '.*\.h5'"):
+        result().save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_has_last_figures_and_workers() -> None:
+    assert result(metrics={"test_accuracy": 0.98}).summary().splitlines() == [
+        "2 workers, 100 rows, 2 epochs, 3.2 s, seed 7",
+        "last epoch: loss 1.235, accuracy 0.75",
+        "test_accuracy 0.98",
+        "  worker 0 on 127.0.0.1 (pid 100): 50 rows, 4 steps, 1.2 s",
+        "  worker 1 on 127.0.0.1 (pid 101): 50 rows, 4 steps, 1.2 s",
+    ]
+
+
+def test_the_summary_of_one_worker_and_a_metric_per_class() -> None:
+    found = result(
+        workers=[WorkerReport(0, "h", 1, rows=9, steps=1)], epochs=1, history={"f1": [[0.5, 0.25]]}
+    )
+    lines = found.summary().splitlines()
+    assert lines[0] == "1 worker, 9 rows, 1 epoch, 3.2 s, seed 7"
+    assert lines[1] == "last epoch: f1 [0.5, 0.25]"
+
+
+def test_a_result_is_shown_without_the_model_text() -> None:
+    assert result().model_base64 not in repr(result())
+
+
+def test_a_result_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        result().seed = 8  # type: ignore[misc]
+
+
+def test_the_dict_for_r_is_plain_data() -> None:
+    failed = WorkerReport(1, "h", 2, failure=Failure(1, "h", "ValueError", "no"))
+    plain = result(workers=[WorkerReport(0, "h", 1), failed]).to_dict()
+    assert json.loads(json.dumps(plain))["workers"][1]["failure"]["message"] == "no"
+    assert [w["ok"] for w in plain["workers"]] == [True, False]
+    assert set(plain) == {
+        "history",
+        "model_base64",
+        "model_format",
+        "model_sha256",
+        "workers",
+        "seconds",
+        "seed",
+        "epochs",
+        "metrics",
+    }

@@ -1,0 +1,496 @@
+"""Models to and from bytes, text and files: nothing lost, nothing run, damage told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from pybackend.errors import InputError, SerializationError
+from pybackend.serialization import (
+    decode_base64,
+    load_model,
+    model_from_base64,
+    model_from_bytes,
+    model_to_base64,
+    model_to_bytes,
+    save_model,
+    sha256_of,
+)
+
+FORMATS = ("h5", "keras")
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(64, 8)).astype("float32")
+Y = RNG.integers(0, 3, 64)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(keras.layers.Layer):
+    """A layer that Keras knows by name."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2
+
+
+class Doubled(keras.layers.Layer):
+    """A layer of the user's own, told in `custom_objects`."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    """A loss of the user's own."""
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+def sequential() -> Any:
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(5, activation="relu"), keras.layers.Dense(3)]
+    )
+
+
+def several_inputs() -> Any:
+    one, other = keras.Input((8,), name="one"), keras.Input((8,), name="other")
+    joined = keras.layers.Concatenate()([one, other])
+    outputs = {
+        "a": keras.layers.Dense(3, name="a")(joined),
+        "b": keras.layers.Dense(1, name="b")(joined),
+    }
+    return keras.Model({"one": one, "other": other}, outputs)
+
+
+def compiled(optimizer: Any = "adam", loss: Any = None, **settings: Any) -> Any:
+    model = sequential()
+    if loss is None:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **settings)
+    return model
+
+
+def trained(optimizer: Any = "adam") -> Any:
+    model = compiled(optimizer, metrics=["accuracy"])
+    model.fit(X, Y, epochs=2, verbose=0)
+    return model
+
+
+def same_predictions(one: Any, other: Any, x: Any = X) -> bool:
+    return bool(np.array_equal(one.predict(x, verbose=0), other.predict(x, verbose=0)))
+
+
+def steps_of(model: Any) -> int:
+    return int(model.optimizer.iterations.numpy())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    keras.utils.set_random_seed(5)
+    return trained()
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def data(model: Any, request: Any) -> bytes:
+    return model_to_bytes(model, format=request.param)
+
+
+# --- there and back ---
+
+
+@pytest.mark.parametrize("include_optimizer", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_trained_model_comes_back_and_trains_on(
+    model: Any, format: Any, include_optimizer: bool
+) -> None:
+    again = model_from_base64(
+        model_to_base64(model, format=format, include_optimizer=include_optimizer)
+    )
+    assert same_predictions(again, model)
+    assert again.get_config() == model.get_config()
+    assert again.loss.get_config() == model.loss.get_config()
+    assert steps_of(again) == (steps_of(model) if include_optimizer else 0)
+    before = steps_of(again)
+    history = again.fit(X, Y, verbose=0).history
+    assert set(history) == {"accuracy", "loss"}
+    assert steps_of(again) == before + 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.01),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), momentum=0.9, nesterov=True
+        ),
+        lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.01)),
+    ],
+    ids=["Adam", "SGD with a schedule", "AdamW", "LossScale"],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_with_its_optimizers_state_training_continues_as_if_never_interrupted(
+    format: Any, make: Callable[[], Any]
+) -> None:
+    model = trained(make())
+    again = model_from_bytes(model_to_bytes(model, format=format, include_optimizer=True))
+    for one in (model, again):
+        one.fit(X, Y, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_without_its_state_the_optimizer_starts_afresh(format: Any) -> None:
+    wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25, momentum=0.9))
+    for model in (trained(wrapped), trained(keras.optimizers.SGD(0.25, momentum=0.9))):
+        data = model_to_bytes(model, format=format)
+        again = model_from_bytes(data)
+        assert type(again.optimizer) is type(model.optimizer)
+        inner = getattr(again.optimizer, "inner_optimizer", again.optimizer)
+        inner.build(again.trainable_variables)
+        assert int(inner.iterations.numpy()) == 0
+        assert float(inner.learning_rate) == 0.25
+        momenta = [v.numpy() for v in inner.variables if "momentum" in v.path]
+        assert len(momenta) == 4
+        assert not any(value.any() for value in momenta)
+
+
+@pytest.mark.parametrize("include_optimizer", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_saving_leaves_the_model_as_it_is(format: Any, include_optimizer: bool) -> None:
+    model = trained()
+    before = json.dumps(model.get_compile_config()), model.get_weights(), steps_of(model)
+    model_to_bytes(model, format=format, include_optimizer=include_optimizer)
+    assert json.dumps(model.get_compile_config()) == before[0]
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before[1], strict=True))
+    assert steps_of(model) == before[2]
+    assert model_from_bytes(model_to_bytes(model, format="keras")).compiled
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_several_inputs_and_outputs(format: Any) -> None:
+    model = several_inputs()
+    model.compile(
+        "sgd",
+        {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"},
+        metrics={"a": ["accuracy"], "b": ["mae"]},
+        loss_weights={"a": 1.0, "b": 0.5},
+    )
+    again = model_from_bytes(model_to_bytes(model, format=format))
+    x = {"one": X, "other": X[::-1]}
+    for name, predicted in model.predict(x, verbose=0).items():
+        assert np.array_equal(again.predict(x, verbose=0)[name], predicted)
+    y = {"a": Y, "b": X[:, :1]}
+    figures = [m.evaluate(x, y, verbose=0, return_dict=True) for m in (model, again)]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse", "mae", "mape", "msle", "mean_squared_error", "huber", "cosine_similarity"]
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_losses_and_metrics_may_be_given_by_name(format: Any, loss: str) -> None:
+    model = compiled("sgd", loss, metrics=["mse", "mae"])
+    again = model_from_bytes(model_to_bytes(model, format=format))
+    y = np.eye(3, dtype="float32")[Y]
+    figures = [m.evaluate(X, y, verbose=0, return_dict=True) for m in (model, again)]
+    assert set(figures[0]) == {"loss", "mse", "mae"}
+    assert list(figures[1].values()) == pytest.approx(list(figures[0].values()), rel=1e-5)
+
+
+def test_an_h5_file_with_short_names_is_read_by_keras_alone(tmp_path: Path) -> None:
+    path = save_model(compiled("sgd", ["mse"]), tmp_path / "model.h5")
+    assert keras.saving.load_model(path).compiled
+
+
+def test_a_loss_that_h5_cannot_hold_is_refused_when_saving_and_fits_in_keras() -> None:
+    model = compiled("sgd", "crossentropy")
+    with pytest.raises(SerializationError, match="'crossentropy' .* use format='keras'"):
+        model_to_bytes(model)
+    assert model_from_bytes(model_to_bytes(model, format="keras")).loss == "crossentropy"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_uncompiled_model_stays_uncompiled(format: Any) -> None:
+    model = sequential()
+    again = model_from_bytes(model_to_bytes(model, format=format, include_optimizer=True))
+    assert not again.compiled
+    assert same_predictions(again, model)
+
+
+@pytest.mark.parametrize("include_optimizer", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_loading_without_compiling(model: Any, format: Any, include_optimizer: bool) -> None:
+    data = model_to_bytes(model, format=format, include_optimizer=include_optimizer)
+    again = model_from_bytes(data, compile=False)
+    assert not again.compiled
+    assert same_predictions(again, model)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_objects_of_ones_own(format: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), Registered(), Doubled(), keras.layers.Dense(3)])
+    model.compile("sgd", own_loss)
+    data = model_to_bytes(model, format=format)
+    own = {"Doubled": Doubled, "own_loss": own_loss}
+    assert same_predictions(model_from_bytes(data, custom_objects=own), model)
+    with pytest.raises(SerializationError, match="custom_objects"):
+        model_from_bytes(data)
+
+
+def test_a_subclassed_model_is_told_to_use_the_other_format() -> None:
+    @keras.saving.register_keras_serializable(package="tests")
+    class Own(keras.Model):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs)
+
+    model = Own()
+    model(X)
+    with pytest.raises(SerializationError, match=r"as \.h5: .*needs format='keras'"):
+        model_to_bytes(model)
+    assert same_predictions(model_from_bytes(model_to_bytes(model, format="keras")), model)
+
+
+def test_nothing_is_printed_or_warned(model: Any, capfd: Any) -> None:
+    for format in FORMATS:
+        model_from_bytes(model_to_bytes(model, format=format, include_optimizer=True))
+    assert capfd.readouterr() == ("", "")
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_there_and_back(model: Any, format: Any, tmp_path: Path) -> None:
+    path = save_model(model, tmp_path / "new" / f"model.{format}")
+    assert [p.name for p in path.parent.iterdir()] == [f"model.{format}"]
+    assert same_predictions(load_model(str(path)), model)
+    assert same_predictions(keras.saving.load_model(path), model)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_text_is_written_as_it_is(model: Any, format: Any, tmp_path: Path) -> None:
+    text = model_to_base64(model, format=format)
+    path = save_model(text, tmp_path / f"model.{format}")
+    assert path.read_bytes() == base64.b64decode(text)
+
+
+def test_a_file_that_exists_is_replaced_or_kept_whole(model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    path.write_bytes(b"old")
+    with pytest.raises(SerializationError):
+        save_model("not base64!", path)
+    assert path.read_bytes() == b"old"
+    save_model(model, path)
+    assert load_model(path).compiled
+    assert [p.name for p in tmp_path.iterdir()] == ["model.h5"]
+
+
+@pytest.mark.parametrize("name", ["model", "model.hdf5", "model.pb", "model.H5"])
+def test_other_file_names_are_refused(model: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"name the file \*\.h5 or \*\.keras"):
+        save_model(model, tmp_path / name)
+
+
+def test_text_of_one_format_is_not_named_as_the_other(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a \.h5 file: end the name in \.h5"):
+        save_model(model_to_base64(model), tmp_path / "model.keras")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no model file at '.*missing\.h5'"):
+        load_model(tmp_path / "missing.h5")
+
+
+# --- the digest ---
+
+
+def test_the_digest_is_sha256_of_the_bytes(data: bytes) -> None:
+    digest = hashlib.sha256(data).hexdigest()
+    assert sha256_of(data) == digest
+    assert sha256_of(base64.b64encode(data).decode()) == digest
+    assert model_from_bytes(data, sha256=digest.upper()).compiled
+
+
+def test_a_single_altered_bit_is_noticed_by_the_digest(data: bytes) -> None:
+    digest = sha256_of(data)
+    for place in (0, len(data) // 2, len(data) - 1):
+        altered = bytearray(data)
+        altered[place] ^= 1
+        with pytest.raises(SerializationError, match=f"expected {digest}: it was altered"):
+            model_from_bytes(bytes(altered), sha256=digest)
+
+
+# --- text ---
+
+
+@pytest.mark.parametrize("width", [60, 64, 72, 76])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_text_with_line_breaks_is_read(model: Any, width: int, end: str) -> None:
+    text = model_to_base64(model)
+    broken = end.join(text[i : i + width] for i in range(0, len(text), width)) + end
+    assert decode_base64(broken) == base64.b64decode(text)
+    assert sha256_of(broken) == sha256_of(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "abc", "ab!=", "{}", "äöü=", "QUJD=", "QU=D", "\x00\x00\x00\x00"]
+)
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(SerializationError, match="this is not base64 text"):
+        model_from_base64(text)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"QUJD", ["QUJD"]])
+def test_what_is_no_text_is_refused(text: Any) -> None:
+    with pytest.raises(InputError, match="expected base64 text, not "):
+        model_from_base64(text)
+
+
+@pytest.mark.parametrize("content", ["QUJD", 5, None, [1, 2], Path("model.h5")])
+def test_what_is_no_bytes_is_refused(content: Any) -> None:
+    with pytest.raises(InputError, match="expected the bytes of a model file, not "):
+        model_from_bytes(content)
+
+
+def test_bytes_may_come_as_r_has_them(model: Any, data: bytes) -> None:
+    assert same_predictions(model_from_bytes(bytearray(data)), model)
+    assert same_predictions(model_from_bytes(memoryview(data)), model)
+
+
+# --- wrong models ---
+
+
+@pytest.mark.parametrize("wrong", [None, "model.h5", X, keras.layers.Dense(1), keras.Sequential])
+def test_what_is_no_model_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="expected a Keras model, not "):
+        model_to_bytes(wrong)
+
+
+@pytest.mark.parametrize("format", ["hdf5", ".h5", "", None, "tf"])
+def test_another_format_is_refused(model: Any, format: Any) -> None:
+    with pytest.raises(InputError, match="`format` must be 'h5' or 'keras', not "):
+        model_to_bytes(model, format=format)
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x89HDF", b"hello, world", bytes(5000)])
+def test_garbage_is_no_model(content: bytes) -> None:
+    with pytest.raises(SerializationError, match=f"these {len(content)} bytes are neither"):
+        model_from_bytes(content)
+
+
+@pytest.mark.parametrize("magic", [b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"])
+def test_garbage_behind_the_right_first_bytes_is_damage(magic: bytes) -> None:
+    with pytest.raises(SerializationError, match="truncated or corrupted"):
+        model_from_bytes(magic + bytes(range(256)) * 20)
+
+
+def test_truncation_anywhere_is_told(data: bytes) -> None:
+    for end in [*range(0, len(data), len(data) // 60), len(data) - 1]:
+        with pytest.raises(SerializationError, match=r"truncated|neither|corrupted|damaged"):
+            model_from_bytes(data[:end])
+
+
+def test_damage_anywhere_gives_a_model_or_a_serialization_error(data: bytes) -> None:
+    refused = 0
+    for place in range(0, len(data), len(data) // 40):
+        altered = bytearray(data)
+        altered[place : place + 8] = bytes(255 - byte for byte in altered[place : place + 8])
+        refused += 1
+        with suppress(SerializationError):
+            model_from_bytes(bytes(altered))
+            refused -= 1
+    assert refused > 0
+
+
+def test_a_damaged_member_of_a_keras_file_is_named(model: Any) -> None:
+    data = model_to_bytes(model, format="keras")
+    place = data.index(b"\x89HDF") + 200
+    altered = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
+    with pytest.raises(SerializationError, match=r"damaged at 'model\.weights\.h5'"):
+        model_from_bytes(altered)
+
+
+def test_an_archive_of_something_else_is_no_model() -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("readme.txt", "hello")
+    with pytest.raises(SerializationError, match=r"damaged at 'config\.json'"):
+        model_from_bytes(archive.getvalue())
+
+
+def test_weights_alone_are_no_model(model: Any, tmp_path: Path) -> None:
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(SerializationError, match="holds no model.* not weights alone"):
+        model_from_bytes((tmp_path / "model.weights.h5").read_bytes())
+
+
+# --- hostile and foreign files ---
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_code_in_a_file_runs_only_where_asked_for(format: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+
+    def write(x: Any) -> Any:
+        mark.touch()
+        return x
+
+    hostile = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(write)])
+    data = model_to_bytes(hostile, format=format)
+    mark.unlink(missing_ok=True)
+    with pytest.raises(SerializationError, match="safe_mode=False"):
+        model_from_bytes(data)
+    assert not mark.exists()
+    again = model_from_bytes(data, safe_mode=False)
+    again(X)
+    assert mark.exists()
+
+
+def as_keras_2_wrote_it(data: bytes) -> bytes:
+    """A model file that says that it was written by Keras 2."""
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        file = io.BytesIO(data)
+        with h5py.File(file, "r+") as opened:
+            opened.attrs["keras_version"] = b"2.15.0"
+        return file.getvalue()
+    altered = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(altered, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "metadata.json":
+                content = json.dumps({**json.loads(content), "keras_version": "2.15.0"}).encode()
+            new.writestr(name, content)
+    return altered.getvalue()
+
+
+@pytest.mark.parametrize("safe_mode", [True, False])
+def test_files_of_keras_2_are_refused(data: bytes, safe_mode: bool) -> None:
+    with pytest.raises(SerializationError, match=r"written by Keras 2\.15\.0, not Keras 3"):
+        model_from_bytes(as_keras_2_wrote_it(data), safe_mode=safe_mode)
+
+
+def test_a_file_without_a_version_is_refused(model: Any) -> None:
+    file = io.BytesIO(model_to_bytes(model))
+    with h5py.File(file, "r+") as opened:
+        del opened.attrs["keras_version"]
+    with pytest.raises(SerializationError, match=r"written by Keras \(unknown\)"):
+        model_from_bytes(file.getvalue())

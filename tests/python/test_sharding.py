@@ -1,0 +1,120 @@
+"""Which worker uses which row when: every row exactly once, all in the same number of steps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.data.sharding import bounds, deal, global_batches, order, steps_per_epoch
+
+counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
+batch_sizes = st.integers(1, 70)
+seeds = st.integers(0, 2**31 - 1)
+
+
+@settings(deadline=None)
+@given(counts_of_workers, batch_sizes, seeds, st.integers(0, 5), st.booleans())
+def test_every_row_is_used_exactly_once_in_the_same_number_of_steps(
+    counts: list[int], batch_size: int, seed: int, epoch: int, shuffle: bool
+) -> None:
+    steps = steps_per_epoch(counts, batch_size)
+    for rank, count in enumerate(counts):
+        edges = bounds(count, steps)
+        visited = order(count, seed, epoch, rank, shuffle)
+        batches = [visited[edges[s] : edges[s + 1]] for s in range(steps)]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(count))
+        assert max(map(len, batches)) <= batch_size
+        # Unequal shards are used up at the same time: no worker idles at the end of an epoch.
+        assert max(map(len, batches)) - min(map(len, batches)) <= 1
+
+
+@settings(deadline=None)
+@given(counts_of_workers, batch_sizes)
+def test_no_smaller_number_of_steps_would_do(counts: list[int], batch_size: int) -> None:
+    steps = steps_per_epoch(counts, batch_size)
+    assert (steps - 1) * batch_size < max(counts) <= steps * batch_size
+
+
+def test_equal_shards_are_cut_as_keras_cuts_them() -> None:
+    assert bounds(128, steps_per_epoch([128, 128], 32)).tolist() == [0, 32, 64, 96, 128]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 500), seeds, st.integers(0, 9), st.integers(0, 99))
+def test_the_order_is_a_permutation_that_can_be_repeated(
+    count: int, seed: int, epoch: int, rank: int
+) -> None:
+    visited = order(count, seed, epoch, rank, shuffle=True)
+    assert visited.dtype == np.int64
+    assert sorted(visited.tolist()) == list(range(count))
+    again = order(count, seed, epoch, rank, shuffle=True)
+    np.testing.assert_array_equal(visited, again)
+
+
+def test_the_order_is_the_same_on_every_machine_and_version() -> None:
+    assert order(8, 7, 1, 2, shuffle=True).tolist() == [3, 1, 2, 5, 6, 7, 0, 4]
+
+
+@settings(deadline=None)
+@given(seeds, st.integers(0, 9), st.integers(0, 9))
+def test_the_order_differs_by_seed_epoch_and_rank(seed: int, epoch: int, rank: int) -> None:
+    one = order(100, seed, epoch, rank, shuffle=True).tolist()
+    assert one != order(100, seed + 1, epoch, rank, shuffle=True).tolist()
+    assert one != order(100, seed, epoch + 1, rank, shuffle=True).tolist()
+    assert one != order(100, seed, epoch, rank + 1, shuffle=True).tolist()
+
+
+def test_without_shuffling_the_order_is_that_of_the_rows() -> None:
+    assert order(5, 1, 2, 3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.integers(1, 12))
+def test_dealt_rows_are_a_partition_with_sizes_that_differ_by_one(rows: int, workers: int) -> None:
+    everything = np.arange(rows)
+    shards = [everything[deal(rows, workers, rank)] for rank in range(workers)]
+    assert sorted(np.concatenate(shards).tolist()) == list(range(rows))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_sorted_rows_stay_mixed() -> None:
+    labels = np.repeat(np.arange(10), 30)
+    for rank in range(3):
+        assert np.bincount(labels[deal(300, 3, rank)]).tolist() == [10] * 10
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(1, 6), batch_sizes, seeds, st.integers(0, 3), st.booleans())
+def test_global_batches_are_a_partition_of_the_rows(
+    rows: int, workers: int, batch_size: int, seed: int, epoch: int, shuffle: bool
+) -> None:
+    batches = global_batches(rows, workers, batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
+    assert max(map(len, batches)) <= workers * batch_size
+    assert len(batches) == math.ceil(math.ceil(rows / workers) / batch_size)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
+    batches = global_batches(10, 2, 3, seed=4, epoch=1, shuffle=shuffle)
+    expected = []
+    for step in range(2):
+        used = []
+        for rank in range(2):
+            shard = np.arange(10)[deal(10, 2, rank)]
+            edges = bounds(5, 2)
+            visited = shard[order(5, 4, 1, rank, shuffle)]
+            used += visited[edges[step] : edges[step + 1]].tolist()
+        expected.append(used)
+    assert [batch.tolist() for batch in batches] == expected
+
+
+def test_one_worker_without_shuffling_has_keras_own_batches_where_they_are_full() -> None:
+    batches = global_batches(96, 1, 32, seed=0, epoch=0, shuffle=False)
+    assert [batch.tolist() for batch in batches] == [
+        list(range(first, first + 32)) for first in (0, 32, 64)
+    ]

@@ -1,0 +1,219 @@
+"""The Spark launcher on a real local cluster: two executors in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import build_dense, largest_difference, spark_session, wait_for, worker_processes
+
+import pybackend
+from pybackend import (
+    ClusterError,
+    InputError,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_run,
+    barrier_train,
+)
+from pybackend.digits import digit_model
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with spark_session("local-cluster[2,1,1024]") as session:
+        yield session
+    wait_for(lambda: not worker_processes())
+
+
+def frame(spark: Any, x: Any, y: Any) -> Any:
+    columns = {f"f{i}": x[:, i].astype("float64") for i in range(x.shape[1])}
+    import pandas as pd
+
+    return spark.createDataFrame(pd.DataFrame({**columns, "label": y}))
+
+
+def test_arrays_give_the_same_weights_as_on_this_machine(
+    spark: Any, rows: Any, capsys: Any
+) -> None:
+    x, y = rows
+    arguments: dict[str, Any] = {
+        "workers": 2,
+        "epochs": 2,
+        "batch_size": 40,
+        "seed": 5,
+        "validation_data": (x[:101], y[:101]),
+    }
+    cluster = barrier_train(spark, build_dense, (x, y), **arguments)
+    assert "epoch 2/2" in capsys.readouterr().out  # live, from the executors
+    local = barrier_train(None, build_dense, (x, y), **arguments, verbose=0)
+    assert largest_difference(cluster.model, local.model) <= 1e-6
+    assert cluster.history["val_accuracy"] == pytest.approx(local.history["val_accuracy"])
+    assert [w.rank for w in cluster.workers] == [0, 1]
+    assert len({w.pid for w in cluster.workers}) == 2
+    assert len({w.weights_sha256 for w in cluster.workers}) == 1
+
+
+def test_digits_give_the_same_weights_as_on_this_machine(spark: Any) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.random((192, 28, 28, 1), dtype="float32")
+    y = rng.integers(0, 10, 192)
+    arguments: dict[str, Any] = {"workers": 2, "batch_size": 24, "seed": 9, "verbose": 0}
+    cluster = barrier_train(spark, digit_model, (x, y), **arguments)
+    local = barrier_train(None, digit_model, (x, y), **arguments)
+    assert largest_difference(cluster.model, local.model) <= 1e-6
+
+
+def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
+    x, y = rows[0][:240], rows[1][:240]
+    data = frame(spark, x, y)
+    # One step of all rows per epoch: then the order in which Spark deals them does not matter.
+    result = barrier_train(
+        spark,
+        dense_model,
+        data.orderBy("label"),
+        workers=2,
+        epochs=3,
+        batch_size=240,
+        validation_data=data.limit(60),
+        verbose=0,
+    )
+    assert sum(w.rows for w in result.workers) == 240
+    history = dense_model.fit(x, y, batch_size=240, epochs=3, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+    assert len(result.history["val_loss"]) == 3
+
+
+def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
+    from pyspark.ml.feature import VectorAssembler
+
+    x, y = rows[0][:60], rows[1][:60]
+    wide = VectorAssembler(inputCols=[f"f{i}" for i in range(8)], outputCol="features").transform(
+        frame(spark, x, y)
+    )
+    from pyspark.ml.functions import vector_to_array
+
+    listed = wide.withColumn("listed", vector_to_array("features"))
+    weights = [
+        barrier_train(
+            spark,
+            build_dense,
+            listed,
+            features=[column],
+            workers=1,
+            batch_size=60,
+            seed=1,
+            verbose=0,
+        ).model.get_weights()
+        for column in ("features", "listed")
+    ]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_images_in_flat_rows_take_the_shape_of_the_model(spark: Any) -> None:
+    rng = np.random.default_rng(1)
+    rows = [(rng.random(784).tolist(), int(i % 10)) for i in range(20)]
+    data = spark.createDataFrame(rows, "image array<double>, label int")
+    result = barrier_train(spark, digit_model, data, workers=2, batch_size=10, verbose=0)
+    assert result.model.input_shape == (None, 28, 28, 1)
+
+
+def test_fewer_rows_than_workers_leave_an_empty_partition(spark: Any, rows: Any) -> None:
+    data = frame(spark, rows[0][:1], rows[1][:1])
+    result = barrier_train(spark, build_dense, data, workers=2, batch_size=4, verbose=0)
+    assert sorted(w.rows for w in result.workers) == [0, 1]
+    assert np.isfinite(result.history["loss"]).all()
+
+
+def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
+    from pyspark.sql.functions import when
+
+    data = frame(spark, rows[0][:20], rows[1][:20])
+    holed = data.withColumn("f3", when(data.f3 > -99, None).otherwise(data.f3))
+    with pytest.raises(WorkerFailedError, match=r"column 'f3' holds .* null") as caught:
+        barrier_train(spark, build_dense, holed, workers=2, verbose=0)
+    assert caught.value.exception_type == "InputError"
+    ragged = spark.createDataFrame([([1.0], 0), ([1.0, 2.0], 1)] * 4, "a array<double>, label int")
+    with pytest.raises(WorkerFailedError, match=r"different lengths|arrays of 1 to 2"):
+        barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label": "nothing"}, "no column 'nothing'.*f0"),
+        ({"features": ["f1", "oops"]}, "no column 'oops'"),
+        ({"features": ["label"]}, "both as the label and as a feature"),
+        ({"label": "name"}, "type string"),
+        ({}, "column 'name'.*type string"),
+        ({"workers": 3, "features": ["f0"]}, "at most 2 tasks"),
+    ],
+)
+def test_bad_columns_are_refused_before_any_job(
+    spark: Any, rows: Any, arguments: dict[str, Any], message: str
+) -> None:
+    from pyspark.sql.functions import lit
+
+    data = frame(spark, rows[0][:20], rows[1][:20]).withColumn("name", lit("x"))
+    error = ClusterError if "workers" in arguments else InputError
+    with pytest.raises(error, match=message):
+        barrier_train(spark, build_dense, data, **{"workers": 2, **arguments})
+
+
+def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
+    with pytest.raises(InputError, match="pass its session"):
+        barrier_train(None, build_dense, frame(spark, *rows), workers=2)
+
+
+def test_barrier_run_and_its_failures(spark: Any) -> None:
+    def work(context: WorkerContext) -> Any:
+        import os
+
+        return context.rank, os.environ["TF_CONFIG"] == context.tf_config
+
+    assert barrier_run(spark, work, workers=2) == [(0, True), (1, True)]
+
+    def fail(context: WorkerContext) -> None:
+        import signal
+
+        print("on the way")
+        if context.rank == 1:
+            raise RuntimeError("disk full")
+        signal.pause()
+
+    with pytest.raises(WorkerFailedError, match="disk full") as caught:
+        barrier_run(spark, fail, workers=2, verbose=0)
+    assert caught.value.rank == 1
+    assert "on the way" in caught.value.log
+    wait_for(lambda: not worker_processes())
+    assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
+
+
+def test_executors_get_this_very_package(spark: Any) -> None:
+    def work(context: WorkerContext) -> str:
+        import pybackend
+
+        return pybackend.__file__
+
+    for path in barrier_run(spark, work, workers=2):
+        assert path != pybackend.__file__
+        assert ".zip" in path
+
+
+def test_dynamic_allocation_is_refused() -> None:
+    from pybackend.launchers.slots import check_slots
+
+    class Session:
+        """Only what is asked of a session; a real one would need an external shuffle service."""
+
+        class sparkContext:
+            @staticmethod
+            def getConf() -> dict[str, str]:
+                return {"spark.dynamicAllocation.enabled": "true"}
+
+    with pytest.raises(ClusterError, match="barrier mode does not work with it"):
+        check_slots(Session(), 2)
