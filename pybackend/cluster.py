@@ -1,25 +1,37 @@
 """TF_CONFIG, by which TensorFlow's processes find each other: made, read and checked.
 
 TensorFlow answers most mistakes in it with a wait that never ends. Here each is an error that
-names the entry. Pure Python; no name is looked up.
+names the entry. Pure Python; names are looked up in `check_resolves` only.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pybackend.errors import ClusterError
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
-_IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?\]")
+_INDEX = re.compile(r"[0-9]{1,9}")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_FAULTS = (  # in this order: each assumes that those above it were not found
+    (r"\s", "has white space in it, on which TensorFlow hangs: remove it"),
+    (r"://", "begins with a protocol: leave it out, as in '10.0.0.1:2222'"),
+    (r"^(:[^:]*)?$", "has no host: expected 'host:port'"),
+    (r"^[^\[].*:.*:", "has several colons: write an IPv6 address as in '[fd00::1]:2222'"),
+    (r"^([^:\[]*|\[.*\]):?$", "has no port: expected 'host:port'"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,33 +58,24 @@ class ClusterSpec:
     @property
     def is_chief(self) -> bool:
         """Whether this process saves checkpoints: the chief, else worker 0."""
-        if "chief" in self.cluster:
-            return self.role == "chief"
-        return self.role == "worker" and self.index == min(self.cluster["worker"])
+        return self.rank == 0
 
     @property
     def world_size(self) -> int:
-        """Processes that train: the chief and the workers."""
-        return sum(len(self.cluster.get(role, {})) for role in ("chief", "worker"))
+        """Processes that train: the chief and the workers, those that a mapping skips included."""
+        return sum(max(self.cluster.get(role, {}), default=-1) + 1 for role in ("chief", "worker"))
 
     @property
     def rank(self) -> int | None:
         """Number of this process among those that train, the chief first; else None."""
         if self.role not in ("chief", "worker"):
             return None
-        if self.role == "chief":
-            return 0
-        before = sorted(self.cluster["worker"]).index(self.index)
-        return before + len(self.cluster.get("chief", {}))
+        return self.index + (self.role == "worker" and "chief" in self.cluster)
 
     def to_json(self) -> str:
-        """The TF_CONFIG text; lists where all indices are there, else maps."""
-        return json.dumps(
-            {
-                "cluster": {role: _listed(tasks) for role, tasks in self.cluster.items()},
-                "task": {"type": self.role, "index": self.index},
-            }
-        )
+        """The TF_CONFIG text; lists where all indices are there, else mappings."""
+        cluster = {k: [*v.values()] if _is_dense(v) else dict(v) for k, v in self.cluster.items()}
+        return json.dumps({"cluster": cluster, "task": {"type": self.role, "index": self.index}})
 
 
 def make_tf_config(
@@ -108,15 +111,11 @@ def make_tf_config(
     >>> make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 1)  # doctest: +ELLIPSIS
     '{"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 1}}'
     """
-    given = {
-        "chief": [chief] if isinstance(chief, str) else chief,
-        "worker": workers,
-        "ps": ps,
-        "evaluator": [evaluator] if isinstance(evaluator, str) else evaluator,
-    }
-    cluster = {name: tasks for name, tasks in given.items() if tasks is not None and len(tasks)}
-    if index is None and role in ("chief", "evaluator"):
-        index = 0
+    chiefs, evaluators = ([x] if isinstance(x, str) else x for x in (chief, evaluator))
+    given = {"chief": chiefs, "worker": workers, "ps": ps, "evaluator": evaluators}
+    absent = [k for k, v in given.items() if v is None or (isinstance(v, Sized) and not len(v))]
+    cluster = {name: tasks for name, tasks in given.items() if name not in absent}
+    index = 0 if index is None and role in ("chief", "evaluator") else index
     return _checked(cluster, {"type": role, "index": index}).to_json()
 
 
@@ -128,30 +127,22 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     ClusterError
         Names the entry that is wrong, and the mend.
     """
-    if text is None:
-        text = os.environ.get("TF_CONFIG")
-        if not text:
-            raise ClusterError(
-                "TF_CONFIG is not set: TensorFlow would silently train on one process. "
-                "Set it to the text that make_tf_config() returns"
-            )
+    alone = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    text = os.environ.get("TF_CONFIG") if text is None else text
+    if not text:
+        raise ClusterError(f"TF_CONFIG is not set, or empty: {alone}")
     try:
         config = json.loads(text)
     except ValueError as error:
         raise ClusterError(f"TF_CONFIG is no JSON ({error}): use make_tf_config()") from error
-    if not isinstance(config, dict) or not config.get("cluster"):
-        raise ClusterError(
-            "TF_CONFIG has no `cluster`: TensorFlow would silently train on one process. "
-            "Expected {'cluster': {'worker': [...]}, 'task': {'type': ..., 'index': ...}}"
-        )
-    if not isinstance(config["cluster"], dict):
-        raise ClusterError("`cluster` of TF_CONFIG must map roles to lists of addresses")
-    task = config.get("task")
+    cluster, task = map(config.get, ("cluster", "task")) if isinstance(config, dict) else (0, 0)
+    if not cluster or not isinstance(cluster, dict):
+        raise ClusterError(f"TF_CONFIG has no `cluster` that maps roles to addresses: {alone}")
     if not isinstance(task, dict) or "type" not in task:
         raise ClusterError("TF_CONFIG has no `task`: expected {'type': 'worker', 'index': 0}")
-    if isinstance(task.get("index"), str) and re.fullmatch(r"\d+", task["index"]):
+    if isinstance(task.get("index"), str) and _INDEX.fullmatch(task["index"]):
         task = {**task, "index": int(task["index"])}  # TensorFlow reads text as a number, too
-    return _checked(config["cluster"], task)
+    return _checked(cluster, task)
 
 
 def check_same_cluster(texts: Sequence[str]) -> None:
@@ -160,28 +151,60 @@ def check_same_cluster(texts: Sequence[str]) -> None:
     Raises
     ------
     ClusterError
-        Where two describe different clusters, or two processes claim the same task: TensorFlow
-        would wait for ever.
+        Where one is wrong, two describe different clusters, or two processes claim the same
+        task. TensorFlow would wait for ever.
     """
-    specs = [read_tf_config(text) for text in texts]
-    claimed: dict[tuple[str, int], int] = {}
-    for place, spec in enumerate(specs):
-        if spec.cluster != specs[0].cluster:
-            raise ClusterError(
-                f"TF_CONFIG number {place} lists {_shown(spec.cluster)}, number 0 "
-                f"{_shown(specs[0].cluster)}: all processes need the same lists in the same order"
-            )
-        task = (spec.role, spec.index)
-        if task in claimed:
-            raise ClusterError(
-                f"TF_CONFIG numbers {claimed[task]} and {place} both say that they are "
-                f"{spec.role}[{spec.index}]: give each process an index of its own"
-            )
-        claimed[task] = place
+    first: ClusterSpec | None = None
+    claimed: dict[str, int] = {}
+    for place, text in enumerate(texts):
+        try:
+            spec = read_tf_config(text)
+        except ClusterError as error:
+            raise ClusterError(f"TF_CONFIG number {place}: {error}") from error
+        task = f"{spec.role}[{spec.index}]"
+        first = first or spec
+        if found := _difference(first.cluster, spec.cluster):
+            told = f"TF_CONFIG number {place}, of {task}, differs from number 0: {found}"
+            raise ClusterError(f"{told}. Give all processes the same lists in the same order")
+        if (other := claimed.setdefault(task, place)) != place:
+            told = f"TF_CONFIG numbers {other} and {place} both are of {task}"
+            raise ClusterError(f"{told}: give each process an index of its own")
+
+
+def check_resolves(spec: ClusterSpec, timeout: float = 2.0) -> None:
+    """Look all hosts up from this machine, for at most ``timeout`` seconds together.
+
+    Raises
+    ------
+    ClusterError
+        Names every host without an address, on which TensorFlow would hang.
+    """
+    entries: dict[str, str] = {}
+    for role, tasks in spec.cluster.items():
+        for index, address in tasks.items():
+            entries.setdefault(parse_address(address)[0], f"{role}[{index}] = {address!r}")
+    reasons = dict.fromkeys(entries, f"no answer in {timeout:g} s")
+
+    def look_up(host: str) -> None:
+        try:
+            socket.getaddrinfo(host, None)
+            del reasons[host]
+        except OSError as error:
+            reasons[host] = error.strerror or str(error)
+
+    # Nothing can interrupt a look-up: a daemon thread at least does not keep the process alive.
+    threads = [threading.Thread(target=look_up, args=(x,), daemon=True) for x in entries]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if bad := ", ".join(f"{entries[host]} ({reason})" for host, reason in tuple(reasons.items())):
+        raise ClusterError(f"this machine finds no address for {bad}: correct it or /etc/hosts")
 
 
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
-    """Host and port of ``host:port`` (IPv6 in brackets); ``entry`` names it in errors.
+    """Host (lower case, IPv6 short and without brackets) and port; ``entry`` is for errors.
 
     Raises
     ------
@@ -191,106 +214,86 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     told = f"{entry} = {address!r}"
     if not isinstance(address, str):
         raise ClusterError(f"{told} is no text: expected 'host:port'")
-    if address != address.strip() or re.search(r"\s", address):
-        raise ClusterError(f"{told} has white space in it, on which TensorFlow hangs: remove it")
-    if "://" in address:
-        raise ClusterError(f"{told} begins with a protocol: leave {address.split('://')[0]}:// out")
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or address.endswith("]"):
-        raise ClusterError(
-            f"{told} has no {'port' if not colon else 'host or port'}: expected 'host:port'"
-        )
-    if ":" in host and not _IPV6.fullmatch(host):
-        raise ClusterError(f"{told}: write an IPv6 address in brackets, as in '[fd00::1]:2222'")
-    if not (_NAME.fullmatch(host) or _IPV6.fullmatch(host)):
-        raise ClusterError(f"{told}: {host!r} is no host name or address")
+    for pattern, fault in _FAULTS:
+        if re.search(pattern, address):
+            raise ClusterError(f"{told} {fault}")
+    host, _, port = address.rpartition(":")
+    try:
+        host = _canonical(host)
+    except ValueError as error:
+        raise ClusterError(f"{told}: {host!r} is no host name or IP address") from error
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ClusterError(f"{told} has port {port!r}: expected a number from 1 to 65535")
+        raise ClusterError(f"{told} has port {port!r}: choose a free one from 1 to 65535")
     return host, int(port)
 
 
+def _canonical(host: str) -> str:
+    if bracketed := re.fullmatch(r"\[(.+)\]", host):
+        return str(ipaddress.IPv6Address(bracketed[1]))
+    if re.fullmatch(r"[0-9.]+", host):  # never looked up as a name
+        return str(ipaddress.IPv4Address(host))
+    if not _NAME.fullmatch(host):
+        raise ValueError(host)
+    return host.lower()
+
+
 def _checked(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
-    for role in cluster:
+    for role in [*cluster, task.get("type")]:
         if role not in ROLES:
-            hint = ": its name since TensorFlow 2 is 'chief'" if role == "master" else ""
-            raise ClusterError(f"unknown role {role!r}{hint}; expected one of {', '.join(ROLES)}")
-    tasks = {role: _tasks(role, cluster[role]) for role in ROLES if role in cluster}
-    for role in ("chief", "evaluator"):
-        if len(tasks.get(role, {})) > 1:
-            raise ClusterError(f"{role} has {len(tasks[role])} addresses: there can be only one")
-    if not tasks.get("worker") and not tasks.get("chief"):
-        raise ClusterError("the cluster has neither workers nor a chief: list the workers")
-    _refuse_duplicates(tasks)
-    role, index = _own_task(tasks, task)
-    return ClusterSpec(tasks, role, index)
-
-
-def _tasks(role: str, value: Any) -> dict[int, str]:
-    if isinstance(value, str):
-        raise ClusterError(
-            f"{role} = {value!r} is one text, not a list: write [{value!r}] (in R, "
-            "list() or I() keeps a single address a list)"
-        )
-    if isinstance(value, Mapping):
-        for key in value:
-            if not re.fullmatch(r"\d+", str(key)) or isinstance(key, bool):
-                raise ClusterError(f"{role}[{key!r}]: an index is a whole number from 0")
-        tasks = {
-            int(key): address for key, address in sorted(value.items(), key=lambda x: int(x[0]))
-        }
-    elif isinstance(value, Sequence):
-        tasks = dict(enumerate(value))
-    else:
-        raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port'")
-    if not tasks:
-        raise ClusterError(f"{role} lists no address: leave it out, or fill it")
-    for index, address in tasks.items():
-        parse_address(address, f"{role}[{index}]")
-    return tasks
-
-
-def _refuse_duplicates(tasks: Mapping[str, Addresses]) -> None:
+            mend = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
+            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {mend}")
     seen: dict[tuple[str, int], str] = {}
-    for role, addresses in tasks.items():
-        for index, address in addresses.items():
-            host, port = parse_address(address)
-            entry = f"{role}[{index}]"
-            where = (host.lower().rstrip("."), port)
-            if where in seen:
-                raise ClusterError(
-                    f"{entry} = {address!r} is the address of {seen[where]} too: one of the two "
-                    "processes would hang, so give each a port of its own"
-                )
-            seen[where] = entry
+    tasks = {role: _tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
+    for role in ("chief", "evaluator"):
+        if list(tasks.get(role, {0: ""})) != [0]:
+            raise ClusterError(f"{role} = {cluster[role]!r}: there is only one, index 0; drop others")
+    if "worker" not in tasks and "chief" not in tasks:
+        raise ClusterError("the cluster has neither workers nor a chief: list the workers")
+    return ClusterSpec(tasks, task["type"], _own_index(tasks, task))
 
 
-def _own_task(tasks: Mapping[str, Addresses], task: Mapping[str, Any]) -> tuple[str, int]:
-    role, index = task.get("type"), task.get("index")
-    if not isinstance(role, str) or role not in ROLES:
-        hint = ": its name since TensorFlow 2 is 'chief'" if role == "master" else ""
-        raise ClusterError(f"role {role!r} is unknown{hint}; expected one of {', '.join(ROLES)}")
-    if role not in tasks:
+def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
+    if isinstance(value, str):
+        raise ClusterError(f"{role} = {value!r} is no list: write [{value!r}], and in R list()")
+    if not isinstance(value, (Mapping, Sequence)) or not value:
+        raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port', or no {role}")
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    tasks: dict[int, str] = {}
+    for key, address in items:
+        if isinstance(key, bool) or not _INDEX.fullmatch(str(key)) or int(key) in tasks:
+            raise ClusterError(f"{role}[{key!r}]: expected a whole number from 0, and only once")
+        tasks[int(key)] = address
+        entry = f"{role}[{key}]"
+        if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
+            told = f"{entry} = {address!r} is the address of {other} too"
+            raise ClusterError(f"{told}: give each a port of its own, else one of them hangs")
+    return dict(sorted(tasks.items()))
+
+
+def _own_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> int:
+    role, index = task["type"], task.get("index")
+    if role not in cluster:
         raise ClusterError(f"this process is {role!r}, but the cluster lists no {role}: add it")
-    if index is None:
-        raise ClusterError(f"`index` is missing: which {role} is this process, counting from 0?")
-    if isinstance(index, float) and index.is_integer():
-        index = int(index)  # R's numbers
-    if isinstance(index, bool) or not isinstance(index, int):
-        raise ClusterError(f"`index` must be a whole number, not {index!r}")
-    if index not in tasks[role]:
-        known = sorted(tasks[role])
-        raise ClusterError(
-            f"`index` is {index}, but the cluster lists {role} "
-            f"{known[0]}{f' to {known[-1]}' if len(known) > 1 else ''}"
-        )
-    return role, index
+    tasks = cluster[role]
+    if isinstance(index, bool) or not isinstance(index, SupportsIndex) or int(index) not in tasks:
+        told = "is missing" if index is None else f"is {index!r}"
+        known = ", ".join(map(str, tasks))
+        raise ClusterError(f"`index` {told}: expected the whole number of a {role}, of {known}")
+    return int(index)
 
 
-def _listed(tasks: Addresses) -> Any:
-    if sorted(tasks) == list(range(len(tasks))):
-        return [tasks[index] for index in range(len(tasks))]
-    return {str(index): address for index, address in tasks.items()}
+def _is_dense(tasks: Addresses) -> bool:
+    return list(tasks) == list(range(len(tasks)))
 
 
-def _shown(cluster: Mapping[str, Addresses]) -> str:
-    return "; ".join(f"{role} {', '.join(tasks.values())}" for role, tasks in cluster.items())
+def _difference(ours: Mapping[str, Addresses], theirs: Mapping[str, Addresses]) -> str | None:
+    """How two clusters differ; mappings that skip tasks need only agree where they overlap."""
+    for role in ROLES:
+        one, two = ours.get(role, {}), theirs.get(role, {})
+        if _is_dense(one) and _is_dense(two) and len(one) != len(two):
+            return f"it lists {len(two)} {role} instead of {len(one)}"
+        if one != two and sorted(one.values()) == sorted(two.values()):
+            return f"its {role} addresses are the same in another order, {', '.join(two.values())}"
+        for index in (index for index in one if two.get(index, one[index]) != one[index]):
+            return f"its {role}[{index}] is {two[index]!r} instead of {one[index]!r}"
+    return None

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import structure
+from pybackend.data.arrays import rows_of, structure
 from pybackend.data.spool import read_columns
 from pybackend.engine.checks import callbacks_for, check_callbacks, check_model
 from pybackend.engine.exchange import GradientExchange
@@ -86,7 +86,8 @@ def train(
     validation = None
     if "validation" in counts:
         held_out = shaped_for(read_columns(folder / "validation"), model)
-        validation = Feed(held_out, counts["validation"], rank, job.batch_size)
+        # Evaluating exchanges nothing before its end: each worker takes the steps of its own rows.
+        validation = Feed(held_out, [rows_of(held_out)], rank, job.batch_size)
     share = feed.rows / sum(counts["train"])
     sync = EpochSync(collective, feed, share, validation, emit, job.epochs)
     own = callbacks_for(rank, callbacks)

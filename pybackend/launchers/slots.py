@@ -18,8 +18,9 @@ def check_slots(session: Any, workers: int) -> None:
     Raises
     ------
     ClusterError
-        Too few slots, or dynamic allocation, with what to change.
+        A stopped session, too few slots, or dynamic allocation, with what to change.
     """
+    _refuse_stopped(session)
     if (setting(session, "spark.dynamicAllocation.enabled") or "false").lower() == "true":
         raise ClusterError(
             "dynamic allocation is on, and Spark's barrier mode does not work with it: start the "
@@ -39,6 +40,19 @@ def check_slots(session: Any, workers: int) -> None:
             f"(master {session.sparkContext.master}): use workers={max(slots, 1)} or fewer, or "
             "start the session with more executors or cores"
         )
+
+
+def _refuse_stopped(session: Any) -> None:
+    try:
+        if is_connect(session):
+            _ = session.version
+        else:
+            _ = session.sparkContext.defaultParallelism
+    except Exception as error:
+        raise ClusterError(
+            f"this Spark session does not answer ({type(error).__name__}): it was stopped, or its "
+            "server is gone. Start a new one"
+        ) from error
 
 
 def is_connect(session: Any) -> bool:

@@ -56,7 +56,8 @@ check_no_missing <- function(x, arg, call) {
 
 row_count <- function(x) {
   if (is_python(x)) {
-    return(tryCatch(as.integer(x$shape[[0L]]), error = function(error) NA_integer_))
+    # A Spark DataFrame has no length here.
+    return(tryCatch(reticulate::py_len(x), error = function(error) NA_integer_))
   }
   if (is.null(dim(x))) length(x) else dim(x)[[1L]]
 }
@@ -89,7 +90,14 @@ as_label_array <- function(y) {
 # scalar.
 as_plain_array <- function(x) {
   size <- dim(x) %||% length(x)
-  if (is.object(x) || is.null(dim(x))) array(as.vector(x), dim = size) else x
+  # reticulate makes bytes of raw vectors, whatever their dimensions.
+  if (is.raw(x)) {
+    array(as.integer(x), dim = size)
+  } else if (is.object(x) || is.null(dim(x))) {
+    array(as.vector(x), dim = size)
+  } else {
+    x
+  }
 }
 
 # Arguments for Keras: one array, or several in a list; a named list becomes a dict.
@@ -97,6 +105,6 @@ as_input <- function(x, as_array) {
   if (!is.list(x) || is_python(x)) {
     return(as_array(x))
   }
-  arrays <- lapply(x, as_array)
-  if (rlang::is_named(x)) do.call(reticulate::dict, arrays) else reticulate::r_to_py(arrays)
+  # Not reticulate::dict(), which takes a name for the variable of that name where there is one.
+  reticulate::r_to_py(lapply(x, as_array))
 }

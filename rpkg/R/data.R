@@ -14,7 +14,7 @@ check_data <- function(
     return(NULL)
   }
   if (is_python(data)) {
-    list(kind = "python", value = data)
+    list(kind = "python", value = data, features = features %||% python_features(data, label))
   } else if (inherits(data, "tbl_spark")) {
     check_table(data, label, features, route, arg, call)
   } else if (is.data.frame(data)) {
@@ -25,6 +25,13 @@ check_data <- function(
     check_arrays_of_data(data, arg, call)
   } else {
     abort_data(data, allow_null, arg, call)
+  }
+}
+
+# A PySpark DataFrame says its columns; Python checks them.
+python_features <- function(data, label) {
+  if (any(grepl("^pyspark\\..*DataFrame$", class(data)))) {
+    setdiff(unlist(data$columns), label)
   }
 }
 

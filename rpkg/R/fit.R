@@ -135,7 +135,10 @@ summary.tfdist_fit <- function(object, ...) {
   invisible(object)
 }
 
-base64_size <- function(text) nchar(text, "bytes") %/% 4 * 3
+base64_size <- function(text) {
+  end <- substring(text, nchar(text) - 1L)
+  nchar(text) %/% 4L * 3L - lengths(regmatches(end, gregexpr("=", end, fixed = TRUE)))
+}
 
 #' @rdname tfdist_fit
 #' @param row.names,optional Not used; arguments of the generic.

@@ -6,7 +6,8 @@
 #' come with the package stand in, and a message says so.
 #'
 #' @param path File `mnist.npz` in the layout of Keras, or `NULL`.
-#' @param limit Number of training images to return, the first ones; `NULL` returns all.
+#' @param limit Use at most so many training images, the first ones, and as many test images;
+#'   `NULL` uses all.
 #'
 #' @return A list: `x_train` and `x_test`, integer arrays of images x 28 x 28 with grey values from
 #'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, whether

@@ -24,7 +24,11 @@ load_pybackend <- function(call = caller_env()) {
       reticulate::import("pybackend.bridge")
       reticulate::import("pybackend")
     },
-    error = function(error) abort_no_pybackend(running_python(), conditionMessage(error), call)
+    error = function(error) {
+      # reticulate's second line tells how to see the traceback.
+      reason <- sub("\nRun `reticulate::.*", "", cli::ansi_strip(conditionMessage(error)))
+      abort_no_pybackend(running_python(), reason, call)
+    }
   )
 }
 
@@ -62,19 +66,22 @@ running_python <- function() {
   if (reticulate::py_available()) reticulate::py_config() else discover_python()
 }
 
-has_pybackend <- function() {
-  if (!is.null(the$pybackend)) {
-    return(TRUE)
-  }
-  if (!reticulate::py_available() && is.null(discover_python()$required_module_path)) {
-    return(FALSE)
+has_pybackend <- function() is.null(pybackend_problem())
+
+# Why pybackend cannot be used; NULL where it can. Starts Python only where it is there.
+pybackend_problem <- function() {
+  if (is.null(the$pybackend) && !reticulate::py_available()) {
+    config <- discover_python()
+    if (is.null(config$required_module_path)) {
+      return(config$problem %||% "It has no module pybackend.")
+    }
   }
   tryCatch(
     {
       pybackend()
-      TRUE
+      NULL
     },
-    tfdist_error = function(error) FALSE
+    tfdist_error_python = function(error) error$reason
   )
 }
 
@@ -86,7 +93,9 @@ describe_python <- function(config) {
 }
 
 python_reason <- function(config) {
-  if (length(config$forced)) {
+  if (any(startsWith(as.character(config$forced), "import("))) {
+    "the environment of tfdist"
+  } else if (length(config$forced)) {
     sprintf("chosen by %s", config$forced)
   } else if (nzchar(config$virtualenv %||% "")) {
     sprintf("of the virtual environment %s", config$virtualenv)
@@ -106,6 +115,7 @@ abort_no_pybackend <- function(config, reason, call) {
       i = "`tfdist::tfdist_sitrep()` shows all that was found."
     ),
     "tfdist_error_python",
+    reason = reason,
     call = call
   )
 }
@@ -147,7 +157,9 @@ call_python <- function(fn, ..., call = caller_env()) {
   answer <- withCallingHandlers(
     bridge$capture(fn, ...),
     python.builtin.Exception = function(error) {
-      abort_tfdist(conditionMessage(error), "tfdist_error_python", call = call)
+      # Keras colours its messages.
+      message <- cli::ansi_strip(conditionMessage(error))
+      abort_tfdist(message, "tfdist_error_python", call = call)
     },
     interrupt = function(interrupt) {
       rlang::inform("Interrupted: the workers have been stopped.")

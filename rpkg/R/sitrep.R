@@ -6,8 +6,8 @@
 #' @param quiet Whether to print nothing.
 #'
 #' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
-#'   `python`, `python_reason`, `pybackend`, `versions_match`, `tensorflow`, `keras`, `pyspark`,
-#'   `java`, `cores`. What was not found is `NULL`.
+#'   `python`, `python_reason`, `pybackend`, `problem` (why pybackend cannot be used),
+#'   `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`. What was not found is `NULL`.
 #' @export
 #' @examples
 #' tfdist_sitrep()
@@ -21,7 +21,8 @@ tfdist_sitrep <- function(quiet = FALSE) {
 }
 
 gather_sitrep <- function() {
-  found <- has_pybackend()
+  problem <- pybackend_problem()
+  found <- is.null(problem)
   doctor <- if (found) pybackend()$bridge$doctor()
   config <- running_python()
   packages <- c("tfdist", "reticulate", "sparklyr", "keras3")
@@ -33,6 +34,7 @@ gather_sitrep <- function() {
     python_version = doctor$python_version %||% as_text(config$version),
     python_reason = config$problem %||% python_reason(config),
     pybackend = doctor$version,
+    problem = problem,
     versions_match = if (found) identical(doctor$version, own_version()),
     tensorflow = doctor$tensorflow,
     keras = doctor$keras,
@@ -81,7 +83,7 @@ print_found <- function(name, version, absent = "not installed") {
 
 print_python <- function(report) {
   if (is.null(report$python)) {
-    cli::cli_bullets(c(x = "No Python was found: {report$python_reason}"))
+    cli::cli_bullets(c(x = "No Python was found"))
   } else {
     cli::cli_bullets(
       c(" " = "{.path {report$python}} ({report$python_version}), {report$python_reason}")
@@ -91,8 +93,10 @@ print_python <- function(report) {
     cli::cli_bullets(
       c(x = "pybackend {report$pybackend}, which is not the version of the R package")
     )
-  } else {
+  } else if (is.null(report$problem)) {
     print_found("pybackend", report$pybackend)
+  } else {
+    cli::cli_bullets(c(x = "pybackend: {report$problem}"))
   }
 }
 

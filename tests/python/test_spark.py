@@ -217,3 +217,24 @@ def test_dynamic_allocation_is_refused() -> None:
 
     with pytest.raises(ClusterError, match="barrier mode does not work with it"):
         check_slots(Session(), 2)
+
+
+def test_a_stopped_session_is_named() -> None:
+    import subprocess
+    import sys
+
+    # In a process of its own: a process has one Spark, which the other tests use.
+    code = """
+from pyspark.sql import SparkSession
+import pybackend
+session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+session.stop()
+try:
+    pybackend.barrier_run(session, lambda context: 1, workers=1)
+except pybackend.ClusterError as error:
+    print(error)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "it was stopped" in shown.stdout

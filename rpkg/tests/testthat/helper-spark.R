@@ -26,8 +26,9 @@ file_connection <- function(master, env = parent.frame()) {
   )
   config <- sparklyr::spark_config()
   config[["sparklyr.shell.driver-memory"]] <- "1g"
-  config[["spark.ui.enabled"]] <- "false"
-  sc <- sparklyr::spark_connect(master = master, config = config)
+  # Spark leaves its metastore where it was started.
+  folder <- withr::local_tempdir(.local_envir = env)
+  sc <- withr::with_dir(folder, sparklyr::spark_connect(master = master, config = config))
   withr::defer(sparklyr::spark_disconnect(sc), envir = env)
   sc
 }

@@ -44,8 +44,11 @@ test_that("several inputs are a list, or a dict by name", {
   skip_if_no_pybackend()
   x <- matrix(1:4, 2)
   expect_s3_class(as_input(list(x, x), as_feature_array), "python.builtin.list")
+  # A variable of the name of an input is not meant.
+  left <- "variable"
   named <- as_input(list(left = x, right = x), as_feature_array)
   expect_s3_class(named, "python.builtin.dict")
+  expect_named(reticulate::py_to_r(named), c("left", "right"))
 })
 
 test_that("Python arrays pass as they are", {

@@ -36,6 +36,12 @@ test_that("prediction checks its rows before Python is used", {
   })
 })
 
+test_that("the size of base64 text is that of its bytes", {
+  expect_identical(base64_size("QUJD"), 3L)
+  expect_identical(base64_size("QUI="), 2L)
+  expect_identical(base64_size("QQ=="), 1L)
+})
+
 test_that("score columns carry the levels where they fit", {
   scores <- matrix(1:6, 2)
   expect_identical(colnames(name_columns(scores, c("a", "b", "c"))), c("a", "b", "c"))

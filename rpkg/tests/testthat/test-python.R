@@ -17,6 +17,7 @@ test_that("an absent pybackend is an error that names the Python and the mend", 
 
 test_that("the reason for the choice of Python is told", {
   expect_match(python_reason(list(forced = "PATH")), "chosen by PATH")
+  expect_match(python_reason(list(forced = "import(\"pybackend\")")), "of tfdist")
   expect_match(python_reason(list(virtualenv = "/envs/r-tfdist")), "r-tfdist")
   expect_match(python_reason(list(virtualenv = "")), "search path")
 })

@@ -20,7 +20,7 @@ test_that("what is missing is printed with what to do", {
     ready = FALSE,
     r = "4.2.2",
     packages = list(tfdist = "0.1.0", reticulate = "1.47.0", sparklyr = NULL, keras3 = NULL),
-    python_reason = "there is no such file",
+    problem = "there is no such file",
     cores = 2L
   )
   bare$packages["sparklyr"] <- list(NULL)

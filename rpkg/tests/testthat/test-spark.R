@@ -46,6 +46,14 @@ test_that("a local connection trains as this machine does", {
     sparklyr::invoke(sparklyr::spark_context(sc), "applicationId")
   )
 
+  # What PySpark made is data as well; a fit knows its columns.
+  frame <- session$createDataFrame(
+    reticulate::r_to_py(data.frame(a = runif(40), b = runif(40), label = rep(0:1, 20)))
+  )
+  from_frame <- barrier_train(session, dense_model(2L), frame, workers = 1, verbose = 0)
+  expect_identical(from_frame$features, c("a", "b"))
+  expect_identical(dim(predict(from_frame, data.frame(b = 1, a = 2))), c(1L, 3L))
+
   # A table reaches the workers by a view that is gone afterwards.
   rows <- iris
   names(rows) <- c("a", "b", "c", "d", "label")

@@ -74,6 +74,23 @@ test_that("two workers train on arrays, and the fit has all of it", {
   expect_gt(file.size(file), 1000)
 })
 
+test_that("a model of two inputs takes them by name", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  left <- keras$Input(reticulate::tuple(2L), name = "left")
+  right <- keras$Input(reticulate::tuple(2L), name = "right")
+  joined <- keras$layers$Concatenate()(list(left, right))
+  model <- keras$Model(
+    reticulate::py_dict(c("left", "right"), list(left, right)),
+    keras$layers$Dense(3L)(joined)
+  )
+  model$compile(optimizer = "sgd", loss = "mse")
+  x <- list(right = as.matrix(iris[3:4]), left = as.matrix(iris[1:2]))
+  y <- matrix(seq_len(450) / 450, 150)
+  fit <- barrier_train("local", model, list(x = x, y = y), workers = 1, verbose = 0)
+  expect_identical(dim(predict(fit, x)), c(150L, 3L))
+})
+
 test_that("a data frame trains as its arrays do", {
   skip_if_no_pybackend()
   train <- function(data) {

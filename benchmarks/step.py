@@ -1,0 +1,172 @@
+"""Milliseconds and CPU per training step: tfdist beside its references, two workers each.
+
+The seed's convolutional network, 64 images per worker and step, one thread per worker.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pybackend
+
+ROWS, BATCH, WORKERS, EPOCHS = 64 * 60 * 2, 64, 2, 4
+
+
+def digits() -> tuple[Any, Any]:
+    """Random images: the arithmetic of a step does not depend on what they show."""
+    rng = np.random.default_rng(0)
+    return rng.random((ROWS, 28, 28, 1), dtype="float32"), rng.integers(0, 10, ROWS)
+
+
+def network(keras: Any, steps_per_execution: int = 1) -> Any:
+    """The same network from Keras 3 or from tf_keras, SGD with momentum."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.InputLayer((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.01, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+    )
+    return model
+
+
+def stopwatch(base: type, path: str | None = None) -> Any:
+    """A callback of either Keras: times the steps of all epochs but the first."""
+
+    class Stopwatch(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.epochs: list[dict[str, float]] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.first: tuple[int, float, float] | None = None
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            self.last = (batch, time.perf_counter(), usage.ru_utime + usage.ru_stime)
+            self.first = self.first or self.last
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            assert self.first is not None
+            steps = self.last[0] - self.first[0]
+            self.epochs.append(
+                {
+                    "ms": (self.last[1] - self.first[1]) / steps * 1e3,
+                    "cpu_ms": (self.last[2] - self.first[2]) / steps * 1e3,
+                }
+            )
+
+        def on_train_end(self, logs: Any = None) -> None:
+            if path is not None:
+                rank = __import__("os").environ["TFDIST_RANK"]
+                Path(path, f"{rank}.json").write_text(json.dumps(self.epochs[1:]))
+
+    return Stopwatch()
+
+
+def measure_tfdist(steps_per_execution: int = 1) -> list[dict[str, float]]:
+    """`barrier_train` with two workers."""
+    import keras
+
+    with tempfile.TemporaryDirectory() as folder:
+        pybackend.barrier_train(
+            "local",
+            lambda: network(__import__("keras"), steps_per_execution),
+            digits(),
+            workers=WORKERS,
+            epochs=EPOCHS,
+            batch_size=BATCH,
+            callbacks=[stopwatch(keras.callbacks.Callback, folder)],
+            verbose=0,
+        )
+        return [
+            epoch
+            for path in sorted(Path(folder).iterdir())
+            for epoch in json.loads(path.read_text())
+        ]
+
+
+def measure_alone() -> list[dict[str, float]]:
+    """Two processes that do not communicate, each with plain Keras on its half."""
+
+    def work(context: pybackend.WorkerContext) -> Any:
+        import keras
+
+        from pybackend.engine.feed import Feed
+
+        x, y = digits()
+        half = slice(context.rank, ROWS, WORKERS)
+        feed = Feed({"x": x[half], "y": y[half]}, [ROWS // WORKERS], 0, BATCH, shuffle=True)
+        watch = stopwatch(keras.callbacks.Callback)
+        network(keras).fit(feed.dataset(), epochs=EPOCHS, callbacks=[watch], verbose=0)
+        return watch.epochs[1:]
+
+    return _flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
+
+
+def measure_multi_worker() -> list[dict[str, float]]:
+    """tf_keras under TensorFlow's MultiWorkerMirroredStrategy, the same global batch."""
+
+    def work(context: pybackend.WorkerContext) -> Any:
+        import tensorflow as tf
+        import tf_keras
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = network(tf_keras)
+        data = tf.data.Dataset.from_tensor_slices(digits()).batch(BATCH * WORKERS)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
+        )
+        watch = stopwatch(tf_keras.callbacks.Callback)
+        model.fit(data.with_options(options), epochs=EPOCHS, callbacks=[watch], verbose=0)
+        return watch.epochs[1:]
+
+    return _flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
+
+
+def _flat(per_rank: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+    return [epoch for epochs in per_rank for epoch in epochs]
+
+
+ENGINES = {
+    "two processes, no communication": measure_alone,
+    "tfdist": measure_tfdist,
+    "tfdist, steps_per_execution=10": lambda: measure_tfdist(10),
+    "tf_keras + MultiWorkerMirroredStrategy": measure_multi_worker,
+}
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over interleaved rounds, both workers and all timed epochs."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
+    for _ in range(rounds):
+        for name, engine in ENGINES.items():
+            found[name] += engine()
+    reference = float(np.median([e["ms"] for e in found["two processes, no communication"]]))
+    return {
+        name: {
+            "ms_per_step": (ms := float(np.median([e["ms"] for e in epochs]))),
+            "cpu_ms_per_step": float(np.median([e["cpu_ms"] for e in epochs])),
+            "ratio": ms / reference,
+        }
+        for name, epochs in found.items()
+    }
