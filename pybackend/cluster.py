@@ -29,7 +29,7 @@ _FAULTS = (  # in this order: each assumes that those above it were not found
     (r"\s", "has white space in it, on which TensorFlow hangs: remove it"),
     (r"://", "begins with a protocol: leave it out, as in '10.0.0.1:2222'"),
     (r"^(:[^:]*)?$", "has no host: expected 'host:port'"),
-    (r"^[^\[].*:.*:", "has several colons: write an IPv6 address as in '[fd00::1]:2222'"),
+    (r"^(?!\[).*:.*:", "has several colons: write an IPv6 address as in '[fd00::1]:2222'"),
     (r"^([^:\[]*|\[.*\]):?$", "has no port: expected 'host:port'"),
 )
 
@@ -246,7 +246,7 @@ def _checked(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec
     tasks = {role: _tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
         if list(tasks.get(role, {0: ""})) != [0]:
-            raise ClusterError(f"{role} = {cluster[role]!r}: there is only one, index 0; drop others")
+            raise ClusterError(f"{role} = {cluster[role]!r}: only index 0 may exist; drop others")
     if "worker" not in tasks and "chief" not in tasks:
         raise ClusterError("the cluster has neither workers nor a chief: list the workers")
     return ClusterSpec(tasks, task["type"], _own_index(tasks, task))
@@ -260,7 +260,7 @@ def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int,
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     tasks: dict[int, str] = {}
     for key, address in items:
-        if isinstance(key, bool) or not _INDEX.fullmatch(str(key)) or int(key) in tasks:
+        if not _INDEX.fullmatch(str(key)) or int(key) in tasks:
             raise ClusterError(f"{role}[{key!r}]: expected a whole number from 0, and only once")
         tasks[int(key)] = address
         entry = f"{role}[{key}]"

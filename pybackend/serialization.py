@@ -50,6 +50,12 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
     if format not in ("h5", "keras"):
         raise InputError(f"`format` must be 'h5' or 'keras', not {format!r}")
     _check_keras_model(model)
+    if format == "h5" and not type(model).__module__.startswith("keras."):
+        # Keras writes it without a word, and then cannot read it.
+        raise SerializationError(
+            f"HDF5 holds functional and Sequential models, but {model.name!r} is of a class of "
+            f"its own ({type(model).__qualname__}): use format='keras'"
+        )
     import keras
 
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _quiet_keras():
@@ -59,13 +65,8 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
             # optimizer from the model's own settings, which the next `.keras` file then lacks.
             keras.saving.save_model(model, path, include_optimizer=False)
         except Exception as error:
-            hint = (
-                " A subclassed model needs format='keras' and a `get_config` method."
-                if format == "h5"
-                else ""
-            )
             raise SerializationError(
-                f"Keras cannot write the model {model.name!r} as .{format}: {error}.{hint}"
+                f"Keras cannot write the model {model.name!r} as .{format}: {error}"
             ) from error
         if path.suffix == ".h5":
             _write_compile_settings(path, model, include_optimizer)
@@ -125,7 +126,7 @@ def model_from_bytes(
                 compile=compile,
                 safe_mode=safe_mode,
             )
-            if state and model.optimizer is not None:
+            if state and model.compiled:
                 model.optimizer.build(model.trainable_variables)
                 for variable, value in zip(model.optimizer.variables, state, strict=True):
                     variable.assign(value)

@@ -6,8 +6,9 @@
 #' @param quiet Whether to print nothing.
 #'
 #' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
-#'   `python`, `python_reason`, `pybackend`, `problem` (why pybackend cannot be used),
-#'   `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`. What was not found is `NULL`.
+#'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
+#'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`.
+#'   What was not found is `NULL`.
 #' @export
 #' @examples
 #' tfdist_sitrep()
