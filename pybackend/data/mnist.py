@@ -102,7 +102,7 @@ def _read(path: Path, why: str) -> Mnist:
     if not path.is_file():
         raise InputError(f"{why}, but there is no such file: expected Keras's mnist.npz")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             x_train, y_train, x_test, y_test = (file[name] for name in _NAMES)
         for images, labels in ((x_train, y_train), (x_test, y_test)):
             if labels.ndim != 1 or images.shape != (len(labels), 28, 28):

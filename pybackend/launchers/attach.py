@@ -7,6 +7,7 @@ that JVM's SparkContext, so that Spark tables and temporary views are there with
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         variables["SPARK_HOME"] = spark_home
     if python:
         variables["PYSPARK_PYTHON"] = python
+    _disconnect_quietly()
     with _environment(variables):
         gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
         spark = gateway.jvm.org.apache.spark
@@ -84,10 +86,33 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
 def _is_alive(session: Any) -> bool:
     from py4j.protocol import Py4JError
 
+    # py4j logs the broken connection that is asked for here as an error.
+    logging.disable(logging.CRITICAL)
     try:
         return bool(session.sparkContext.applicationId)
     except (Py4JError, OSError, AttributeError):  # its JVM is gone, or it was stopped
         return False
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _disconnect_quietly() -> None:
+    """Keep a traceback out of the console when sparklyr disconnects.
+
+    PySpark's server for accumulators reports the end of the JVM as an error; here it is usual.
+    """
+    from pyspark import accumulators
+
+    # Its name before pyspark 4, and since.
+    names = ("AccumulatorServer", "AccumulatorTCPServer")
+    server = next(getattr(accumulators, name) for name in names if hasattr(accumulators, name))
+    report = server.handle_error
+
+    def handle_error(self: Any, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (EOFError, OSError)):
+            report(self, request, client_address)
+
+    server.handle_error = handle_error
 
 
 def _refuse_foreign_session() -> None:

@@ -29,7 +29,7 @@ LOG_LINES = 40
 _TENSORFLOW_NOISE = re.compile(
     r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
 )
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], object]
 
 
 class Child:

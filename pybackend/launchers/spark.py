@@ -175,11 +175,7 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
         try:
             while thread.is_alive() or not events.empty():
                 with suppress(queue.Empty):
-                    event = events.get(timeout=0.1)
-                    if event["event"] == "failed":
-                        failures[event["rank"]] = Failure.from_dict(event["failure"])
-                    else:
-                        on_event(event)
+                    _handle(events.get(timeout=0.1), failures, on_event)
                 if deadline is not None and time.monotonic() > deadline:
                     if not has_started():
                         raise ClusterError(_NOT_STARTED)
@@ -191,10 +187,21 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
     finished = outcome.get()
     if isinstance(finished, BaseException):
         failures.update({f.rank: f for f in failures_in(str(finished))})
+        with suppress(queue.Empty):
+            # What a worker has sent may still be on its way when Spark has already given up.
+            while server and not failures:
+                _handle(events.get(timeout=2), failures, on_event)
         if failures:
             raise WorkerFailedError(root_cause_first(list(failures.values())))
         raise _explained(finished) from finished
     return finished
+
+
+def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit) -> None:
+    if event["event"] == "failed":
+        failures[event["rank"]] = Failure.from_dict(event["failure"])
+    else:
+        on_event(event)
 
 
 Handles = tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]

@@ -158,12 +158,16 @@ class Task:
 
 def _fail(failure: Failure, emit: EventClient) -> NoReturn:
     """Tell the driver why, and fail the task: Spark then ends the tasks that still run."""
-    emit({"event": "failed", "rank": failure.rank, "failure": asdict(failure)})
+    described = asdict(failure)
+    told = emit({"event": "failed", "rank": failure.rank, "failure": described})
     if failure.is_consequence:
         # The cause is to be what ends the Spark job, and what the driver reads in its message.
         time.sleep(_CAUSE_FIRST_SECONDS)
-    text = base64.b64encode(json.dumps(asdict(failure)).encode()).decode()
-    raise RuntimeError(f"{failure.exception_type}: {failure.message} {MARK}{text}{MARK}")
+    message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
+    if not told:
+        text = base64.b64encode(json.dumps(described).encode()).decode()
+        message = f"{message} {MARK}{text}{MARK}"
+    raise RuntimeError(message)
 
 
 def failures_in(message: str) -> list[Failure]:

@@ -52,12 +52,12 @@
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' keras <- reticulate::import("keras")
 #' new_model <- function() {
-#'   model <- keras$Sequential(list(keras$Input(shape(4L)), keras$layers$Dense(3L)))
+#'   input <- keras$Input(reticulate::tuple(4L))
+#'   model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
 #'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
 #'   model$compile(optimizer = "adam", loss = loss, metrics = list("accuracy"))
 #'   model
 #' }
-#' shape <- function(...) reticulate::tuple(...)
 #' fit <- barrier_train("local", new_model, iris, label = "Species", workers = 2, epochs = 3)
 #' fit
 #' predict(fit, head(iris))

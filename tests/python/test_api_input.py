@@ -1,0 +1,177 @@
+"""Every wrong argument is refused by name, before TensorFlow is imported or anything is started."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pybackend
+from pybackend import barrier_run, barrier_train, train_mnist
+
+X = np.zeros((20, 3), "float32")
+Y = np.arange(20)
+LOCK = threading.Lock()  # cannot be pickled
+TESTS = str(Path(__file__).parent)
+
+
+def build() -> None:
+    raise AssertionError("the driver never calls the function")
+
+
+def needs_arguments(units: int, *, rate: float) -> None:
+    raise AssertionError("never called")
+
+
+def train(**changes: Any) -> Callable[[], Any]:
+    """A call of `barrier_train` that is right but for the changes."""
+    right: dict[str, Any] = {"spark": None, "model": build, "data": (X, Y), "workers": 2}
+    arguments = {**right, **changes}
+    first = [arguments.pop(name) for name in ("spark", "model", "data")]
+    return lambda: barrier_train(*first, **arguments)
+
+
+def run(fn: Any = len, *args: Any, spark: Any = "local", **changes: Any) -> Callable[[], Any]:
+    return lambda: barrier_run(spark, fn, *args, **changes)
+
+
+def digits(**changes: Any) -> Callable[[], Any]:
+    # A path that does not exist: a wrong argument is noticed before the data are looked for.
+    return lambda: train_mnist(**{"path": "missing.npz", **changes})
+
+
+# What is wrong, the call, what the message names.
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "spark text": (train(spark="yarn"), "`spark` must be None, 'local' or a SparkSession"),
+    "spark number": (train(spark=3), "`spark`"),
+    "spark object": (train(spark=object()), "`spark`"),
+    "model none": (train(model=None), "`model`"),
+    "model text": (train(model="model.keras"), "`model`"),
+    "model array": (train(model=X), "`model`"),
+    "model needs arguments": (
+        train(model=needs_arguments),
+        "the `model` function needs arguments (units, rate)",
+    ),
+    "model unpicklable": (
+        train(model=lambda lock=LOCK: lock),
+        "the `model` function cannot be sent to the workers",
+    ),
+    "data none": (train(data=None), "`data`"),
+    "data one array": (train(data=X), "`data`"),
+    "data only x": (train(data=(X,)), "`data`"),
+    "data without y": (train(data=(X, None)), "`data` has no labels"),
+    "data without x": (train(data=(None, Y)), "`data` has no inputs"),
+    "data lengths": (train(data=(X, Y[1:])), "`data`"),
+    "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),
+    "data NaN": (train(data=(X, np.full(20, np.nan))), "`y` of `data` has a NaN in row 0"),
+    "data empty": (train(data=(X[:0], Y[:0])), "`data` has no rows"),
+    "data fewer than workers": (
+        train(data=(X[:2], Y[:2]), workers=3),
+        "`data` has 2 rows, fewer than workers=3",
+    ),
+    "workers zero": (train(workers=0), "`workers`"),
+    "workers negative": (train(workers=-1), "`workers`"),
+    "workers fraction": (train(workers=1.5), "`workers`"),
+    "workers text": (train(workers="two"), "`workers`"),
+    "workers none": (train(workers=None), "`workers`"),
+    "workers too many": (train(workers=5000), "`workers`"),
+    "epochs": (train(epochs=0), "`epochs`"),
+    "batch_size": (train(batch_size=0), "`batch_size`"),
+    "steps_per_epoch zero": (train(steps_per_epoch=0), "`steps_per_epoch`"),
+    "steps_per_epoch too many": (
+        train(steps_per_epoch=3, batch_size=5),
+        "`steps_per_epoch` is 3, but 20 rows give 2 steps of 2 x 5 rows",
+    ),
+    "validation_data type": (train(validation_data=X), "`validation_data`"),
+    "validation_data lengths": (train(validation_data=(X, Y[1:])), "`validation_data`"),
+    "validation_data empty": (
+        train(validation_data=(X[:0], Y[:0])),
+        "`validation_data` has no rows",
+    ),
+    "callbacks number": (train(callbacks=3), "`callbacks` holds int"),
+    "callbacks text": (train(callbacks=["EarlyStopping"]), "`callbacks` holds str"),
+    "callbacks function": (train(callbacks=[build]), "`callbacks` holds function"),
+    "seed negative": (train(seed=-1), "`seed`"),
+    "seed too large": (train(seed=2**31), "`seed`"),
+    "seed text": (train(seed="1"), "`seed`"),
+    "shuffle": (train(shuffle="yes"), "`shuffle`"),
+    "features type": (train(features=3), "`features`"),
+    "features items": (train(features=["a", 1]), "`features`"),
+    "label": (train(label=None), "`label`"),
+    "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
+    "safe_mode": (train(safe_mode=None), "`safe_mode`"),
+    "verbose": (train(verbose=5), "`verbose`"),
+    "timeout": (train(timeout=0), "`timeout`"),
+    "run spark": (run(spark="yarn"), "`spark`"),
+    "run fn none": (run(None), "`fn` must be a function"),
+    "run fn text": (run("work"), "`fn` must be a function"),
+    "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
+    "run args unpicklable": (run(len, LOCK), "`fn` and its arguments"),
+    "run workers": (run(workers=0), "`workers`"),
+    "run timeout": (run(timeout=-1), "`timeout`"),
+    "run verbose": (run(verbose="loud"), "`verbose`"),
+    "mnist spark": (digits(spark="yarn"), "`spark`"),
+    "mnist workers": (digits(workers=0), "`workers`"),
+    "mnist epochs": (digits(epochs=0), "`epochs`"),
+    "mnist batch_size": (digits(batch_size=0), "`batch_size`"),
+    "mnist path": (digits(), "`path` is 'missing.npz', but there is no such file"),
+    "mnist path type": (digits(path=5), "`path`"),
+    "mnist limit": (digits(limit=0), "`limit`"),
+    "mnist seed": (digits(seed=-1), "`seed`"),
+    "mnist verbose": (digits(verbose=9), "`verbose`"),
+    "mnist timeout": (digits(timeout=float("inf")), "`timeout`"),
+}
+
+
+def outcome(call: Callable[[], Any]) -> list[str]:
+    """Type and text of the error, then what the call imported and started that it should not."""
+    try:
+        call()
+    except Exception as error:
+        told = [type(error).__name__, str(error)]
+    else:
+        told = ["no error", ""]
+    heavy = [name for name in ("tensorflow", "keras", "pyspark") if name in sys.modules]
+    if threading.active_count() > 1:
+        heavy.append("threads")
+    return [*told, *heavy]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[str]]:
+    """The outcome of every case, all in one fresh Python."""
+    program = (
+        "import json, test_api_input as cases;"
+        "print(json.dumps({name: cases.outcome(case[0]) for name, case in cases.CASES.items()}))"
+    )
+    root = Path(pybackend.__file__).parents[1]
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {[str(root), TESTS]}; {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[str]] = json.loads(shown.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_argument_is_refused_by_name(case: str, outcomes: dict[str, list[str]]) -> None:
+    kind, message, *heavy = outcomes[case]
+    assert kind == "InputError", message
+    assert CASES[case][1] in message
+    assert heavy == []
+
+
+def test_every_argument_has_a_case() -> None:
+    for function, prefix in ((barrier_train, ""), (barrier_run, "run "), (train_mnist, "mnist ")):
+        for name in inspect.signature(function).parameters:
+            assert any(case.startswith(prefix + name) for case in CASES), name

@@ -1,0 +1,86 @@
+"""What R is handed: envelopes of plain data, and arrays by index."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pybackend import bridge
+from pybackend.bridge import capture, row_major
+from pybackend.errors import (
+    ClusterError,
+    InputError,
+    PeerLostError,
+    SerializationError,
+    WorkerFailedError,
+)
+from pybackend.result import Failure
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_a_value_comes_in_an_envelope() -> None:
+    assert capture(divmod, 17, 5) == {"ok": True, "value": (3, 2)}
+    assert capture(sorted, [1, 3, 2], reverse=True) == {"ok": True, "value": [3, 2, 1]}
+
+
+@pytest.mark.parametrize("kind", [InputError, ClusterError, SerializationError])
+def test_an_error_comes_as_data(kind: Any) -> None:
+    envelope = capture(fail, kind("`workers` must be at least 1"))
+    assert envelope == {
+        "ok": False,
+        "error": {
+            "class": kind.__name__,
+            "message": "`workers` must be at least 1",
+            "rank": None,
+            "host": None,
+            "exception_type": None,
+            "traceback": None,
+            "log": [],
+        },
+    }
+
+
+def test_a_failed_worker_comes_with_all_that_is_known() -> None:
+    failure = Failure(2, "node-c", "ValueError", "bad", traceback="Traceback ...", log=("a", "b"))
+    error = capture(fail, WorkerFailedError([failure]))["error"]
+    assert error["class"] == "WorkerFailedError"
+    assert error["message"].startswith("worker 2 on node-c failed: ValueError: bad")
+    assert (error["rank"], error["host"], error["exception_type"]) == (2, "node-c", "ValueError")
+    assert (error["traceback"], error["log"]) == ("Traceback ...", ["a", "b"])
+    assert json.loads(json.dumps(error)) == error
+
+
+def test_a_lost_peer_comes_with_its_place() -> None:
+    error = capture(fail, PeerLostError(1, "node-b", "was silent for 3 s"))["error"]
+    assert (error["class"], error["rank"], error["host"]) == ("PeerLostError", 1, "node-b")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError(), ValueError("no")])
+def test_other_errors_pass_through(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        capture(fail, error)
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float64"])
+def test_arrays_keep_their_values_by_index(dtype: str | None) -> None:
+    column_major = np.asfortranarray(np.arange(24.0).reshape(2, 3, 4))
+    array = row_major(column_major, dtype)
+    assert array.flags.c_contiguous
+    assert array.dtype == (dtype or "float64")
+    for place in np.ndindex(2, 3, 4):
+        assert array[place] == column_major[place]
+
+
+def test_an_array_in_rows_is_not_copied() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    assert row_major(array) is array
+
+
+def test_all_that_r_calls_is_there() -> None:
+    assert {name for name in bridge.__all__ if not callable(getattr(bridge, name))} == set()

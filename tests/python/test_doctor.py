@@ -1,0 +1,132 @@
+"""What a machine has to train with, and what it lacks; on machines made of real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pybackend
+from pybackend.doctor import doctor
+
+PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "pyspark", "pyarrow")
+OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
+GOOD = {
+    "tensorflow-cpu": "2.18.0",
+    "keras": ".".join(map(str, OLDEST_KERAS)),
+    "numpy": "2.0.0",
+    "h5py": "3.11.0",
+}
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[str, Any]:
+    """What `doctor` finds in a fresh Python that sees these packages and programs only."""
+    site, programs_of = folder / "site", folder / "bin"
+    site.mkdir()
+    programs_of.mkdir()
+    (site / "pybackend").symlink_to(Path(pybackend.__file__).parent)
+    for name, number in packages.items():
+        meta = site / f"{name.replace('-', '_')}-{number}.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    for name, text in programs.items():
+        executable(programs_of / name.replace("_", "-"), text)
+    program = (
+        "import json, sys; from pybackend.doctor import doctor; found = doctor();"
+        "loaded = {'tensorflow', 'keras', 'pyspark', 'numpy', 'h5py'} & set(sys.modules);"
+        "print(json.dumps({**found, 'loaded': sorted(loaded)}))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PATH": str(programs_of), "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
+def test_this_machine() -> None:
+    found = doctor()
+    assert found["python"] == sys.executable
+    assert found["python_version"] == platform.python_version()
+    assert found["version"] == pybackend.__version__
+    for name in ("keras", "numpy", "h5py"):
+        assert found[name] == version(name)
+    assert found["tensorflow"] is not None
+    assert 1 <= found["cores"] <= (os.cpu_count() or 1)
+    assert found["memory_gb"] > 0
+    assert isinstance(found["gpus"], list)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_machine_with_nothing(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, {})
+    assert [found[name] for name in PACKAGES] == [None] * len(PACKAGES)
+    assert (found["java"], found["gpus"], found["loaded"]) == (None, [], [])
+    wanted = ".".join(map(str, OLDEST_KERAS))
+    assert found["problems"] == [
+        "tensorflow is not installed: install tensorflow >= 2.18",
+        f"keras is not installed: install keras >= {wanted}",
+    ]
+
+
+def test_a_machine_with_enough(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, GOOD)
+    assert found["problems"] == []
+    assert (found["tensorflow"], found["numpy"]) == ("2.18.0", "2.0.0")
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow-cpu", "tf-nightly"])
+def test_every_build_of_tensorflow_counts(tmp_path: Path, name: str) -> None:
+    packages = {"keras": "3.15.1", name: "2.21.0rc1"}
+    found = doctor_on(tmp_path, packages)
+    assert (found["tensorflow"], found["problems"]) == ("2.21.0rc1", [])
+
+
+def test_versions_that_are_too_old(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, {**GOOD, "tensorflow-cpu": "2.9.1", "keras": "3.2.0"})
+    wanted = ".".join(map(str, OLDEST_KERAS))
+    assert found["problems"] == [
+        "tensorflow 2.9.1 is too old: install tensorflow >= 2.18",
+        f"keras 3.2.0 is too old: install keras >= {wanted}",
+    ]
+
+
+def test_spark_needs_arrow_and_java(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, {**GOOD, "pyspark": "4.2.1"})
+    assert found["problems"] == [
+        "pyspark is installed without pyarrow, which training on Spark needs",
+        "no Java was found: a local Spark needs Java 17",
+    ]
+
+
+def test_java_and_gpus_are_asked(tmp_path: Path) -> None:
+    found = doctor_on(
+        tmp_path,
+        {**GOOD, "pyspark": "4.2.1", "pyarrow": "20.0.0"},
+        java="""echo 'openjdk version "17.0.12" 2024-07-16' >&2""",
+        nvidia_smi="echo 'NVIDIA H200'; echo 'NVIDIA H200'",
+    )
+    assert found["java"] == "17.0.12"
+    assert found["gpus"] == ["NVIDIA H200", "NVIDIA H200"]
+    assert found["problems"] == []
+
+
+def test_a_driver_that_fails_means_no_gpu(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, GOOD, nvidia_smi="echo 'no devices were found'; exit 9")
+    assert found["gpus"] == []

@@ -1,0 +1,207 @@
+"""The layers of the package, what importing it costs, and what it leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pybackend
+
+ROOT = Path(pybackend.__file__).parent
+
+# A module imports only from its own layer and those before it, and never in a circle.
+LAYERS = [
+    ["errors"],
+    ["cluster", "context", "job", "result", "values"],
+    ["code", "collective", "data", "events", "rendezvous", "serialization"],
+    ["engine", "worker"],
+    ["launchers", "progress"],
+    ["api"],
+    ["__init__", "__main__", "bridge", "cli", "digits", "doctor", "plots"],
+]
+# Heavy, or not there for every user.
+HEAVY = {"tensorflow", "keras", "pyspark", "numpy", "pandas", "pyarrow", "h5py", "matplotlib"}
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every module by its name inside the package, e.g. ``data.arrays``."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if len(parts) > 1 and parts[-1] == "__init__":
+            parts = parts[:-1]
+        found[".".join(parts)] = ast.parse(path.read_text(), str(path))
+    return found
+
+
+SOURCES = sources()
+
+
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that only a type checker sees."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield from running(node)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Full names of the modules, or names in modules, that a tree imports anywhere."""
+    names = set()
+    for node in running(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def inner(name: str) -> set[str]:
+    """The modules of this package that a module imports."""
+    found = set()
+    for full in imported(SOURCES[name]):
+        parts = full.split(".")
+        if parts[0] != "pybackend" or len(parts) == 1:
+            continue
+        one, other = ".".join(parts[1:]), ".".join(parts[1:-1])
+        found.add(one if one in SOURCES else other)
+    return found
+
+
+def layer(name: str) -> int:
+    top = name.partition(".")[0]
+    return next((number for number, names in enumerate(LAYERS) if top in names), -1)
+
+
+def test_every_module_has_its_layer() -> None:
+    assert sorted({name.partition(".")[0] for name in SOURCES}) == sorted(
+        name for names in LAYERS for name in names
+    )
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_module_imports_only_from_layers_before_it(name: str) -> None:
+    later = {other for other in inner(name) if layer(other) > layer(name)}
+    assert later == set()
+
+
+# The last layer may use what users use.
+@pytest.mark.parametrize("name", [name for name in SOURCES if layer(name) < len(LAYERS) - 1])
+def test_only_version_and_place_are_taken_from_the_package_itself(name: str) -> None:
+    for node in running(SOURCES[name]):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module != "pybackend"
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pybackend":
+            assert node.attr in ("__version__", "__file__")
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    reached = {name: inner(name) for name in SOURCES}
+    for _ in SOURCES:
+        reached = {
+            name: others.union(*(reached[other] for other in others))
+            for name, others in reached.items()
+        }
+    assert {name for name, others in reached.items() if name in others} == set()
+
+
+def test_the_checks_see_imports_inside_functions() -> None:
+    assert "launchers.spark" in inner("api")
+    assert "cluster" in inner("worker")
+    assert "result" not in inner("errors")  # for type checkers only
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_only_public_names_of_other_packages_are_used(name: str) -> None:
+    tree = SOURCES[name]
+    text = ast.unparse(tree)
+    for inside in ("keras.src", "tensorflow.python", "tf.python", "tensorflow.compat"):
+        assert inside not in text
+    for full in imported(tree):
+        hidden = [part for part in full.split(".") if part.startswith("_") and part[:2] != "__"]
+        assert hidden == []
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        ):
+            # `os._exit` is documented; its name only warns of what it does.
+            assert ast.unparse(node) in (f"self.{node.attr}", f"cls.{node.attr}", "os._exit")
+
+
+def fresh(program: str) -> object:
+    """What a program, run in a fresh Python, prints as JSON."""
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return json.loads(shown.stdout)
+
+
+def loaded(statement: str) -> set[str]:
+    """Heavy packages that a statement imports."""
+    found = fresh(f"import json, sys\n{statement}\nprint(json.dumps(list(sys.modules)))")
+    assert isinstance(found, list)
+    return HEAVY & set(found)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert loaded("import pybackend") == set()
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("from pybackend import make_tf_config, read_tf_config, TrainResult, InputError", set()),
+        ("import pybackend.cli, pybackend.doctor; pybackend.doctor.doctor()", set()),
+        ("from pybackend import *", {"numpy"}),
+        ("import pybackend.bridge, pybackend.worker, pybackend.launchers.spark", {"numpy"}),
+    ],
+)
+def test_what_else_costs_little(statement: str, allowed: set[str]) -> None:
+    assert loaded(statement) <= allowed
+
+
+def test_every_public_name_has_a_home_and_is_there() -> None:
+    assert list(pybackend.__all__) == sorted(pybackend.__all__)
+    for name in pybackend.__all__:
+        assert getattr(pybackend, name) is not None
+    homes = {
+        name: getattr(pybackend, name).__module__
+        for name in pybackend.__all__
+        if name != "__version__"
+    }
+    assert {module.partition(".")[0] for module in homes.values()} == {"pybackend"}
+    assert dir(pybackend) == sorted(pybackend.__all__)
+
+
+def test_the_public_names_are_those_exported_lazily_and_those_of_the_type_checker() -> None:
+    tree = SOURCES["__init__"]
+    (home,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOME"
+    ]
+    lazy = ast.literal_eval(home)
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        (alias.name, (node.module or "").removeprefix("pybackend."))
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(lazy) | {"__version__"} == set(pybackend.__all__)
+    assert typed == set(lazy.items())
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'pybackend' has no attribute 'train'"):
+        _ = pybackend.train  # type: ignore[attr-defined]

@@ -1,0 +1,69 @@
+"""The figure of a training."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pybackend
+from pybackend.plots import plot_history
+from pybackend.result import TrainResult
+
+
+def result(history: dict[str, list[Any]]) -> TrainResult:
+    return TrainResult("", "h5", "", history, [], seconds=1.0, seed=0, epochs=2)
+
+
+def test_one_panel_per_metric_with_training_and_validation() -> None:
+    history = {
+        "loss": [2.0, 1.0],
+        "accuracy": [0.5, 0.75],
+        "val_loss": [2.5, 1.5],
+        "val_accuracy": [0.25, 0.5],
+    }
+    figure = plot_history(result(history))
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy"]
+    for axes in figure.axes:
+        lines = {line.get_label(): line for line in axes.lines}
+        assert list(lines) == ["training", "validation"]
+        assert list(lines["training"].get_xdata()) == [1, 2]
+        assert list(lines["training"].get_ydata()) == history[axes.get_title()]
+        assert list(lines["validation"].get_ydata()) == history[f"val_{axes.get_title()}"]
+
+
+def test_without_validation_there_is_one_line() -> None:
+    figure = plot_history(result({"loss": [2.0, 1.0]}))
+    assert [line.get_label() for line in figure.axes[0].lines] == ["training"]
+
+
+def test_the_figure_can_be_written() -> None:
+    file = io.BytesIO()
+    plot_history(result({"loss": [2.0, 1.0]})).savefig(file, format="png")
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
+    # A fresh Python without site-packages: a real absence.
+    program = (
+        "from pybackend.plots import plot_history\n"
+        "from pybackend.errors import InputError\n"
+        "try:\n    plot_history(None)\n"
+        "except InputError as error:\n    print(error)\n"
+    )
+    root = Path(pybackend.__file__).parents[1]
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "plots need matplotlib: pip install 'tfdist[plots]'\n"
+
+
+def test_a_metric_per_class_has_a_line_per_class() -> None:
+    figure = plot_history(result({"f1": [[0.5, 0.25], [0.75, 0.5]]}))
+    assert len(figure.axes[0].lines) == 2
