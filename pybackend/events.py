@@ -56,16 +56,19 @@ class EventClient:
         self._lock = threading.Lock()
         self._connection = self._connect(address, token, rank) if address else None
 
-    def __call__(self, event: dict[str, Any]) -> None:
-        """Send one event; a driver that no longer listens is no reason to stop training."""
+    def __call__(self, event: dict[str, Any]) -> bool:
+        """Send one event; returns whether it went out.
+
+        A driver that no longer listens is no reason to stop training.
+        """
         with self._lock:
             if self._connection is None:
-                return
+                return False
             try:
                 self._connection.sendall(json.dumps(event).encode() + b"\n")
             except OSError:
-                self._connection.close()
                 self._connection = None
+            return self._connection is not None
 
     def close(self) -> None:
         """Close the connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import zipfile
@@ -124,7 +125,8 @@ def _read(path: Path, why: str) -> Mnist:
 def _download() -> Mnist | None:
     """Through Keras, which checks the file's hash and caches it; None where there is no network."""
     try:
-        with _socket_timeout(_DOWNLOAD_SECONDS):
+        # Keras announces the download and draws its progress, also where there is no network.
+        with _socket_timeout(_DOWNLOAD_SECONDS), contextlib.redirect_stdout(io.StringIO()):
             import keras
 
             (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()

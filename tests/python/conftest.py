@@ -10,9 +10,12 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+# Marks the processes of this test run; workers inherit it, those of Spark too.
+os.environ["TFDIST_TEST_RUN"] = str(os.getpid())
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,17 +89,18 @@ def largest_difference(one: Any, other: Any) -> float:
 
 
 def worker_processes() -> list[int]:
-    """Process ids of all tfdist workers that this machine runs now."""
+    """Process ids of the tfdist workers that this test run has started and that still run."""
+    marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    command = file.read()
+                command = (entry / "cmdline").read_bytes()
+                environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if b"pybackend.worker" in command:
-                found.append(int(entry))
+            if b"pybackend.worker" in command and marker in environment:
+                found.append(int(entry.name))
     return found
 
 

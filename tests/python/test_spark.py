@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,9 +174,11 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
 
-        return context.rank, os.environ["TF_CONFIG"] == context.tf_config
+        # The marker by which the tests find processes that are left behind.
+        return os.environ["TF_CONFIG"] == context.tf_config, os.environ["TFDIST_TEST_RUN"]
 
-    assert barrier_run(spark, work, workers=2) == [(0, True), (1, True)]
+    marker = os.environ["TFDIST_TEST_RUN"]
+    assert barrier_run(spark, work, workers=2) == [(True, marker), (True, marker)]
 
     def fail(context: WorkerContext) -> None:
         import signal
