@@ -67,6 +67,7 @@ class EventClient:
             try:
                 self._connection.sendall(json.dumps(event).encode() + b"\n")
             except OSError:
+                self._connection.close()
                 self._connection = None
             return self._connection is not None
 
