@@ -21,7 +21,7 @@ def check_slots(session: Any, workers: int) -> None:
         A stopped session, too few slots, or dynamic allocation, with what to change.
     """
     _refuse_stopped(session)
-    if (setting(session, "spark.dynamicAllocation.enabled") or "false").lower() == "true":
+    if _allocates_dynamically(session):
         raise ClusterError(
             "dynamic allocation is on, and Spark's barrier mode does not work with it: start the "
             "session with spark.dynamicAllocation.enabled=false and spark.executor.instances set"
@@ -40,6 +40,12 @@ def check_slots(session: Any, workers: int) -> None:
             f"(master {session.sparkContext.master}): use workers={max(slots, 1)} or fewer, or "
             "start the session with more executors or cores"
         )
+
+
+def _allocates_dynamically(session: Any) -> bool:
+    if not is_connect(session) and str(session.sparkContext.master).startswith("local["):
+        return False  # Spark ignores the setting there
+    return (setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
 
 
 def _refuse_stopped(session: Any) -> None:

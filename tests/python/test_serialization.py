@@ -326,6 +326,17 @@ def test_files_there_and_back(model: Any, format: Any, tmp_path: Path) -> None:
     assert same_predictions(keras.saving.load_model(path), model)
 
 
+# Keras itself says that HDF5 is old.
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_that_keras_wrote_are_read_and_train_on(format: Any, tmp_path: Path) -> None:
+    model = trained(keras.optimizers.SGD(0.05, momentum=0.9))
+    model.save(tmp_path / f"model.{format}")
+    again = load_model(tmp_path / f"model.{format}")
+    assert same_predictions(again, model)
+    assert np.isfinite(again.fit(X, Y, verbose=0).history["loss"]).all()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_text_is_written_as_it_is(model: Any, format: Any, tmp_path: Path) -> None:
     text = model_to_base64(model, format=format)

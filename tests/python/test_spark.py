@@ -208,36 +208,81 @@ def test_executors_get_this_very_package(spark: Any) -> None:
 
 
 def test_dynamic_allocation_is_refused() -> None:
-    from pybackend.launchers.slots import check_slots
+    code = """
+from conftest import spark_session
+import pybackend
+settings = {"spark__dynamicAllocation__enabled": "true",
+            "spark__dynamicAllocation__shuffleTracking__enabled": "true"}
+with spark_session("local-cluster[1,1,1024]", **settings) as session:
+    try:
+        pybackend.barrier_run(session, lambda context: 1, workers=1)
+    except pybackend.ClusterError as error:
+        print(error)
+"""
+    assert "barrier mode does not work with it" in in_another_process(code)
 
-    class Session:
-        """Only what is asked of a session; a real one would need an external shuffle service."""
 
-        class sparkContext:
-            @staticmethod
-            def getConf() -> dict[str, str]:
-                return {"spark.dynamicAllocation.enabled": "true"}
-
-    with pytest.raises(ClusterError, match="barrier mode does not work with it"):
-        check_slots(Session(), 2)
-
-
-def test_a_stopped_session_is_named() -> None:
+def in_another_process(code: str) -> str:
+    """Output of a program: a process has one Spark, and the other tests use this one's."""
     import subprocess
     import sys
 
-    # In a process of its own: a process has one Spark, which the other tests use.
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+        cwd=os.path.dirname(__file__),
+    ).stdout
+
+
+def test_a_stopped_session_is_named() -> None:
     code = """
-from pyspark.sql import SparkSession
+from conftest import spark_session
 import pybackend
-session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-session.stop()
+with spark_session("local[1]") as session:
+    pass
 try:
     pybackend.barrier_run(session, lambda context: 1, workers=1)
 except pybackend.ClusterError as error:
     print(error)
 """
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert "it was stopped" in shown.stdout
+    assert "it was stopped" in in_another_process(code)
+
+
+def test_connect_gives_the_same_weights_and_failures() -> None:
+    code = """
+import os
+os.environ["SPARK_TESTING"] = "1"  # gives the server a port that is free
+from conftest import build_dense
+import numpy as np, pybackend, sys
+from pyspark.sql import SparkSession
+os.environ["PYSPARK_PYTHON"] = sys.executable
+session = SparkSession.builder.remote("local[2]").getOrCreate()
+rng = np.random.default_rng(0)
+data = rng.normal(size=(100, 8)).astype("float32"), rng.integers(0, 3, 100)
+arguments = dict(workers=2, batch_size=20, seed=1, verbose=0)
+there = pybackend.barrier_train(session, build_dense, data, **arguments)
+here = pybackend.barrier_train(None, build_dense, data, **arguments)
+print("same weights", there.model_sha256 == here.model_sha256)
+frame = session.createDataFrame([(float(i), i % 3) for i in range(30)], "a double, label int")
+def small():
+    import keras
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+result = pybackend.barrier_train(session, small, frame, **arguments)
+print("rows", sum(w.rows for w in result.workers))
+def fail(context):
+    raise KeyError("no such digit")
+try:
+    pybackend.barrier_run(session, fail, workers=2)
+except pybackend.WorkerFailedError as error:
+    print(error.exception_type, error.rank in (0, 1))
+session.stop()
+"""
+    shown = in_another_process(code)
+    assert "same weights True" in shown
+    assert "rows 30" in shown
+    assert "KeyError True" in shown

@@ -33,6 +33,11 @@ iris_arrays <- function() {
   list(as.matrix(iris[1:4]), as.integer(iris$Species) - 1L)
 }
 
+# The network of train_mnist() on a few images.
+seed_fit <- function(sc) {
+  train_mnist(sc, workers = 2, epochs = 1, batch_size = 32, limit = 256, seed = 3, verbose = 0)
+}
+
 # A fit as Python would answer, without Python.
 example_fit <- function(validation = TRUE, levels = NULL) {
   history <- list(loss = c(1.5, 0.75), accuracy = c(0.5, 0.875))

@@ -16,11 +16,11 @@ test_that("a cluster of two executors trains as this machine does", {
   expect_identical(spark$workers$rank, 0:1)
   expect_identical(nrow(spark$workers), 2L)
 
-  # More workers than the cluster has slots: said at once.
-  started <- Sys.time()
+  expect_equal(fit_weights(seed_fit(sc)), fit_weights(seed_fit("local")), tolerance = 1e-6)
+
+  # More workers than the cluster has slots.
   expect_error(
     barrier_train(sc, dense_model(), iris_arrays(), workers = 5, verbose = 0),
     class = "tfdist_error_cluster"
   )
-  expect_lt(as.numeric(Sys.time() - started, units = "secs"), 60)
 })

@@ -86,14 +86,10 @@ test_that("a local connection trains as this machine does", {
   expect_identical(condition$exception_type, "RuntimeError")
   expect_type(condition$rank, "integer")
   expect_match(condition$traceback, "the callback failed")
-})
 
-test_that("a closed connection is an error at once", {
-  skip_if_not_installed("sparklyr")
-  closed <- structure(list(method = "shell"), class = c("shell_connection", "spark_connection"))
-  local_mocked_bindings(
-    spark_connection_is_open = function(sc) FALSE,
-    .package = "sparklyr"
-  )
-  expect_snapshot(error = TRUE, check_sc(closed, arg = "sc"))
+  # The network of train_mnist().
+  expect_equal(fit_weights(seed_fit(sc)), fit_weights(seed_fit("local")), tolerance = 1e-6)
+
+  sparklyr::spark_disconnect(sc)
+  expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
 })

@@ -165,3 +165,17 @@ test_that("MNIST trains in one call", {
   expect_named(fit$metrics, c("test_loss", "test_accuracy"), ignore.order = TRUE)
   expect_identical(nrow(fit$workers), 2L)
 })
+
+test_that("Python alone gives the same model from the same seed", {
+  skip_if_no_pybackend()
+  code <- paste(
+    "import pybackend",
+    "r = pybackend.train_mnist('local', workers=2, epochs=1, batch_size=32, limit=256, seed=3,",
+    "  verbose=0)",
+    "print(r.model_sha256)",
+    sep = "\n"
+  )
+  script <- withr::local_tempfile(lines = code, fileext = ".py")
+  digest <- system2(reticulate::py_exe(), script, stdout = TRUE, stderr = FALSE)
+  expect_identical(seed_fit("local")$model_sha256, utils::tail(digest, 1))
+})
