@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pybackend.code import pickled
 from pybackend.data import arrays
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job import Job, run_job, train_job
 from pybackend.launchers import local
 from pybackend.launchers.outcome import Outcome
@@ -115,18 +115,21 @@ def barrier_train(
             "timeout": timeout,
         }
     )
-    job = replace(job, floatx=_floatx(), model_source=_source_of(model))
+    job = replace(job, model_source=_source_of(model), **_keras_defaults())
     session = session_of(spark)
     _check_columns(features, label)
     datasets = {"train": _dataset(session, data, "data", features, label, job)}
     if validation_data is not None:
+        # By the names that the training data gave, whatever the order of columns there.
+        chosen = getattr(datasets["train"], "features", features)
         datasets["validation"] = _dataset(
-            session, validation_data, "validation_data", features, label, job
+            session, validation_data, "validation_data", chosen, label, job
         )
     files = _training_files(model, callbacks, custom_objects, job)
+    if job.model_source == "file":
+        _check_shapes(model, datasets)
     outcome = _launch(session, job, files, datasets)
-    assert outcome.model is not None
-    kind, content = outcome.model
+    kind, content = _intact_model(outcome)
     history = outcome.reports[0].value
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
@@ -148,7 +151,6 @@ def barrier_run(
     fn: Callable[..., Any],
     *args: Any,
     workers: int = 2,
-    timeout: float = 300.0,
     verbose: int = 2,
 ) -> list[Any]:
     """Run a function once per worker, all at the same time, and return what each returned.
@@ -164,9 +166,7 @@ def barrier_run(
     args
         Further arguments; like ``fn`` they travel pickled, from this process to the workers.
     workers
-        Number of worker processes.
-    timeout
-        Seconds of silence after which a worker counts as lost.
+        Number of worker processes. The call lasts as long as the function does.
     verbose
         2 shows what the workers print, 0 and 1 do not.
 
@@ -181,7 +181,7 @@ def barrier_run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_train`.
     """
-    job = run_job(workers, timeout, verbose)
+    job = run_job(workers, verbose)
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     session = session_of(spark)
@@ -340,7 +340,42 @@ def _check_columns(features: Any, label: Any) -> None:
         raise InputError(f"`features` must be names of columns, not {features!r}")
 
 
-def _floatx() -> str:
-    """Keras's default float type, which it can only differ in where Keras is loaded."""
+def _keras_defaults() -> dict[str, Any]:
+    """Keras's global settings, which can differ from its own only where Keras is loaded."""
     keras = sys.modules.get("keras")
-    return str(keras.config.floatx()) if keras is not None else "float32"
+    if keras is None:
+        return {}
+    return {
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }
+
+
+def _check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
+    """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
+    from pybackend.engine.feed import shaped_for
+
+    for columns in datasets.values():
+        if isinstance(columns, dict):
+            shaped_for(columns, model)
+
+
+def _intact_model(outcome: Outcome) -> tuple[str, bytes]:
+    """The model's format and content, once the workers are known to agree on it.
+
+    Raises
+    ------
+    ClusterError
+        Where the ranks' weights differ, or the file was altered on its way.
+    """
+    assert outcome.model is not None
+    if len({report.weights_sha256 for report in outcome.reports}) > 1:
+        raise ClusterError(
+            "the workers' weights differ after the training: a callback, a layer or a train_step "
+            "of your own has changed them on one worker and not on the others"
+        )
+    kind, content = outcome.model
+    if sha256_of(content) != outcome.reports[0].model_sha256:
+        raise ClusterError("the model was altered on its way from worker 0: train again")
+    return kind, content

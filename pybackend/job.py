@@ -32,8 +32,8 @@ class Job:
         Seconds of silence from a peer after which it counts as lost.
     model_source
         ``"file"`` (a ``.keras`` file) or ``"function"`` (a pickled function).
-    floatx
-        Keras's default float type on the driver.
+    floatx, dtype_policy, image_data_format
+        Keras's defaults on the driver.
     safe_mode
         Whether loading a model may execute code that it carries.
     verbose
@@ -50,6 +50,8 @@ class Job:
     timeout: float = 300.0
     model_source: Literal["file", "function"] = "file"
     floatx: str = "float32"
+    dtype_policy: str = "float32"
+    image_data_format: str = "channels_last"
     safe_mode: bool = True
     verbose: int = 1
 
@@ -108,12 +110,11 @@ def train_job(arguments: Mapping[str, Any]) -> Job:
     )
 
 
-def run_job(workers: Any, timeout: Any, verbose: Any) -> Job:
+def run_job(workers: Any, verbose: Any) -> Job:
     """Check the numbers of a `barrier_run` job."""
     return Job(
         kind="run",
         workers=whole_number("workers", workers, least=1, most=MAX_WORKERS),
-        timeout=positive_seconds("timeout", timeout),
         verbose=whole_number("verbose", verbose, least=0, most=2),
     )
 

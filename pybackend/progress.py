@@ -10,8 +10,11 @@ def printer(verbose: int) -> Callable[[dict[str, Any]], None]:
     """What prints the events of a job: 0 nothing, 1 epochs, 2 also the workers' own lines."""
 
     def show(event: dict[str, Any]) -> None:
+        # All ranks tell the same epochs and notes.
         if verbose >= 1 and event["event"] == "epoch" and event["rank"] == 0:
             print(epoch_line(event), flush=True)
+        elif verbose >= 1 and event["event"] == "note" and event["rank"] == 0:
+            print(f"note: {event['text']}", flush=True)
         elif verbose >= 2 and event["event"] == "line":
             print(f"[{event['rank']}] {event['text']}", flush=True)
 

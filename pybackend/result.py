@@ -44,7 +44,8 @@ class WorkerReport:
     rank, host, pid
         Which process it was.
     rows
-        Rows of its shard: each is used exactly once per epoch.
+        Rows of its shard: each is used exactly once per epoch, unless ``steps_per_epoch`` ends
+        the epochs earlier.
     steps
         Optimizer steps taken.
     seconds
@@ -53,6 +54,8 @@ class WorkerReport:
         What the function returned (`barrier_run`), or the history (training).
     weights_sha256
         Digest of the final weights, equal on all ranks after a training.
+    model_sha256
+        Digest of the model file, on the rank that wrote it.
     failure
         None where the worker succeeded.
     """
@@ -65,6 +68,7 @@ class WorkerReport:
     seconds: float = 0.0
     value: Any = None
     weights_sha256: str | None = None
+    model_sha256: str | None = None
     failure: Failure | None = None
 
     @property

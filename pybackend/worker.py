@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pybackend.collective import Alone, Collective, join_ring
 from pybackend.errors import InputError, PeerLostError, SerializationError
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
     orders: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_lifeline, args=(folder, orders), daemon=True).start()
+    threading.Thread(target=_lifeline, args=(_own_stdin(), folder, orders), daemon=True).start()
 
     def emit(event: dict[str, Any]) -> None:
         events.write(json.dumps(event) + "\n")
@@ -89,6 +89,7 @@ def _train(
         seconds=trained.seconds,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
+        model_sha256=trained.model_sha256,
     )
 
 
@@ -119,9 +120,21 @@ def _run(
     return WorkerReport(rank, host, os.getpid(), seconds=time.monotonic() - began, value=value)
 
 
-def _lifeline(folder: Path, orders: queue.Queue[dict[str, Any]]) -> None:
+def _own_stdin() -> IO[bytes]:
+    """Take standard input away from the user's code.
+
+    A forked child closes `sys.stdin`, and would wait for ever for the thread that reads it.
+    """
+    pipe = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return pipe
+
+
+def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[dict[str, Any]]) -> None:
     """Pass on the launcher's line; when the pipe closes, clean up and end the process group."""
-    for line in sys.stdin:
+    for line in pipe:
         orders.put(json.loads(line))
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import select
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.errors import PeerLostError
+from pybackend.errors import ClusterError, PeerLostError
 from pybackend.rendezvous import Doorkeeper, greet_as_client
 
 Array = npt.NDArray[Any]
@@ -26,6 +27,8 @@ Array = npt.NDArray[Any]
 _PURPOSE = "ring"
 _SOCKET_BUFFER = 4 << 20
 _CHUNK = 1 << 20
+# Before each exchange: its number, kind, element type and size in bytes.
+_HEADER = struct.Struct(">Qc3sQ")
 
 
 class Ring:
@@ -56,6 +59,7 @@ class Ring:
         self._next = successor
         self._previous = predecessor
         self._scratch = np.empty(0, np.uint8)
+        self._count = 0
         for connection in (successor, predecessor):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
@@ -70,6 +74,7 @@ class Ring:
         PeerLostError
             At once where a neighbour closes its connection, after ``timeout`` where it is silent.
         """
+        self._agree(b"+", buffer)
         size, rank, itemsize = self.world_size, self.rank, buffer.itemsize
         bounds = [len(buffer) * k // size for k in range(size + 1)]
         raw = _bytes_of(buffer)
@@ -91,6 +96,7 @@ class Ring:
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer by that of rank ``root``; errors as in `all_reduce`."""
+        self._agree(b"=", buffer)
         raw = _bytes_of(buffer)
         nothing = memoryview(bytearray())
         first = self.rank == root
@@ -107,6 +113,20 @@ class Ring:
         """Close both connections."""
         self._next.close()
         self._previous.close()
+
+    def _agree(self, kind: bytes, buffer: Array) -> None:
+        """Make sure that the neighbour is at the same exchange: else sums would be garbage."""
+        self._count += 1
+        ours = _HEADER.pack(self._count, kind, buffer.dtype.str.encode()[-3:], buffer.nbytes)
+        theirs = bytearray(_HEADER.size)
+        self._exchange(memoryview(ours), memoryview(theirs))
+        if bytes(theirs) != ours:
+            before = (self.rank - 1) % self.world_size
+            raise ClusterError(
+                f"workers {before} and {self.rank} are at different exchanges "
+                f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(ours)}: number, kind, type, bytes):"
+                " the model, a callback or a train_step does something else on one of them"
+            )
 
     def _scratch_of(self, size: int) -> Array:
         if self._scratch.size < size:

@@ -63,18 +63,23 @@ class Selection:
             )
         columns = [_numeric(frame, c, types[c], name) for c in chosen]
         target = (
-            frame[label]
+            _quoted(label)
             .cast("long" if types[label].typeName() in _WHOLE else "double")
             .alias(label)
         )
         return cls(frame.select(*columns, target), tuple(chosen), label)
 
 
-def _numeric(frame: Any, column: str, kind: Any, name: str) -> Any:
+def _quoted(column: str) -> Any:
+    """A column by its whole name, dots included."""
     from pyspark.sql.functions import col
 
+    return col("`" + column.replace("`", "``") + "`")
+
+
+def _numeric(frame: Any, column: str, kind: Any, name: str) -> Any:
     type_name = kind.typeName()
-    quoted = col("`" + column.replace("`", "``") + "`")
+    quoted = _quoted(column)
     if type_name in _NUMBERS:
         return quoted.cast("float").alias(column)
     if type_name == "array" and kind.elementType.typeName() in _NUMBERS:

@@ -5,7 +5,7 @@ Each is refused by name before training starts: a wrong result would look like a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -52,11 +52,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         name = type(callback).__name__
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
-            raise InputError(
-                "TerminateOnNaN stops one worker in the middle of an epoch while the others "
-                "wait: use EarlyStopping, which all workers follow at the end of an epoch"
-            )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
                 "BackupAndRestore would restore one worker and not the others: use "
@@ -69,13 +64,45 @@ def callbacks_for(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     return [c for c in callbacks if rank == 0 or not isinstance(c, _RANK_0_ONLY)]
 
 
+def check_loss_of_rows(model: Any, rows: tuple[Any, ...]) -> None:
+    """Refuse a loss of the user's own that gives one number for a whole batch.
+
+    Keras takes such a number as it is, so it may be a sum as well as a mean: only a loss per row
+    can be averaged over workers. ``rows`` are two rows (x, y) of the training data.
+    """
+    loss = model.loss
+    fn = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    if not callable(fn) or str(getattr(fn, "__module__", "")).startswith("keras."):
+        return
+    value = fn(keras.ops.convert_to_tensor(rows[1]), model(rows[0]))
+    if len(value.shape) == 0:
+        name = getattr(loss, "name", None) or getattr(loss, "__name__", "loss")
+        raise InputError(
+            f"the loss {name!r} returns one number for a batch; return one per row, so that it "
+            "can be averaged over the rows of all workers (for a mean, leave out the axis 0)"
+        )
+
+
+def unsummed_metrics(model: Any) -> list[str]:
+    """Names of metrics of the user's own classes: whether their state sums up, only they know."""
+    return [
+        metric.name
+        for metric in model.metrics
+        if not type(metric).update_state.__module__.startswith("keras.")
+    ]
+
+
 def _check_optimizers(model: Any) -> None:
+    # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
     others = [
         name
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+        for part in [model, *_all_layers(model)]
+        for name, value in vars(part).items()
+        if any(
+            isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer
+            for leaf in _flat(value)
+        )
     ]
-    # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
     if others:
         raise InputError(
             f"the model holds further optimizers ({', '.join(sorted(others))}): only the one "
@@ -97,6 +124,11 @@ def _check_losses(model: Any) -> None:
 def _check_layers(model: Any) -> None:
     layers = list(_all_layers(model))
     for layer in layers:
+        if getattr(layer, "stateful", False):
+            raise InputError(
+                f"layer {layer.name!r} has stateful=True: its state belongs to the rows that one "
+                "worker has seen. Use stateful=False"
+            )
         if getattr(layer, "synchronized", False):
             raise InputError(
                 f"layer {layer.name!r} has synchronized=True, which Keras would compute on each "
@@ -132,7 +164,7 @@ def _all_layers(model: Any) -> Iterable[Any]:
 
 
 def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return [leaf for item in value.values() for leaf in _flat(item)]
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in _flat(item)]

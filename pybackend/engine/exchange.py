@@ -42,11 +42,14 @@ class GradientExchange:
         train_step, apply = model.train_step, optimizer.apply
         optimizer.apply = self._averaging(apply)
         model.train_step = self._counting(train_step)
+        # A model that was fitted before keeps the function traced then, without the exchange.
+        model.make_train_function(force=True)
         try:
             yield
         finally:
             del optimizer.apply
             del model.train_step
+            model.make_train_function(force=True)
 
     def _counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
@@ -75,20 +78,18 @@ class GradientExchange:
         return averaging_apply
 
     def _averaged(self, gradients: list[Any]) -> list[Any]:
-        """Mean gradients over the global batch; one exchange per element type."""
-        places: dict[Any, list[int]] = {}
-        for place, gradient in enumerate(gradients):
-            if gradient is not None:
-                # Half precision cannot hold a sum weighted by rows: it is exchanged as float32.
-                wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32
-                places.setdefault(wide, []).append(place)
-        for dtype, chosen in places.items():
-            # Sparse gradients (IndexedSlices) become dense here.
-            dense = [tf.convert_to_tensor(gradients[place]) for place in chosen]
-            mean = self._mean([tf.cast(tf.reshape(g, [-1]), dtype) for g in dense], dtype)
-            parts = tf.split(mean, [int(np.prod(g.shape, dtype=np.int64)) for g in dense])
-            for place, gradient, part in zip(chosen, dense, parts, strict=True):
-                gradients[place] = tf.cast(tf.reshape(part, gradient.shape), gradient.dtype)
+        """Mean gradients over the global batch, all in one exchange."""
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        if not places:
+            return gradients
+        # Sparse gradients (IndexedSlices) become dense here.
+        dense = [tf.convert_to_tensor(gradients[place]) for place in places]
+        # Half precision cannot hold a sum weighted by rows: it is exchanged as float32.
+        wide = tf.float64 if any(g.dtype == tf.float64 for g in dense) else tf.float32
+        mean = self._mean([tf.cast(tf.reshape(g, [-1]), wide) for g in dense], wide)
+        parts = tf.split(mean, [int(np.prod(g.shape, dtype=np.int64)) for g in dense])
+        for place, gradient, part in zip(places, dense, parts, strict=True):
+            gradients[place] = tf.cast(tf.reshape(part, gradient.shape), gradient.dtype)
         return gradients
 
     def _mean(self, flat: list[Any], dtype: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from pybackend.collective import Collective, all_sum
+from pybackend.engine.checks import unsummed_metrics
 from pybackend.engine.feed import Feed
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
@@ -52,7 +53,7 @@ class EpochSync(keras.callbacks.Callback):
         feed: Feed,
         share: float,
         validation: Feed | None,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Callable[[dict[str, Any]], object],
         epochs: int,
     ) -> None:
         super().__init__()
@@ -67,6 +68,12 @@ class EpochSync(keras.callbacks.Callback):
         self._began = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        for name in unsummed_metrics(self.model) if self._collective.world_size > 1 else []:
+            text = (
+                f"metric {name!r} is of your own class: its variables are summed over the "
+                "workers, which is right for sums and counts only"
+            )
+            self._emit({"event": "note", "text": text})
         self._agreed = [np.array(v.numpy()) for v in self._statistics()]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -75,26 +82,59 @@ class EpochSync(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
-        results = self._summed_metrics()
-        others = {name: value for name, value in logs.items() if name not in results}
-        logs.clear()
-        logs.update({"loss": results.pop("loss", None), **results, **others})
+        agreed = self._over_all_rows(logs, self._share)
         self._agree_on_statistics()
         if self._validation is not None:
-            self.model.reset_metrics()
-            if self._validation_data is not None:
-                self.model.evaluate(self._validation_data, verbose=0)
-            logs.update({f"val_{k}": v for k, v in self._summed_metrics().items()})
-        seconds = time.monotonic() - self._began
+            agreed.update(self._validate(self._validation))
+        logs.clear()
+        logs.update(agreed)
         self._emit(
             {
                 "event": "epoch",
                 "epoch": epoch + 1,
                 "epochs": self._epochs,
-                "seconds": seconds,
-                "logs": {name: plain(value) for name, value in logs.items()},
+                "seconds": time.monotonic() - self._began,
+                "logs": logs,
             }
         )
+
+    def _validate(self, validation: Feed) -> dict[str, Any]:
+        self.model.reset_metrics()
+        logs = {}
+        if self._validation_data is not None:
+            logs = self.model.evaluate(self._validation_data, verbose=0, return_dict=True)
+        total = float(all_sum(self._collective, [validation.rows])[0])
+        found = self._over_all_rows(logs, validation.rows / total)
+        return {f"val_{name}": value for name, value in found.items()}
+
+    def _over_all_rows(self, logs: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """One rank's logs made those of all: metrics from their summed state, the rest averaged.
+
+        A log is a metric's where it has that metric's name and value; a training step of the
+        user's own may log anything under any name. Ranks without rows, which have no logs, take
+        part with nothing.
+        """
+        model = self.model
+        local = {name: plain(value) for name, value in model.get_metrics_result().items()}
+        names = self._names_of_all(logs, local)
+        own = [name for name, is_metric in names.items() if not is_metric]
+        values = [np.mean(plain(logs[name])) * share if name in logs else 0.0 for name in own]
+        averaged = dict(zip(own, all_sum(self._collective, values), strict=True)) if own else {}
+        summed = self._summed_metrics()
+        found = {
+            n: summed[n] if is_metric else float(averaged[n]) for n, is_metric in names.items()
+        }
+        return {"loss": found.pop("loss"), **found} if "loss" in found else found
+
+    def _names_of_all(self, logs: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, bool]:
+        """Logged names, and whether each is a metric's on every rank that has logged it."""
+        names = list(logs) or list(local)
+        is_metric = [
+            name in local and _same(plain(logs.get(name, local[name])), local[name])
+            for name in names
+        ]
+        others = all_sum(self._collective, [float(not flag) for flag in is_metric])
+        return {name: count == 0 for name, count in zip(names, others, strict=True)}
 
     def _summed_metrics(self) -> dict[str, Any]:
         """Results of the metrics from the sums of their variables: exact, not averages."""
@@ -128,16 +168,28 @@ class EpochSync(keras.callbacks.Callback):
 
 
 class StopTogether(keras.callbacks.Callback):
-    """Last of the callbacks: where one rank has asked to stop, all do."""
+    """Last of the callbacks: where one rank has asked to stop, all do, after the epoch.
+
+    A rank that left an epoch in the middle would miss the exchanges that the others wait for.
+    """
 
     def __init__(self, collective: Collective) -> None:
         super().__init__()
         self._collective = collective
+        self._asked = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.model.stop_training:
+            self._asked = True
+            self.model.stop_training = False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        asked = all_sum(self._collective, [float(bool(self.model.stop_training))])
-        if asked[0] > 0:
-            self.model.stop_training = True
+        asked = self._asked or bool(self.model.stop_training)
+        self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other, equal_nan=True))
 
 
 def plain(value: Any) -> Any:

@@ -16,7 +16,12 @@ import tensorflow as tf
 from pybackend.collective import Collective
 from pybackend.data.arrays import rows_of, structure
 from pybackend.data.spool import read_columns
-from pybackend.engine.checks import callbacks_for, check_callbacks, check_model
+from pybackend.engine.checks import (
+    callbacks_for,
+    check_callbacks,
+    check_loss_of_rows,
+    check_model,
+)
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.sync import (
@@ -29,7 +34,7 @@ from pybackend.engine.sync import (
 )
 from pybackend.errors import InputError, SerializationError
 from pybackend.job import Job
-from pybackend.serialization import Format, model_from_bytes, model_to_bytes
+from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Trained:
     steps: int
     seconds: float
     weights_sha256: str
+    model_sha256: str | None
 
 
 def train(
@@ -48,7 +54,7 @@ def train(
     collective: Collective,
     counts: Mapping[str, list[int]],
     folder: Path,
-    emit: Callable[[dict[str, Any]], None],
+    emit: Callable[[dict[str, Any]], object],
 ) -> Trained:
     """Train this worker's replica with the others.
 
@@ -65,6 +71,8 @@ def train(
     """
     rank = collective.rank
     keras.config.set_floatx(job.floatx)
+    keras.config.set_dtype_policy(job.dtype_policy)
+    keras.config.set_image_data_format(job.image_data_format)
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     extras = _unpickled(folder / "extras.pkl") or {}
     model = _model(job, folder, extras.get("custom_objects"))
@@ -73,6 +81,10 @@ def train(
     check_callbacks(callbacks)
     _build(model, columns)
     check_model(model)
+    _check_loss(model, columns)
+    if collective.world_size > 1 and model.jit_compile:
+        emit({"event": "note", "text": "jit_compile is off: XLA cannot compile an exchange"})
+        model.jit_compile = False
     kind = _loadable_format(model, job, extras.get("custom_objects")) if rank == 0 else None
     feed = Feed(
         columns,
@@ -94,14 +106,14 @@ def train(
     began = time.monotonic()
     history = _fit(model, collective, feed, [sync, *own, StopTogether(collective)], job)
     seconds = time.monotonic() - began
-    if kind is not None:
-        _write_model(model, kind, folder)
+    digest = _write_model(model, kind, folder) if kind is not None else None
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
         steps=feed.steps * max(map(len, history.values()), default=0),
         seconds=seconds,
         weights_sha256=weights_digest(model),
+        model_sha256=digest,
     )
 
 
@@ -119,16 +131,23 @@ def _fit(
         return fit()
     separate_randomness(model, collective.rank)
     broadcast_state(model, collective)
-    if model.jit_compile:
-        # XLA cannot compile a step that waits for other processes.
-        print("tfdist: XLA compilation (jit_compile) is off: the step exchanges gradients")
-        model.jit_compile = False
+    if feed.may_be_empty and not _can_skip_steps(model):
+        raise InputError(
+            "some steps have no row for this worker, which is possible neither with "
+            "run_eagerly=True nor with a train_step of your own: use fewer workers, a larger "
+            "batch_size, or evenly spread rows"
+        )
     exchange = GradientExchange(model, collective, feed.may_be_empty)
     try:
         with exchange.installed():
             return fit()
     except tf.errors.OpError as error:
         raise exchange.error or error from None
+
+
+def _can_skip_steps(model: Any) -> bool:
+    is_plain = type(model).train_step.__module__.startswith("keras.")
+    return is_plain and not model.run_eagerly
 
 
 def _unpickled(path: Path) -> Any:
@@ -179,7 +198,21 @@ def _loadable_format(model: Any, job: Job, custom_objects: Any) -> Format:
     raise failure
 
 
-def _write_model(model: Any, kind: Format, folder: Path) -> None:
+def _write_model(model: Any, kind: Format, folder: Path) -> str:
+    data = model_to_bytes(model, format=kind)
     partial = folder / "trained.partial"
-    partial.write_bytes(model_to_bytes(model, format=kind))
+    partial.write_bytes(data)
     partial.replace(folder / f"trained.{kind}")
+    return sha256_of(data)
+
+
+def _check_loss(model: Any, columns: Any) -> None:
+    """Try a loss of the user's own on two rows, where the model has one input and output."""
+    if "x" in columns and "y" in columns and len(columns["x"]):
+        x, y = columns["x"], columns["y"]
+        # One row serves twice where there is no second.
+        check_loss_of_rows(model, (_two(x), _two(y)))
+
+
+def _two(rows: Any) -> Any:
+    return np.concatenate([rows[:1], rows[min(1, len(rows) - 1) :][:1]])

@@ -87,13 +87,14 @@ def _is_alive(session: Any) -> bool:
     from py4j.protocol import Py4JError
 
     # py4j logs the broken connection that is asked for here as an error.
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         return bool(session.sparkContext.applicationId)
     except (Py4JError, OSError, AttributeError):  # its JVM is gone, or it was stopped
         return False
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 def _disconnect_quietly() -> None:

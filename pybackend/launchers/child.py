@@ -29,6 +29,12 @@ LOG_LINES = 40
 _TENSORFLOW_NOISE = re.compile(
     r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
 )
+# Not `python -m`: that would let files of the current directory stand in for real modules.
+_START = (
+    "import sys; del sys.path[0]; import runpy; "
+    "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
+)
+_LONGEST_LINE = 2000
 Emit = Callable[[dict[str, Any]], object]
 
 
@@ -66,6 +72,7 @@ class Child:
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_ended = False
         self._server = listen(host)
         self._reservation = _reserve(host) if job.kind == "run" else None
         self.address = address_of(self._server)
@@ -98,7 +105,7 @@ class Child:
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "pybackend.worker", str(self.folder)]
+            [sys.executable, "-u", "-c", _START, str(self.folder)]
             + [str(descriptor) for descriptor in descriptors],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,6 +135,7 @@ class Child:
         """Wait for the end of the process, and read or make up its report."""
         assert self._process is not None
         status = self._process.wait()
+        self._has_ended = True
         # Children of the worker may hold its pipes open for ever: do not wait for them.
         self._end_group(signal.SIGKILL)
         for reader in self._readers:
@@ -146,12 +154,13 @@ class Child:
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            self._end_group(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
-        self._end_group(signal.SIGKILL)
-        process.wait()
+        if not self._has_ended:  # else its number may by now be another process's
+            if process.poll() is None:
+                self._end_group(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=2)
+            self._end_group(signal.SIGKILL)
+            process.wait()
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -194,7 +203,7 @@ class Child:
         self._emit({**json.loads(line), "rank": self.rank})
 
     def _pass_on_line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
+        text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
         if _TENSORFLOW_NOISE.match(text):
             return
         self._log.append(text)
@@ -207,8 +216,8 @@ class Child:
 
     def _died(self, status: int) -> Failure:
         if status < 0:
-            name = signal.Signals(-status).name
-            message = f"the process was ended by {name}"
+            known = {number.value: number.name for number in signal.Signals}
+            message = f"the process was ended by {known.get(-status, f'signal {-status}')}"
         else:
             message = f"the process ended with status {status} and left no report"
         advice = (

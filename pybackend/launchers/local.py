@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns, rows_of, shard
@@ -77,7 +78,11 @@ def _watch(
     reports: dict[int, WorkerReport] = {}
 
     def wait_for(child: Child) -> None:
-        events.put({"event": "ended", "report": child.wait()})
+        try:
+            report = child.wait()
+        except Exception as error:  # whatever it is, it must not leave the launcher waiting
+            report = _failed(child, type(error).__name__, str(error))
+        events.put({"event": "ended", "report": report})
 
     for child in children:
         threading.Thread(target=wait_for, args=(child,), daemon=True).start()
@@ -95,18 +100,19 @@ def _watch(
         reports[report.rank] = report
         if not report.ok:
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-    return [reports.get(child.rank) or _stopped(child) for child in children]
+    stopped = "ended by the launcher because another worker had failed"
+    return [reports.get(c.rank) or _failed(c, "Stopped", stopped) for c in children]
 
 
-def _stopped(child: Child) -> WorkerReport:
-    failure = Failure(
-        child.rank,
-        child.host,
-        exception_type="Stopped",
-        message="ended by the launcher because another worker had failed",
-        time=time.time(),
-    )
+def _failed(child: Child, exception_type: str, message: str) -> WorkerReport:
+    failure = Failure(child.rank, child.host, exception_type, message, time=time.time())
     return WorkerReport(child.rank, child.host, child.pid, failure=failure)
+
+
+def _gpus() -> list[str]:
+    """Numbers of the NVIDIA GPUs that the system shows."""
+    devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    return [device.name.removeprefix("nvidia") for device in devices]
 
 
 def _share_of_machine(workers: int) -> list[dict[str, str]]:
@@ -115,7 +121,8 @@ def _share_of_machine(workers: int) -> list[dict[str, str]]:
     shared = {
         name: os.environ.get(name, cores) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     }
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if gpus == [""]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = chosen.split(",") if chosen else _gpus()
+    if not gpus:
         return [shared] * workers
     return [{**shared, "CUDA_VISIBLE_DEVICES": gpus[rank % len(gpus)]} for rank in range(workers)]

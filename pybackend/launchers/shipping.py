@@ -27,11 +27,13 @@ def ship_package(session: Any) -> None:
     from pyspark import SparkFiles
 
     # Executors fetch it at any time while the context lives: it has to stay that long, in the
-    # folder that Spark removes with the context. That it is there means that it was sent.
+    # folder that Spark removes with the context.
     archive = Path(SparkFiles.getRootDirectory()) / "tfdist" / name
-    if not archive.exists():
+    shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
+    if name not in shipped:
         archive.parent.mkdir(exist_ok=True)
         session.sparkContext.addPyFile(str(_pack(sources, archive)))
+        shipped.add(name)
 
 
 def _sources() -> dict[str, bytes]:

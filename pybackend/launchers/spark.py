@@ -7,7 +7,6 @@ none, and each task runs one worker process (`spark_task`).
 from __future__ import annotations
 
 import json
-import os
 import queue
 import re
 import sys
@@ -39,11 +38,12 @@ from pybackend.launchers.spark_task import (
 from pybackend.rendezvous import new_token
 from pybackend.result import Failure, WorkerReport, root_cause_first
 
-# No task of ours has run for so long: something else holds the slots, or there are none.
-_START_SECONDS = 120.0
-_NOT_STARTED = (
-    f"Spark has not started a task of this job for {_START_SECONDS:g} s: other jobs hold the "
-    "slots, or executors are missing. Free slots, or use fewer workers"
+# How often Spark is asked whether a task of ours runs. Where none does, something else holds the
+# slots, or there are none.
+_IDLE_SECONDS = 60.0
+_IDLE = (
+    "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
+    "Free slots, or use fewer workers"
 )
 
 
@@ -75,12 +75,12 @@ def launch(
         Where any worker failed.
     """
     check_slots(session, job.workers)
-    _use_this_python(session)
     ship_package(session)
-    frame, source = _input(session, job, datasets)
     token = new_token()
     loopback = is_one_machine(session)
     with ExitStack() as stack:
+        stack.enter_context(_this_python(session))
+        frame, source = _input(session, job, datasets)
         server = _event_server(stack, session, token, loopback)
         task = Task(job, files, source, token, server.address if server else None, loopback)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
@@ -110,7 +110,7 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, Selection]) -> tuple[Any, Ro
     held_out = datasets.get("validation")
     frame = train.frame
     if held_out is not None:
-        frame = frame.withColumn(SET_COLUMN, lit(0)).union(
+        frame = frame.withColumn(SET_COLUMN, lit(0)).unionByName(
             held_out.frame.withColumn(SET_COLUMN, lit(1))
         )
     source = RowsOfFrame(train.features, train.label, held_out is not None)
@@ -160,7 +160,7 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
     outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
     events = server.queue if server else queue.Queue[dict[str, Any]]()
     failures: dict[int, Failure] = {}
-    with _cancellable(session) as (enter, cancel, has_started):
+    with _cancellable(session) as (enter, cancel, is_busy):
 
         def run() -> None:
             try:
@@ -171,15 +171,15 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
 
         thread = _thread(session, run)
         thread.start()
-        deadline: float | None = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _IDLE_SECONDS
         try:
             while thread.is_alive() or not events.empty():
                 with suppress(queue.Empty):
                     _handle(events.get(timeout=0.1), failures, on_event)
-                if deadline is not None and time.monotonic() > deadline:
-                    if not has_started():
-                        raise ClusterError(_NOT_STARTED)
-                    deadline = None
+                if time.monotonic() > deadline:
+                    if not is_busy():
+                        raise ClusterError(_IDLE)
+                    deadline = time.monotonic() + _IDLE_SECONDS
         except BaseException:
             cancel()
             thread.join(timeout=10)
@@ -209,7 +209,7 @@ Handles = tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]
 
 @contextmanager
 def _cancellable(session: Any) -> Iterator[Handles]:
-    """How to mark the running thread's jobs, cancel them, and ask whether a task has started."""
+    """How to mark the running thread's jobs, cancel them, and ask whether a task runs."""
     tag = f"tfdist-{new_token()[:12]}"
     if is_connect(session):
         yield (lambda: session.addTag(tag), lambda: session.interruptTag(tag), lambda: True)
@@ -217,15 +217,15 @@ def _cancellable(session: Any) -> Iterator[Handles]:
     context = session.sparkContext
     tracker = context.statusTracker()
 
-    def has_started() -> bool:
+    def is_busy() -> bool:
         infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
         stages = [tracker.getStageInfo(s) for info in infos if info for s in info.stageIds]
-        return any(s and s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks for s in stages)
+        return any(stage and stage.numActiveTasks for stage in stages)
 
     yield (
         lambda: context.setJobGroup(tag, "tfdist training", interruptOnCancel=True),
         lambda: context.cancelJobGroup(tag),
-        has_started,
+        is_busy,
     )
 
 
@@ -239,10 +239,17 @@ def _thread(session: Any, target: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _use_this_python(session: Any) -> None:
+@contextmanager
+def _this_python(session: Any) -> Iterator[None]:
     """On one machine, run the workers with the driver's Python unless another was chosen."""
-    if is_one_machine(session) and "PYSPARK_PYTHON" not in os.environ:
-        session.sparkContext.pythonExec = sys.executable
+    if not is_one_machine(session) or session.sparkContext.pythonExec != "python3":
+        yield
+        return
+    session.sparkContext.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        session.sparkContext.pythonExec = "python3"
 
 
 def _explained(error: BaseException) -> BaseException:

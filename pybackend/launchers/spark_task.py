@@ -124,6 +124,11 @@ class Task:
         failed = [r for r, m in enumerate(everyone) if m["failed"]]
         if failed:
             failure = failure or _stopped(child, failed[0])
+        try:
+            _check_shapes([m["shapes"] for m in everyone])
+        except InputError as error:
+            failure = failure or _failure(child, error)
+        if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         for name, columns in datasets.items():
             columns = columns or _empty_like([m["shapes"][name] for m in everyone])
@@ -144,6 +149,9 @@ class Task:
         if self.loopback:
             return "127.0.0.1"
         named = str(context.getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
+        if self.driver and _is_loopback(named):
+            # Debian gives a machine's own name an address that no other machine can reach.
+            return _address_towards(self.driver)
         return socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
 
     @staticmethod
@@ -154,6 +162,19 @@ class Task:
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
         return variables
+
+
+def _is_loopback(name: str) -> bool:
+    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]).startswith("127.")
+
+
+def _address_towards(peer: str) -> str:
+    """This machine's address on the way to ``peer`` (``host:port``); nothing is sent."""
+    host, _, port = peer.rpartition(":")
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port))[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _fail(failure: Failure, emit: EventClient) -> NoReturn:
@@ -185,12 +206,22 @@ def _shapes(columns: Columns) -> dict[str, Any]:
 
 def _empty_like(shapes: list[dict[str, Any]]) -> Columns:
     """Columns without rows, of the types and widths that the other workers have."""
-    for shape in shapes:
-        if shape["columns"]:
-            return {
-                key: np.empty((0, *tail), dtype) for key, (dtype, tail) in shape["columns"].items()
-            }
-    raise InputError("the DataFrame has no rows")
+    known = next(shape["columns"] for shape in shapes if shape["columns"])
+    return {key: np.empty((0, *tail), dtype) for key, (dtype, tail) in known.items()}
+
+
+def _check_shapes(shapes: list[dict[str, Any]]) -> None:
+    """Refuse data sets without rows, and rows that differ from worker to worker."""
+    for name in shapes[0]:
+        known = {json.dumps(s[name]["columns"]) for s in shapes if s[name]["columns"]}
+        argument = "`data`" if name == "train" else "`validation_data`"
+        if not known or not sum(s[name]["rows"] for s in shapes):
+            raise InputError(f"{argument} has no rows")
+        if len(known) > 1:
+            raise InputError(
+                f"the rows of {argument} differ in width or type ({'; '.join(sorted(known))}): "
+                "every row needs the same"
+            )
 
 
 def _failure(child: Child, error: Exception) -> Failure:

@@ -18,8 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("tfdist", deadline=None)
+hypothesis.settings.load_profile("tfdist")
 
 
 def build_dense() -> Any:

@@ -116,7 +116,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(len, LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
-    "run timeout": (run(timeout=-1), "`timeout`"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
     "mnist spark": (digits(spark="yarn"), "`spark`"),
     "mnist workers": (digits(workers=0), "`workers`"),

@@ -190,9 +190,8 @@ def variants() -> dict[str, Any]:
     def wide(**compile_options: Any) -> Any:
         model = build_dense()
         model.compile(
-            keras.optimizers.SGD(0.05, momentum=0.9),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            **compile_options,
+            **{"optimizer": keras.optimizers.SGD(0.05, momentum=0.9), **compile_options},
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
         return model
 
@@ -221,6 +220,17 @@ def variants() -> dict[str, Any]:
         "run_eagerly": lambda: wide(run_eagerly=True),
         "jit_compile": lambda: wide(jit_compile=True),
         "sparse gradients": embedded,
+        "accumulation": lambda: wide(
+            optimizer=keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+        ),
+        "moving average": lambda: wide(
+            optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=3)
+        ),
+        "schedule": lambda: wide(
+            optimizer=keras.optimizers.SGD(
+                keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.5
+            )
+        ),
         "frozen layer": frozen,
     }
 

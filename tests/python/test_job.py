@@ -140,12 +140,12 @@ def test_a_training_job_names_the_wrong_argument(name: str, value: Any) -> None:
 
 
 def test_a_run_job_has_no_training_in_it() -> None:
-    assert run_job(3, 5, 0) == Job(kind="run", workers=3, timeout=5.0, verbose=0)
+    assert run_job(3, 0) == Job(kind="run", workers=3, verbose=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((0, 5, 0), "workers"), ((1, -5, 0), "timeout"), ((1, 5, 7), "verbose")],
+    [((0, 0), "workers"), ((1, 7), "verbose")],
 )
 def test_a_run_job_names_the_wrong_argument(arguments: Any, name: str) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):

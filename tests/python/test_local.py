@@ -97,6 +97,35 @@ def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -
     assert "PeerLostError" in {f.exception_type for f in caught.value.others}
 
 
+def test_a_worker_may_fork() -> None:
+    def work(context: WorkerContext) -> Any:
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(abs, [-1, -2])
+
+    assert barrier_run(None, work, workers=1, verbose=0) == [[1, 2]]
+
+
+def test_an_end_by_any_signal_is_told() -> None:
+    def work(context: WorkerContext) -> None:
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+    with pytest.raises(WorkerFailedError, match="ended by signal"):
+        barrier_run(None, work, workers=1, verbose=0)
+
+
+def test_files_of_the_current_directory_do_not_stand_in_for_modules(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('this is not the real queue')")
+    monkeypatch.chdir(tmp_path)
+    assert barrier_run(None, lambda context: context.rank, workers=1, verbose=0) == [0]
+
+
 def test_what_a_worker_has_started_ends_with_it() -> None:
     def work(context: WorkerContext) -> int:
         import subprocess

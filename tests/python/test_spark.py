@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from conftest import build_dense, largest_difference, spark_session, wait_for, worker_processes
@@ -86,6 +87,35 @@ def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) 
     np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
     assert largest_difference(dense_model, result.model) <= 1e-6
     assert len(result.history["val_loss"]) == 3
+
+
+def test_validation_columns_go_by_name(spark: Any) -> None:
+    pairs = [(1.0, 100.0, 0), (2.0, 200.0, 1)] * 4
+    train = spark.createDataFrame(pairs, "a double, b double, `my.label` int")
+    held_out = train.select("b", "`my.label`", "a").limit(4)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    result = barrier_train(
+        spark,
+        model,
+        train,
+        label="my.label",
+        workers=2,
+        batch_size=8,
+        validation_data=held_out,
+        verbose=0,
+    )
+    rows = [tuple(row) for row in held_out.select("a", "b", "`my.label`").collect()]
+    x = np.array([row[:2] for row in rows], "float32")
+    expected = result.model.evaluate(x, np.array([row[2] for row in rows]), verbose=0)
+    assert result.history["val_loss"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_rows_at_all_are_named(spark: Any, rows: Any) -> None:
+    empty = frame(spark, *rows).limit(0)
+    with pytest.raises(WorkerFailedError, match="`data` has no rows"):
+        barrier_train(spark, build_dense, empty, workers=2, verbose=0)
 
 
 def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
