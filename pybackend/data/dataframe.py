@@ -25,9 +25,10 @@ class Selection:
     Attributes
     ----------
     frame
-        A ``pyspark.sql.DataFrame`` of just these columns.
+        A ``pyspark.sql.DataFrame`` of just these columns, by names of its own: ``feature_0``, ...,
+        ``label``. Dots and backticks in a user's names then mean nothing to Spark.
     features, label
-        Their names.
+        The user's names.
     """
 
     frame: Any
@@ -61,11 +62,13 @@ class Selection:
                 f"the label column {label!r} has type {types[label].simpleString()}; expected a "
                 "number (encode classes as 0, 1, 2, ... first)"
             )
-        columns = [_numeric(frame, c, types[c], name) for c in chosen]
+        columns = [
+            _numeric(c, types[c], name).alias(f"feature_{place}") for place, c in enumerate(chosen)
+        ]
         target = (
             _quoted(label)
             .cast("long" if types[label].typeName() in _WHOLE else "double")
-            .alias(label)
+            .alias("label")
         )
         return cls(frame.select(*columns, target), tuple(chosen), label)
 
@@ -77,17 +80,17 @@ def _quoted(column: str) -> Any:
     return col("`" + column.replace("`", "``") + "`")
 
 
-def _numeric(frame: Any, column: str, kind: Any, name: str) -> Any:
+def _numeric(column: str, kind: Any, name: str) -> Any:
     type_name = kind.typeName()
     quoted = _quoted(column)
     if type_name in _NUMBERS:
-        return quoted.cast("float").alias(column)
+        return quoted.cast("float")
     if type_name == "array" and kind.elementType.typeName() in _NUMBERS:
-        return quoted.cast("array<float>").alias(column)
+        return quoted.cast("array<float>")
     if type(kind).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(quoted, "float32").alias(column)
+        return vector_to_array(quoted, "float32")
     raise InputError(
         f"column {column!r} of `{name}` has type {kind.simpleString()}; expected numbers, arrays "
         "of numbers or ML vectors. Name the columns to use in `features`"

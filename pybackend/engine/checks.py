@@ -87,7 +87,8 @@ def unsummed_metrics(model: Any) -> list[str]:
     """Names of metrics of the user's own classes: whether their state sums up, only they know."""
     return [
         metric.name
-        for metric in model.metrics
+        for container in model.metrics
+        for metric in getattr(container, "metrics", [container])
         if not type(metric).update_state.__module__.startswith("keras.")
     ]
 

@@ -65,15 +65,10 @@ class EpochSync(keras.callbacks.Callback):
         self._emit = emit
         self._epochs = epochs
         self._agreed: list[Any] = []
+        self._told = False
         self._began = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        for name in unsummed_metrics(self.model) if self._collective.world_size > 1 else []:
-            text = (
-                f"metric {name!r} is of your own class: its variables are summed over the "
-                "workers, which is right for sums and counts only"
-            )
-            self._emit({"event": "note", "text": text})
         self._agreed = [np.array(v.numpy()) for v in self._statistics()]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -82,6 +77,8 @@ class EpochSync(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
+        if not self._told and self._collective.world_size > 1:
+            self._tell_about_metrics()
         agreed = self._over_all_rows(logs, self._share)
         self._agree_on_statistics()
         if self._validation is not None:
@@ -97,6 +94,15 @@ class EpochSync(keras.callbacks.Callback):
                 "logs": logs,
             }
         )
+
+    def _tell_about_metrics(self) -> None:
+        self._told = True  # not before an epoch: Keras builds the metrics in its first step
+        for name in unsummed_metrics(self.model):
+            text = (
+                f"metric {name!r} is of your own class: its variables are summed over the "
+                "workers, which is right for sums and counts only"
+            )
+            self._emit({"event": "note", "text": text})
 
     def _validate(self, validation: Feed) -> dict[str, Any]:
         self.model.reset_metrics()

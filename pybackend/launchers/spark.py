@@ -84,6 +84,8 @@ def launch(
         server = _event_server(stack, session, token, loopback)
         task = Task(job, files, source, token, server.address if server else None, loopback)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
+    if not rows:  # Spark starts no task for a DataFrame that it knows to be empty
+        raise InputError("`data` has no rows")
     reports = [WorkerReport.from_dict(json.loads(row["report"])) for row in rows]
     models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
     return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)

@@ -137,7 +137,9 @@ def test_what_a_worker_has_started_ends_with_it() -> None:
 
 
 DRIVER = """
-import pybackend, sys
+import pybackend, signal
+# A shell starts its background jobs with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def work(context):
     import os, signal
     print("pid", os.getpid(), flush=True)

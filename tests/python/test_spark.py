@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -114,7 +115,7 @@ def test_validation_columns_go_by_name(spark: Any) -> None:
 
 def test_no_rows_at_all_are_named(spark: Any, rows: Any) -> None:
     empty = frame(spark, *rows).limit(0)
-    with pytest.raises(WorkerFailedError, match="`data` has no rows"):
+    with pytest.raises((InputError, WorkerFailedError), match="`data` has no rows"):
         barrier_train(spark, build_dense, empty, workers=2, verbose=0)
 
 
@@ -142,7 +143,7 @@ def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
         for column in ("features", "listed")
     ]
     for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, atol=1e-6)  # the rows come in another order
 
 
 def test_images_in_flat_rows_take_the_shape_of_the_model(spark: Any) -> None:
@@ -264,6 +265,7 @@ def in_another_process(code: str) -> str:
         check=True,
         timeout=200,
         cwd=os.path.dirname(__file__),
+        env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
     ).stdout
 
 
