@@ -41,6 +41,8 @@ def replay(
             logs = model.train_on_batch(x[rows], y[rows], sample_weight=weight, return_dict=True)
             for name, value in logs.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * len(rows)
+    # As at the end of `fit`: a moving average of the weights takes their place.
+    model.optimizer.finalize_variable_values(model.trainable_weights)
     return {name: total / len(x) for name, total in sums.items()}
 
 
