@@ -70,7 +70,8 @@ def barrier_train(
         As ``data``; evaluated by all workers together after each epoch.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
-        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``), which run on rank 0.
+        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``), which run on rank 0. Copies run
+        on the workers: what they keep in attributes stays there.
     seed
         Makes the training repeatable. None: drawn, and told in the result.
     shuffle

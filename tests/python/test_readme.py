@@ -1,0 +1,29 @@
+"""The README's first example runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pybackend
+
+ROOT = Path(pybackend.__file__).parents[1]
+
+
+def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(blocks[0])
+    shown = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    ).stdout
+    assert "3 workers, 600 rows, 5 epochs" in shown
+    assert pybackend.load_model(tmp_path / "model.h5").input_shape == (None, 4)
