@@ -142,7 +142,7 @@ def barrier_train(
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         decode=lambda text: model_from_base64(
-            text, custom_objects=custom_objects, safe_mode=safe_mode
+            text, custom_objects=custom_objects, safe_mode=safe_mode, sha256=sha256_of(content)
         ),
     )
 

@@ -13,6 +13,8 @@ import hashlib
 import io
 import json
 import logging
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -117,6 +119,8 @@ def model_from_bytes(
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _quiet_keras():
         path = Path(folder) / f"model{suffix}"
         path.write_bytes(data)
+        if sha256 is None and suffix == ".h5":
+            _refuse_endless(path)
         _refuse_foreign(path)
         try:
             state = _take_optimizer_state(path) if path.suffix == ".h5" else []
@@ -245,6 +249,35 @@ def _recognize(data: bytes) -> str:
     raise SerializationError(
         f"these {len(data)} bytes are neither an HDF5 nor a .keras file: truncated, or not a model"
     )
+
+
+# Reads what Keras will read, all names and attributes.
+_TRIAL = """
+import sys, h5py
+with h5py.File(sys.argv[1], "r") as file:
+    dict(file.attrs)
+    file.visititems(lambda name, item: dict(item.attrs) and None)
+"""
+_TRIAL_SECONDS = 20.0
+
+
+def _refuse_endless(path: Path) -> None:
+    """Refuse a damaged HDF5 file in which the HDF5 library would loop for ever.
+
+    Another process tries it, as nothing else can end such a loop. Not needed where a digest has
+    shown the file to be intact; other damage is found by the reading itself.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-c", _TRIAL, str(path)],
+            capture_output=True,
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SerializationError(
+            f"the model file is corrupted: reading it did not end within {_TRIAL_SECONDS:g} s"
+        ) from error
 
 
 def _refuse_foreign(path: Path) -> None:

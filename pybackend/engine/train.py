@@ -190,7 +190,12 @@ def _loadable_format(model: Any, job: Job, custom_objects: Any) -> Format:
     for kind in formats:
         try:
             data = model_to_bytes(model, format=kind)
-            model_from_bytes(data, custom_objects=custom_objects, safe_mode=job.safe_mode)
+            model_from_bytes(
+                data,
+                custom_objects=custom_objects,
+                safe_mode=job.safe_mode,
+                sha256=sha256_of(data),
+            )
             return kind
         except SerializationError as error:
             failure = failure or error
