@@ -124,10 +124,11 @@ class Task:
         failed = [r for r, m in enumerate(everyone) if m["failed"]]
         if failed:
             failure = failure or _stopped(child, failed[0])
-        try:
-            _check_shapes([m["shapes"] for m in everyone])
-        except InputError as error:
-            failure = failure or _failure(child, error)
+        else:  # a worker that has failed has no shapes to compare
+            try:
+                _check_shapes([m["shapes"] for m in everyone])
+            except InputError as error:
+                failure = _failure(child, error)
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         for name, columns in datasets.items():

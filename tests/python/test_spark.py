@@ -169,6 +169,10 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
     with pytest.raises(WorkerFailedError, match=r"column 'f3' holds .* null") as caught:
         barrier_train(spark, build_dense, holed, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
+    one_hole = data.withColumn("f3", when(data.f0 == float(rows[0][0, 0]), None).otherwise(data.f3))
+    with pytest.raises(WorkerFailedError, match=r"column 'f3' holds 1 null") as caught:
+        barrier_train(spark, build_dense, one_hole, workers=2, verbose=0)
+    assert caught.value.exception_type == "InputError"
     ragged = spark.createDataFrame([([1.0], 0), ([1.0, 2.0], 1)] * 4, "a array<double>, label int")
     with pytest.raises(WorkerFailedError, match=r"different lengths|arrays of 1 to 2"):
         barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
