@@ -16,14 +16,21 @@ from pybackend.code import pickled
 from pybackend.data import arrays
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.errors import ClusterError, InputError
-from pybackend.job import Job, run_job, train_job
+from pybackend.job import (
+    EXTRAS,
+    FUNCTION,
+    MODEL_FILE,
+    MODEL_FUNCTION,
+    Job,
+    run_job,
+    train_job,
+)
 from pybackend.launchers import local
 from pybackend.launchers.outcome import Outcome
 from pybackend.progress import printer
 from pybackend.result import TrainResult
 from pybackend.serialization import model_from_base64, model_to_bytes, sha256_of
 from pybackend.values import decode_value
-from pybackend.worker import EXTRAS, FUNCTION, MODEL_FILE, MODEL_FUNCTION
 
 
 def barrier_train(
@@ -130,19 +137,19 @@ def barrier_train(
     if job.model_source == "file":
         _check_shapes(model, datasets)
     outcome = _launch(session, job, files, datasets)
-    kind, content = _intact_model(outcome)
+    kind, content, digest = _intact_model(outcome)
     history = outcome.reports[0].value
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
-        model_sha256=sha256_of(content),
+        model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         decode=lambda text: model_from_base64(
-            text, custom_objects=custom_objects, safe_mode=safe_mode, sha256=sha256_of(content)
+            text, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
         ),
     )
 
@@ -362,8 +369,8 @@ def _check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
             shaped_for(columns, model)
 
 
-def _intact_model(outcome: Outcome) -> tuple[str, bytes]:
-    """The model's format and content, once the workers are known to agree on it.
+def _intact_model(outcome: Outcome) -> tuple[str, bytes, str]:
+    """The model's format, content and SHA-256, once the workers are known to agree on it.
 
     Raises
     ------
@@ -377,6 +384,7 @@ def _intact_model(outcome: Outcome) -> tuple[str, bytes]:
             "of your own has changed them on one worker and not on the others"
         )
     kind, content = outcome.model
-    if sha256_of(content) != outcome.reports[0].model_sha256:
+    digest = sha256_of(content)
+    if digest != outcome.reports[0].model_sha256:
         raise ClusterError("the model was altered on its way from worker 0: train again")
-    return kind, content
+    return kind, content, digest

@@ -12,6 +12,11 @@ from typing import Any, Literal
 from pybackend.errors import InputError
 
 MAX_WORKERS = 4096
+# Files that the driver sends along to every worker.
+FUNCTION = "function.pkl"
+MODEL_FILE = "model.keras"
+MODEL_FUNCTION = "model.pkl"
+EXTRAS = "extras.pkl"
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,11 @@ from typing import IO, Any
 
 from pybackend.collective import Alone, Collective, join_ring
 from pybackend.errors import InputError, PeerLostError, SerializationError
-from pybackend.job import Job
+from pybackend.job import FUNCTION, Job
 from pybackend.result import Failure, WorkerReport
 
 REPORT = "report.json"
 JOB = "job.json"
-# Files that the driver sends along.
-FUNCTION = "function.pkl"
-MODEL_FILE = "model.keras"
-MODEL_FUNCTION = "model.pkl"
-EXTRAS = "extras.pkl"
 
 
 def main(arguments: list[str]) -> int:

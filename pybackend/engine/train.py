@@ -33,7 +33,7 @@ from pybackend.engine.sync import (
     weights_digest,
 )
 from pybackend.errors import InputError, SerializationError
-from pybackend.job import Job
+from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
 from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 
@@ -74,7 +74,7 @@ def train(
     keras.config.set_dtype_policy(job.dtype_policy)
     keras.config.set_image_data_format(job.image_data_format)
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
-    extras = _unpickled(folder / "extras.pkl") or {}
+    extras = _unpickled(folder / EXTRAS) or {}
     model = _model(job, folder, extras.get("custom_objects"))
     columns = shaped_for(read_columns(folder / "train"), model)
     callbacks = list(extras.get("callbacks") or [])
@@ -157,14 +157,14 @@ def _unpickled(path: Path) -> Any:
 
 def _model(job: Job, folder: Path, custom_objects: Any) -> Any:
     if job.model_source == "function":
-        model = _unpickled(folder / "model.pkl")()
+        model = _unpickled(folder / MODEL_FUNCTION)()
         if not isinstance(model, keras.Model):
             raise InputError(
                 f"the `model` function returned {type(model).__name__}, not a Keras model"
             )
         return model
     return model_from_bytes(
-        (folder / "model.keras").read_bytes(),
+        (folder / MODEL_FILE).read_bytes(),
         custom_objects=custom_objects,
         safe_mode=job.safe_mode,
     )
