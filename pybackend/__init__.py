@@ -32,6 +32,8 @@ _HOME = {
     "save_model": "serialization",
     "sha256_of": "serialization",
     "mnist": "data.mnist",
+    "barrier_evaluate": "scoring",
+    "barrier_predict": "scoring",
     "barrier_run": "api",
     "barrier_train": "api",
     "train_mnist": "digits",
@@ -48,6 +50,8 @@ __all__ = [
     "WorkerFailedError",
     "WorkerReport",
     "__version__",
+    "barrier_evaluate",
+    "barrier_predict",
     "barrier_run",
     "barrier_train",
     "load_model",
@@ -78,6 +82,7 @@ if TYPE_CHECKING:
         WorkerFailedError,
     )
     from pybackend.result import TrainResult, WorkerReport
+    from pybackend.scoring import barrier_evaluate, barrier_predict
     from pybackend.serialization import (
         load_model,
         model_from_base64,

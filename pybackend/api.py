@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import base64
-import inspect
-import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pybackend.code import pickled
-from pybackend.data import arrays
-from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.errors import ClusterError, InputError
-from pybackend.job import (
-    EXTRAS,
-    FUNCTION,
-    MODEL_FILE,
-    MODEL_FUNCTION,
-    Job,
-    run_job,
-    train_job,
-)
-from pybackend.launchers import local
+from pybackend.job import FUNCTION, run_job, train_job
 from pybackend.launchers.outcome import Outcome
-from pybackend.progress import printer
+from pybackend.request import (
+    check_columns,
+    check_shapes,
+    dataset,
+    keras_defaults,
+    launched,
+    model_files,
+    session_of,
+    source_of,
+)
 from pybackend.result import TrainResult
-from pybackend.serialization import model_from_base64, model_to_bytes, sha256_of
+from pybackend.serialization import model_from_base64, sha256_of
 from pybackend.values import decode_value
 
 
@@ -44,12 +39,20 @@ def barrier_train(
     steps_per_epoch: int | None = None,
     validation_data: Any = None,
     callbacks: Sequence[Any] | None = None,
+    class_weight: Mapping[int, float] | None = None,
     seed: int | None = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     features: Sequence[str] | None = None,
     label: str = "label",
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
+    transport: str = "tcp",
+    compression: str | None = None,
+    bucket_mb: float = 25.0,
+    local_steps: int = 1,
+    outer_learning_rate: float = 1.0,
+    outer_momentum: float = 0.0,
+    verify_weights: bool = False,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
@@ -77,18 +80,40 @@ def barrier_train(
         As ``data``; evaluated by all workers together after each epoch.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
-        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``), which run on rank 0. Copies run
-        on the workers: what they keep in attributes stays there.
+        (``ModelCheckpoint``, ``BackupAndRestore``, ``CSVLogger``, ``TensorBoard``,
+        ``RemoteMonitor``), which run on rank 0. Copies run on the workers: what they keep in
+        attributes stays there. Where one asks to stop, all workers stop after the same step.
+    class_weight
+        Class to weight of its rows in the loss, for models with one output. Not together with
+        sample weights.
     seed
         Makes the training repeatable. None: drawn, and told in the result.
     shuffle
-        Whether each worker visits its rows in a new order each epoch.
+        True or ``"shard"``: each worker visits its rows in a new order each epoch.
+        ``"global"`` (arrays only): the workers share out a new order of all rows each epoch, for
+        which every worker keeps all rows. False: rows are visited as they come.
     features, label
         Columns of a DataFrame: inputs (None: all but the label) and the label.
     custom_objects
         Name to class or function, for layers, losses and metrics of your own.
     safe_mode
         False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
+    transport
+        What gradients travel by: ``"tcp"``, or ``"tf"`` for TensorFlow's collectives (NCCL between
+        GPUs).
+    compression
+        ``"fp16"`` or ``"bf16"``: halve what travels. Rounding errors are kept and sent later
+        (error feedback), but the result is no longer that of one process. None: exact.
+    bucket_mb
+        Megabytes of gradients that travel together, while the backward pass goes on.
+        ``float("inf")``: all at once, after it.
+    local_steps
+        Steps that each worker takes by itself before the weights are averaged: 1 is exact, more
+        suit slow networks and change the result (local SGD).
+    outer_learning_rate, outer_momentum
+        With local steps: how the average change is applied. 0.7 and 0.9 give DiLoCo.
+    verify_weights
+        Compare the workers' weights after every epoch, not only at the start and the end.
     verbose
         0 silent, 1 a line per epoch, 2 also what the workers print.
     timeout
@@ -118,25 +143,33 @@ def barrier_train(
             "steps_per_epoch": steps_per_epoch,
             "seed": secrets.randbelow(2**31) if seed is None else seed,
             "shuffle": shuffle,
+            "class_weight": class_weight,
+            "transport": transport,
+            "compression": compression,
+            "bucket_mb": bucket_mb,
+            "local_steps": local_steps,
+            "outer_learning_rate": outer_learning_rate,
+            "outer_momentum": outer_momentum,
+            "verify_weights": verify_weights,
             "safe_mode": safe_mode,
             "verbose": verbose,
             "timeout": timeout,
         }
     )
-    job = replace(job, model_source=_source_of(model), **_keras_defaults())
+    job = replace(job, model_source=source_of(model), **keras_defaults())
     session = session_of(spark)
-    _check_columns(features, label)
-    datasets = {"train": _dataset(session, data, "data", features, label, job)}
+    check_columns(features, label)
+    datasets = {"train": dataset(session, data, "data", features, label, job)}
     if validation_data is not None:
         # By the names that the training data gave, whatever the order of columns there.
         chosen = getattr(datasets["train"], "features", features)
-        datasets["validation"] = _dataset(
+        datasets["validation"] = dataset(
             session, validation_data, "validation_data", chosen, label, job
         )
-    files = _training_files(model, callbacks, custom_objects, job)
+    files = model_files(model, custom_objects, job, callbacks)
     if job.model_source == "file":
-        _check_shapes(model, datasets)
-    outcome = _launch(session, job, files, datasets)
+        check_shapes(model, datasets)
+    outcome = launched(session, job, files, datasets)
     kind, content, digest = _intact_model(outcome)
     history = outcome.reports[0].value
     return TrainResult(
@@ -194,179 +227,8 @@ def barrier_run(
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     session = session_of(spark)
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
-    outcome = _launch(session, job, files, {})
+    outcome = launched(session, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
-
-
-def session_of(spark: Any) -> Any:
-    """None for this machine, or the Spark session to use.
-
-    Raises
-    ------
-    InputError
-        Where ``spark`` is neither.
-    """
-    if spark is None or (isinstance(spark, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", spark)):
-        return None
-    kind = type(spark)
-    if kind.__module__.startswith("pyspark.") and kind.__name__ == "SparkSession":
-        return spark
-    hint = " (pass SparkSession.builder.getOrCreate())" if kind.__name__ == "SparkContext" else ""
-    raise InputError(
-        f"`spark` must be None, 'local' or a SparkSession, not {spark!r}{hint}"
-        if isinstance(spark, (str, int, float))
-        else f"`spark` must be None, 'local' or a SparkSession, not a {kind.__name__}{hint}"
-    )
-
-
-def _launch(
-    session: Any, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
-) -> Outcome:
-    on_event = printer(job.verbose)
-    if session is None:
-        return local.launch(job, files, datasets, on_event)
-    # pyspark is optional: its launcher is imported where there is a session.
-    from pybackend.launchers import spark as spark_launcher
-
-    return spark_launcher.launch(session, job, files, datasets, on_event)
-
-
-def _dataset(
-    session: Any, data: Any, name: str, features: Sequence[str] | None, label: str, job: Job
-) -> Any:
-    """Check a data set and give it the form that launchers take: columns, or a Spark selection."""
-    if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
-        if session is None:
-            raise InputError(
-                f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
-                "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
-            )
-        from pybackend.data.dataframe import Selection
-
-        return Selection.of(data, features, label, name)
-    columns = arrays.columns_of(data, job.floatx, name)
-    rows = arrays.rows_of(columns)
-    if name == "data":
-        arrays.check_enough_rows(rows, job.workers)
-        check_steps(rows, job)
-    elif rows == 0:
-        raise InputError(f"`{name}` has no rows")
-    return columns
-
-
-def check_steps(rows: int, job: Job) -> None:
-    """Refuse more steps per epoch than the rows give."""
-    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
-    if job.steps_per_epoch is not None and job.steps_per_epoch > full:
-        raise InputError(
-            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
-            f"{job.workers} x {job.batch_size} rows"
-        )
-
-
-def _training_files(
-    model: Any,
-    callbacks: Sequence[Any] | None,
-    custom_objects: Mapping[str, Any] | None,
-    job: Job,
-) -> dict[str, bytes]:
-    files = {}
-    if callbacks is not None and not isinstance(callbacks, (list, tuple)):
-        callbacks = [callbacks]
-    _check_callbacks(callbacks or [])
-    if not isinstance(custom_objects, (Mapping, type(None))):
-        raise InputError(
-            "`custom_objects` must map names to classes or functions, not "
-            f"{type(custom_objects).__name__}"
-        )
-    if callbacks or custom_objects:
-        extras: dict[str, Any] = {
-            "callbacks": list(callbacks or []),
-            "custom_objects": dict(custom_objects or {}),
-        }
-        files[EXTRAS] = pickled(
-            extras,
-            "`callbacks` or `custom_objects`",
-            [*extras["callbacks"], *extras["custom_objects"].values()],
-        )
-    if job.model_source == "function":
-        return {**files, MODEL_FUNCTION: pickled(model, "the `model` function", [model])}
-    from pybackend.engine.checks import check_model
-
-    check_model(model)
-    return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=True)}
-
-
-def _source_of(model: Any) -> Literal["file", "function"]:
-    """Whether a model or a function that builds one was given; an error for all else."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(model, keras.Model):
-        return "file"
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if kind.startswith("tf_keras"):
-        raise InputError("this is a Keras 2 model (tf_keras): tfdist trains Keras 3 models")
-    if not callable(model):
-        raise InputError(
-            f"`model` must be a compiled Keras model or a function that returns one, not a {kind}"
-        )
-    try:
-        parameters = list(inspect.signature(model).parameters.values())
-    except (ValueError, TypeError):  # some of Python's own do not tell
-        parameters = []
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if needed:
-        raise InputError(
-            f"the `model` function needs arguments ({', '.join(needed)}): workers call it "
-            "without any, so wrap it, e.g. lambda: build(units=64)"
-        )
-    return "function"
-
-
-def _check_callbacks(callbacks: Sequence[Any]) -> None:
-    # Keras is loaded already where there is a callback that it could accept.
-    if "keras" in sys.modules:
-        from pybackend.engine.checks import check_callbacks
-
-        check_callbacks(callbacks)
-    elif callbacks:
-        name = type(callbacks[0]).__name__
-        raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
-
-
-def _check_columns(features: Any, label: Any) -> None:
-    if not isinstance(label, str):
-        raise InputError(f"`label` must be the name of a column, not {label!r}")
-    named = [features] if isinstance(features, str) else features
-    if named is not None and not (
-        isinstance(named, (list, tuple)) and all(isinstance(name, str) for name in named)
-    ):
-        raise InputError(f"`features` must be names of columns, not {features!r}")
-
-
-def _keras_defaults() -> dict[str, Any]:
-    """Keras's global settings, which can differ from its own only where Keras is loaded."""
-    keras = sys.modules.get("keras")
-    if keras is None:
-        return {}
-    return {
-        "floatx": keras.config.floatx(),
-        "dtype_policy": keras.config.dtype_policy().name,
-        "image_data_format": keras.config.image_data_format(),
-    }
-
-
-def _check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
-    """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
-    from pybackend.engine.feed import shaped_for
-
-    for columns in datasets.values():
-        if isinstance(columns, dict):
-            shaped_for(columns, model)
 
 
 def _intact_model(outcome: Outcome) -> tuple[str, bytes, str]:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api import barrier_train, session_of
+from pybackend.api import barrier_train
 from pybackend.data.mnist import mnist
 from pybackend.job import train_job
+from pybackend.request import session_of
 from pybackend.result import TrainResult
 
 
@@ -71,11 +72,8 @@ def train_mnist(
             "workers": workers,
             "epochs": epochs,
             "batch_size": batch_size,
-            "steps_per_epoch": None,
-            "shuffle": True,
             "seed": 0 if seed is None else seed,
             "timeout": timeout,
-            "safe_mode": True,
             "verbose": verbose,
         }
     )

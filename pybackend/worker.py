@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pybackend.collective import Alone, Collective, join_ring
+from pybackend.collective import Alone, Collective, join_mesh
 from pybackend.errors import InputError, PeerLostError, SerializationError
 from pybackend.job import FUNCTION, Job
 from pybackend.result import Failure, WorkerReport
@@ -47,38 +48,55 @@ def main(arguments: list[str]) -> int:
     host = os.environ["TFDIST_HOST"]
     try:
         job = Job.from_json((folder / JOB).read_text())
-        work = _train if job.kind == "train" else _run
-        report = work(job, rank, host, folder, server, orders, emit)
+        work = _run if job.kind == "run" else _train if job.kind == "train" else _score
+        report = work(Place(job, rank, host, folder, server, orders, emit))
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
     _publish(report, folder)
     return 0 if report.ok else 1
 
 
-def _train(
-    job: Job,
-    rank: int,
-    host: str,
-    folder: Path,
-    server: socket.socket,
-    orders: queue.Queue[dict[str, Any]],
-    emit: Callable[[dict[str, Any]], None],
-) -> WorkerReport:
+@dataclass(frozen=True)
+class Place:
+    """Which worker this is, and what its launcher shares with it."""
+
+    job: Job
+    rank: int
+    host: str
+    folder: Path
+    server: socket.socket
+    orders: queue.Queue[dict[str, Any]]
+    emit: Callable[[dict[str, Any]], None]
+
+    def report(self, **found: Any) -> WorkerReport:
+        """What this worker did."""
+        return WorkerReport(self.rank, self.host, os.getpid(), **found)
+
+    @contextmanager
+    def joined(self, order: dict[str, Any]) -> Iterator[Collective]:
+        """The collective of all workers of the order."""
+        collective: Collective = Alone()
+        if self.job.workers > 1:
+            peers, token = order["peers"], order["token"]
+            collective = join_mesh(self.server, peers, self.rank, token, self.job.timeout)
+        try:
+            yield collective
+        finally:
+            collective.close()
+
+
+def _train(place: Place) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
     from pybackend.engine.train import train
 
-    order = orders.get()
-    collective: Collective = Alone()
-    if job.workers > 1:
-        collective = join_ring(server, order["peers"], rank, order["token"], job.timeout)
-    try:
-        trained = train(job, collective, order["counts"], folder, emit)
-    finally:
-        collective.close()
-    return WorkerReport(
-        rank,
-        host,
-        os.getpid(),
+    order = place.orders.get()
+    with place.joined(order) as collective:
+        if place.job.needs_tensorflow_server:
+            from pybackend.collective.tensorflow import start_runtime
+
+            start_runtime(order["reserved"], place.rank, place.job.timeout)
+        trained = train(place.job, collective, order["counts"], place.folder, place.emit)
+    return place.report(
         rows=trained.rows,
         steps=trained.steps,
         seconds=trained.seconds,
@@ -88,31 +106,33 @@ def _train(
     )
 
 
-def _run(
-    job: Job,
-    rank: int,
-    host: str,
-    folder: Path,
-    server: socket.socket,
-    orders: queue.Queue[dict[str, Any]],
-    emit: Callable[[dict[str, Any]], None],
-) -> WorkerReport:
+def _score(place: Place) -> WorkerReport:
+    from pybackend.engine.evaluate import score
+
+    order = place.orders.get()
+    with place.joined(order) as collective:
+        value, seconds = score(place.job, collective, order["counts"], place.folder)
+    return place.report(rows=order["counts"]["train"][place.rank], seconds=seconds, value=value)
+
+
+def _run(place: Place) -> WorkerReport:
     import cloudpickle
 
     from pybackend.cluster import make_tf_config
     from pybackend.context import WorkerContext
     from pybackend.values import encode_value
 
-    order = orders.get()
-    server.close()
+    order = place.orders.get()
+    place.server.close()
     addresses = order["reserved"]
-    text = make_tf_config(addresses, rank)
+    text = make_tf_config(addresses, place.rank)
     os.environ["TF_CONFIG"] = text
-    function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
-    context = WorkerContext(rank, job.workers, tuple(addresses), text)
+    # Written by the launcher on this machine, from the driver's own objects.
+    function, positional = cloudpickle.loads((place.folder / FUNCTION).read_bytes())
+    context = WorkerContext(place.rank, place.job.workers, tuple(addresses), text)
     began = time.monotonic()
     value = encode_value(function(context, *positional))
-    return WorkerReport(rank, host, os.getpid(), seconds=time.monotonic() - began, value=value)
+    return place.report(seconds=time.monotonic() - began, value=value)
 
 
 def _own_stdin() -> IO[bytes]:

@@ -7,11 +7,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.collective.ring import Ring, join_ring
+from pybackend.collective.compression import Compression
+from pybackend.collective.cost import CostModel
+from pybackend.collective.joining import join_mesh
+from pybackend.collective.mesh import Mesh
 
 Array = npt.NDArray[Any]
 
-__all__ = ["Alone", "Collective", "Ring", "join_ring"]
+join_ring = join_mesh
+
+__all__ = ["Alone", "Collective", "Compression", "CostModel", "Mesh", "all_sum", "join_mesh"]
 
 
 class Collective(Protocol):
@@ -20,8 +25,11 @@ class Collective(Protocol):
     rank: int
     world_size: int
 
-    def all_reduce(self, buffer: Array) -> None:
+    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each."""
+
+    def all_gather(self, part: Array) -> list[Array]:
+        """Every rank's contiguous array, in rank order; first dimensions may differ."""
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer by that of rank ``root``."""
@@ -36,8 +44,12 @@ class Alone:
     rank = 0
     world_size = 1
 
-    def all_reduce(self, buffer: Array) -> None:
+    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Keep the buffer: it is the sum over one rank."""
+
+    def all_gather(self, part: Array) -> list[Array]:
+        """The one part there is."""
+        return [part]
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Keep the buffer."""

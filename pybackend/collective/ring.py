@@ -1,289 +1,122 @@
-"""All-reduce over a ring of TCP connections, on numpy buffers.
+"""Collectives along the ring of ranks, each a stream that is forwarded while it is received.
 
-The reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the buffer, whatever N.
-Each segment is summed along one chain of ranks and then passed on, so all ranks hold the very
-same bits.
+The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
+buffer, whatever N. Each segment is summed along one chain of ranks and then passed on, so all
+ranks hold the very same bits.
 """
 
 from __future__ import annotations
 
-import queue
-import select
-import socket
-import struct
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.rendezvous import Doorkeeper, greet_as_client
-
-Array = npt.NDArray[Any]
-
-_PURPOSE = "ring"
-_SOCKET_BUFFER = 4 << 20
-_CHUNK = 1 << 20
-# Before each exchange: its number, kind, element type and size in bytes.
-_HEADER = struct.Struct(">Qc3sQ")
+from pybackend.collective.compression import Compression
+from pybackend.collective.half import BLOCK
+from pybackend.collective.links import CHUNK, Array, Call, Link, bytes_of, chunks
 
 
+@dataclass(frozen=True)
 class Ring:
-    """One rank's place in the ring. Not thread-safe: one collective at a time.
+    """One rank's place between the rank before it and the one after it."""
 
-    Parameters
-    ----------
-    successor, predecessor
-        Connected, authenticated sockets to rank + 1 and from rank - 1.
-    rank, hosts
-        This rank, and every rank's host (for messages).
-    timeout
-        Seconds of silence after which a peer counts as lost.
-    """
+    rank: int
+    world_size: int
+    before: Link
+    after: Link
 
-    def __init__(
-        self,
-        successor: socket.socket,
-        predecessor: socket.socket,
-        rank: int,
-        hosts: Sequence[str],
-        timeout: float,
-    ) -> None:
-        self.rank = rank
-        self.world_size = len(hosts)
-        self._hosts = list(hosts)
-        self._timeout = timeout
-        self._next = successor
-        self._previous = predecessor
-        self._scratch = np.empty(0, np.uint8)
-        self._count = 0
-        for connection in (successor, predecessor):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
-            connection.setblocking(False)
+    def all_reduce(self, call: Call, buffer: Array, scratch: Array) -> None:
+        """Sum in place. ``scratch`` has room for `CHUNK` bytes.
 
-    def all_reduce(self, buffer: Array) -> None:
-        """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each.
-
-        Raises
-        ------
-        PeerLostError
-            At once where a neighbour closes its connection, after ``timeout`` where it is silent.
+        Each chunk is added when it is received, and sent on when it is added.
         """
-        self._agree(b"+", buffer)
-        size, rank, itemsize = self.world_size, self.rank, buffer.itemsize
-        bounds = [len(buffer) * k // size for k in range(size + 1)]
-        raw = _bytes_of(buffer)
-        largest = max(bounds[k + 1] - bounds[k] for k in range(size))
-        scratch = self._scratch_of(largest * itemsize)
+        segments = self._segments(len(buffer), CHUNK // buffer.itemsize)
+        # What is received and added is what is sent next, so both are cut in the same places.
+        summed = list(chain(*segments[1:]))
+        received = scratch.view(buffer.dtype)
 
-        def part(k: int) -> memoryview:
-            k %= size
-            return raw[bounds[k] * itemsize : bounds[k + 1] * itemsize]
+        def add(index: int) -> None:
+            if index < len(summed):
+                part = buffer[summed[index]]
+                np.add(part, received[: len(part)], out=part)
 
-        for step in range(size - 1):
-            k = (rank - step - 1) % size
-            segment = buffer[bounds[k] : bounds[k + 1]]
-            received = scratch[: segment.nbytes]
-            self._exchange(part(rank - step), _bytes_of(received))
-            np.add(segment, received.view(buffer.dtype), out=segment)
-        for step in range(size - 1):
-            self._exchange(part(rank + 1 - step), part(rank - step))
+        raw = bytes_of(buffer)
+        incoming = [
+            *_views(scratch.data, buffer.itemsize, (_from_zero(span) for span in summed)),
+            *_views(raw, buffer.itemsize, chain(*segments[:-1])),
+        ]
+        outgoing = _views(raw, buffer.itemsize, chain(*segments, *segments[:-2]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
 
-    def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Replace a contiguous buffer by that of rank ``root``; errors as in `all_reduce`."""
-        self._agree(b"=", buffer)
-        raw = _bytes_of(buffer)
-        nothing = memoryview(bytearray())
-        first = self.rank == root
-        last = (self.rank + 1) % self.world_size == root
-        # In chunks, so that every rank forwards one while it receives the next.
-        for start in range(0, len(raw), _CHUNK):
-            chunk = raw[start : start + _CHUNK]
-            if not first:
-                self._exchange(nothing, chunk)
-            if not last:
-                self._exchange(chunk, nothing)
+    def all_reduce_coded(
+        self, call: Call, buffer: Array, scratch: Array, codec: Compression
+    ) -> None:
+        """As `all_reduce`, with a codec's half precision on the wire and float32 sums.
 
-    def close(self) -> None:
-        """Close both connections."""
-        self._next.close()
-        self._previous.close()
+        The rank that completes a segment rounds it, for itself too.
+        """
+        residual, wire = codec.residual(len(buffer)), codec.wire(len(buffer))
+        segments = self._segments(len(buffer), BLOCK)
+        summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
+        received = scratch.view(wire.dtype)
+        for span in segments[0]:
+            codec.encode(buffer[span], wire[span], residual[span])
 
-    def _agree(self, kind: bytes, buffer: Array) -> None:
-        """Make sure that the neighbour is at the same exchange: else sums would be garbage."""
-        self._count += 1
-        ours = _HEADER.pack(self._count, kind, buffer.dtype.str.encode()[-3:], buffer.nbytes)
-        theirs = bytearray(_HEADER.size)
-        self._exchange(memoryview(ours), memoryview(theirs))
-        if bytes(theirs) != ours:
-            before = (self.rank - 1) % self.world_size
-            raise ClusterError(
-                f"workers {before} and {self.rank} are at different exchanges "
-                f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(ours)}: number, kind, type, bytes):"
-                " the model, a callback or a train_step does something else on one of them"
-            )
-
-    def _scratch_of(self, size: int) -> Array:
-        if self._scratch.size < size:
-            self._scratch = np.empty(size, np.uint8)
-        return self._scratch[:size]
-
-    def _exchange(self, outgoing: memoryview, incoming: memoryview) -> None:
-        """Send to the successor while receiving from the predecessor."""
-        sent, received = 0, 0
-        deadline = None
-        while sent < len(outgoing) or received < len(incoming):
-            moved = 0
-            if sent < len(outgoing):
-                moved += (count := self._send(outgoing[sent : sent + _CHUNK]))
-                sent += count
-            if received < len(incoming):
-                moved += (count := self._receive(incoming[received:]))
-                received += count
-            if moved:
-                deadline = None
+        def use(index: int) -> None:
+            if index < len(summed):
+                span = summed[index]
+                codec.add(received[: span.stop - span.start], buffer[span])
+                codec.encode(buffer[span], wire[span], residual[span])
             else:
-                deadline = deadline or time.monotonic() + self._timeout
-                self._wait(received < len(incoming), sent < len(outgoing), deadline)
+                span = final[index - len(summed)]
+                codec.decode(wire[span], buffer[span])
 
-    def _send(self, data: memoryview) -> int:
-        try:
-            return self._next.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise self._lost(self.rank + 1, "closed the connection") from error
+        raw = bytes_of(wire)
+        incoming = [
+            *_views(scratch.data, wire.itemsize, (_from_zero(span) for span in summed)),
+            *_views(raw, wire.itemsize, final),
+        ]
+        outgoing = _views(raw, wire.itemsize, chain(*segments, *segments[:-2]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=use)
 
-    def _receive(self, into: memoryview) -> int:
-        try:
-            count = self._previous.recv_into(into)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise self._lost(self.rank - 1, "closed the connection") from error
-        if count == 0:
-            raise self._lost(self.rank - 1, "closed the connection")
-        return count
+    def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
+        """Fill every rank's array from that rank's own."""
+        order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
+        pieces = [chunks(bytes_of(parts[rank])) for rank in order]
+        outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
+        call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
 
-    def _wait(self, reading: bool, writing: bool, deadline: float) -> None:
-        # poll, not select: select cannot take descriptors above 1023.
-        poller = select.poll()
-        if reading:
-            poller.register(self._previous, select.POLLIN)
-        if writing:
-            poller.register(self._next, select.POLLOUT)
-        remaining = max(0.0, deadline - time.monotonic())
-        if not poller.poll(remaining * 1000):
-            peer = self.rank - 1 if reading else self.rank + 1
-            raise self._lost(peer, f"was silent for {self._timeout:g} s")
+    def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
+        """Pass the root's bytes on from rank to rank, up to the one before the root."""
+        pieces = chunks(raw)
+        before = None if self.rank == root else self.before
+        after = None if self.after.rank == root else self.after
+        call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
 
-    def _lost(self, peer: int, reason: str) -> PeerLostError:
-        peer %= self.world_size
-        return PeerLostError(peer, self._hosts[peer], reason)
+    def _segments(self, length: int, step: int) -> list[list[slice]]:
+        """Segments of a buffer, cut into spans of ``step`` elements, in their order in round one.
 
-
-def join_ring(
-    server: socket.socket, peers: Sequence[str], rank: int, token: str, timeout: float
-) -> Ring:
-    """Connect to the next rank, be connected to by the previous one, and close ``server``.
-
-    Parameters
-    ----------
-    server
-        This rank's listening socket, whose address is ``peers[rank]``.
-    peers
-        ``host:port`` per rank; all are listening already.
-    token
-        The job's secret; strangers are turned away.
-    timeout
-        Seconds to wait for a peer.
-
-    Raises
-    ------
-    PeerLostError
-        Names the peer that refuses, closes, or is silent.
-    """
-    size = len(peers)
-    hosts = [_split(peer)[0] for peer in peers]
-    before, after = (rank - 1) % size, (rank + 1) % size
-    arrived: queue.Queue[socket.socket] = queue.Queue()
-
-    def welcome(connection: socket.socket, who: int) -> None:
-        if who == before:
-            arrived.put(connection)
-        else:
-            connection.close()
-
-    door = Doorkeeper(server, token, _PURPOSE, welcome)
-    try:
-        successor = _connect(peers[after], after, rank, token, timeout)
-        try:
-            predecessor = _await(arrived, successor, hosts, before, after, timeout)
-        except BaseException:
-            successor.close()
-            raise
-    finally:
-        door.close()
-        while not arrived.empty():
-            arrived.get().close()
-    return Ring(successor, predecessor, rank, hosts, timeout)
+        In the first round it sends all but the last and receives all but the first, adding; the
+        last is complete then. In the second it sends the last, then all but the last two, and
+        receives all but the last.
+        """
+        size = self.world_size
+        found = []
+        for turn in range(size):
+            k = (self.rank - turn) % size
+            start, stop = length * k // size, length * (k + 1) // size
+            found.append([slice(at, min(at + step, stop)) for at in range(start, stop, step)])
+        return found
 
 
-def _connect(peer: str, number: int, rank: int, token: str, timeout: float) -> socket.socket:
-    host, port = _split(peer)
-    try:
-        connection = socket.create_connection((host, port), timeout=timeout)
-    except OSError as error:
-        raise PeerLostError(number, host, f"cannot be reached at {peer} ({error})") from error
-    try:
-        greet_as_client(connection, token, rank, _PURPOSE, patience=timeout)
-    except TimeoutError as error:
-        connection.close()
-        raise PeerLostError(number, host, f"did not answer within {timeout:g} s") from error
-    except OSError as error:
-        connection.close()
-        raise PeerLostError(number, host, f"closed the connection ({error})") from error
-    return connection
+def _views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
+    return [raw[span.start * itemsize : span.stop * itemsize] for span in spans]
 
 
-def _await(
-    arrived: queue.Queue[socket.socket],
-    successor: socket.socket,
-    hosts: Sequence[str],
-    before: int,
-    after: int,
-    timeout: float,
-) -> socket.socket:
-    """Wait for the previous rank; a successor that dies meanwhile ends the wait at once."""
-    deadline = time.monotonic() + timeout
-    successor.setblocking(False)
-    while True:
-        try:
-            return arrived.get(timeout=0.1)
-        except queue.Empty:
-            pass
-        try:
-            closed = successor.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            closed = False
-        except OSError:
-            closed = True
-        if closed:
-            raise PeerLostError(after, hosts[after], "closed the connection")
-        if time.monotonic() > deadline:
-            raise PeerLostError(before, hosts[before], f"did not connect within {timeout:g} s")
-
-
-def _bytes_of(array: Array) -> memoryview:
-    """The memory of a contiguous array; an empty array has none that could be viewed."""
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _split(peer: str) -> tuple[str, int]:
-    host, _, port = peer.rpartition(":")
-    return host.strip("[]"), int(port)
+def _from_zero(span: slice) -> slice:
+    return slice(0, span.stop - span.start)

@@ -50,6 +50,17 @@ def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Column
     return columns
 
 
+def inputs_of(x: Any, floatx: str = "float32") -> Columns:
+    """Check inputs without labels and flatten them; as `columns_of`."""
+    columns = {key: _checked(key, value, floatx, "x") for key, value in _leaves("x", x)}
+    if not columns:
+        raise InputError("`x` has no inputs")
+    _check_lengths(columns, "x")
+    if rows_of(columns) == 0:
+        raise InputError("`x` has no rows")
+    return columns
+
+
 def structure(columns: Mapping[str, Any]) -> tuple[Any, ...]:
     """Rebuild (x, y) or (x, y, sample_weight) from flat, named leaves."""
     parts = [_nest(part, columns) for part in _PARTS]

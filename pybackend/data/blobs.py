@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from pybackend.data.arrays import Columns, shard
+from pybackend.data.arrays import Columns, rows_of, shard
 
 # Below Spark's own advice for the size of a task, in which such a row travels.
 BLOB_BYTES = 900_000
@@ -24,13 +24,27 @@ def layout_of(datasets: Mapping[str, Columns]) -> Layout:
     }
 
 
+def rows_to_send(
+    datasets: Mapping[str, Columns], workers: int, to_all: Collection[str] = ()
+) -> Counts:
+    """Rows that each rank is sent, by data set: its shard, or all where named in ``to_all``."""
+    return {
+        name: [
+            rows_of(columns if name in to_all else shard(columns, workers, rank))
+            for rank in range(workers)
+        ]
+        for name, columns in datasets.items()
+    }
+
+
 def blobs(
-    datasets: Mapping[str, Columns], keys: list[int]
+    datasets: Mapping[str, Columns], keys: list[int], to_all: Collection[str] = ()
 ) -> Iterator[tuple[int, str, str, int, bytes]]:
-    """Rows of `SCHEMA`: the shard of rank r under ``keys[r]``."""
+    """Rows of `SCHEMA`: what `rows_to_send` says for rank r under ``keys[r]``."""
     for rank, key in enumerate(keys):
         for name, columns in datasets.items():
-            for column, array in shard(columns, len(keys), rank).items():
+            sent = columns if name in to_all else shard(columns, len(keys), rank)
+            for column, array in sent.items():
                 row_bytes = max(1, array[:1].nbytes)
                 step = max(1, BLOB_BYTES // row_bytes)
                 for first in range(0, len(array), step):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.job import Shuffle
+
 Index = npt.NDArray[np.int64]
 
 
@@ -39,13 +41,19 @@ def order(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
     return generator.permutation(count).astype(np.int64, copy=False)
 
 
+def order_of_all(rows: int, seed: int, epoch: int) -> Index:
+    """Order of all rows in an epoch, the same on every worker; worker r takes every N-th from r."""
+    generator = np.random.Generator(np.random.PCG64([seed, epoch]))
+    return generator.permutation(rows).astype(np.int64, copy=False)
+
+
 def deal(rows: int, workers: int, rank: int) -> slice:
     """Rows of an array that go to ``rank``: every ``workers``-th, so sorted data stay mixed."""
     return slice(rank, rows, workers)
 
 
 def global_batches(
-    rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: bool = True
+    rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: Shuffle = True
 ) -> list[Any]:
     """Rows of an array that all workers together use at each step of an epoch.
 
@@ -57,11 +65,14 @@ def global_batches(
         One per step; together a permutation of ``range(rows)``.
     """
     everything = np.arange(rows, dtype=np.int64)
+    if shuffle == "global":
+        everything = order_of_all(rows, seed, epoch)
     shards = [everything[deal(rows, workers, rank)] for rank in range(workers)]
     counts = [len(shard) for shard in shards]
     steps = steps_per_epoch(counts, batch_size)
+    within = bool(shuffle) and shuffle != "global"
     visits = [
-        shard[order(len(shard), seed, epoch, rank, shuffle)] for rank, shard in enumerate(shards)
+        shard[order(len(shard), seed, epoch, rank, within)] for rank, shard in enumerate(shards)
     ]
     edges = [bounds(count, steps) for count in counts]
     return [

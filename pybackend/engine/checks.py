@@ -5,16 +5,19 @@ Each is refused by name before training starts: a wrong result would look like a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
+from pybackend.engine.masks import all_layers, check_masks, masks_reach_the_loss
 from pybackend.errors import InputError
+from pybackend.job import Job
 
-# These write files or restore state: once is enough, and right only on one rank.
+# These write files: once is enough, and right only on one rank.
 _RANK_0_ONLY = (
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.RemoteMonitor,
@@ -22,8 +25,8 @@ _RANK_0_ONLY = (
 _MEANS = ("sum_over_batch_size", "mean")
 
 
-def check_model(model: Any) -> None:
-    """Refuse what cannot be trained exactly by several workers.
+def check_model(model: Any, job: Job) -> None:
+    """Refuse what cannot be trained exactly by the workers of a job.
 
     Raises
     ------
@@ -32,31 +35,34 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise InputError(f"expected a Keras model, not {type(model).__name__}")
+    if job.kind == "predict":
+        return
     if not model.compiled or model.optimizer is None:
         raise InputError(
-            "the model is not compiled: call model.compile(optimizer, loss, ...) before training"
+            "the model is not compiled: call model.compile(optimizer, loss, ...) first"
         )
     if keras.config.backend() != "tensorflow":
         raise InputError(
             f"Keras runs on {keras.config.backend()!r}; set KERAS_BACKEND=tensorflow before "
             "Keras is first imported"
         )
+    if job.workers == 1 or job.kind != "train":
+        return
     _check_optimizers(model)
-    _check_losses(model)
+    if job.local_steps == 1:
+        _check_losses(model)
+        check_masks(model)
+        if job.transport == "tf" and masks_reach_the_loss(model):
+            raise InputError("a model whose masks reach the loss needs transport='tcp'")
     _check_layers(model)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse callbacks that are none, and those that would make the workers disagree."""
+    """Refuse callbacks that are none."""
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise InputError(
-                "BackupAndRestore would restore one worker and not the others: use "
-                "ModelCheckpoint, and start again from the model it saved"
-            )
 
 
 def callbacks_for(rank: int, callbacks: Sequence[Any]) -> list[Any]:
@@ -97,7 +103,7 @@ def _check_optimizers(model: Any) -> None:
     # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
     others = [
         name
-        for part in [model, *_all_layers(model)]
+        for part in [model, *all_layers(model)]
         for name, value in vars(part).items()
         if any(
             isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer
@@ -123,8 +129,7 @@ def _check_losses(model: Any) -> None:
 
 
 def _check_layers(model: Any) -> None:
-    layers = list(_all_layers(model))
-    for layer in layers:
+    for layer in all_layers(model):
         if getattr(layer, "stateful", False):
             raise InputError(
                 f"layer {layer.name!r} has stateful=True: its state belongs to the rows that one "
@@ -136,32 +141,6 @@ def _check_layers(model: Any) -> None:
                 "worker's own rows: use synchronized=False (its moving statistics are averaged "
                 "over the workers after each epoch)"
             )
-    masking = [
-        layer.name
-        for layer in layers
-        if isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
-    ]
-    if masking and _keeps_time_axis(model):
-        raise InputError(
-            f"layer {masking[0]!r} masks time steps up to the output: Keras then averages the "
-            "loss over unmasked steps, whose number differs between workers. Use a layer that "
-            "returns one output per row, or sample weights in place of the mask"
-        )
-
-
-def _keeps_time_axis(model: Any) -> bool:
-    try:
-        outputs = model.outputs
-    except AttributeError:  # a subclassed model: its outputs are not known before it runs
-        return True
-    return any(len(output.shape) >= 3 for output in outputs or [])
-
-
-def _all_layers(model: Any) -> Iterable[Any]:
-    for layer in model.layers:
-        yield layer
-        if hasattr(layer, "layers"):
-            yield from _all_layers(layer)
 
 
 def _flat(value: Any) -> list[Any]:

@@ -10,28 +10,74 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
+from pybackend.engine.flat import Agreement, FlatExchange, Layout
+from pybackend.engine.graph import GraphExchange
+from pybackend.engine.masks import ValidCount, masks_reach_the_loss
+from pybackend.engine.sparse import LARGE_TABLE, all_combined
+from pybackend.engine.split import SplitStep
+from pybackend.engine.steps import Position, StepOrSkip, rows_in
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How gradients travel: see `barrier_train`."""
+
+    nominal_rows: int
+    bucket_bytes: float
+    compression: Literal["fp16", "bf16"] | None = None
 
 
 class GradientExchange:
     """Couples one compiled model to a collective for the duration of a ``fit``.
 
     The optimizer *instance* gets a new ``apply``, not its class, so that saved models know
-    nothing of it. Local batches may be empty (``may_be_empty``): such a step skips the model and
-    adds nothing to the sum.
+    nothing of it.
+
+    Parameters
+    ----------
+    position
+        Of this step in its epoch; advanced with every step.
+    may_be_empty
+        Local batches may have no rows: such a step skips the model and adds nothing to the sum.
+    graph
+        Exchanges by TensorFlow's collectives instead, without compression; every step exchanges.
     """
 
-    def __init__(self, model: Any, collective: Collective, may_be_empty: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        collective: Collective,
+        position: Position,
+        wire: Wire,
+        may_be_empty: bool,
+        graph: GraphExchange | None = None,
+    ) -> None:
         self._model = model
         self._collective = collective
+        self._position = position
+        self._wire = wire
         self._may_be_empty = may_be_empty
+        self._masked = masks_reach_the_loss(model)
+        self._valid = ValidCount() if self._masked else None
         self._rows: Any = None
-        self._has_gradient: list[bool] = []
+        self._kinds: list[str | None] = []
+        self._flats: dict[Any, FlatExchange] = {}
+        # Where masks decide the weights, no worker knows a step's total without asking.
+        exchanges_all = self._masked or graph is not None
+        self._micro_steps = 1 if exchanges_all else accumulation_steps(model.optimizer)
+        self._calls = 0
+        self._loss_sum = 0.0
+        self._rows_sum = 0
+        self._graph = graph
+        self.agreement: Any = graph.agreement if graph else Agreement()
         self.error: BaseException | None = None
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
 
@@ -39,71 +85,238 @@ class GradientExchange:
     def installed(self) -> Iterator[None]:
         """Exchange gradients while the context lasts; the model is as it was afterwards."""
         model, optimizer = self._model, self._model.optimizer
-        train_step, apply = model.train_step, optimizer.apply
-        optimizer.apply = self._averaging(apply)
-        model.train_step = self._counting(train_step)
+        train_step, apply, compiled = model.train_step, optimizer.apply, model.jit_compile
+        if self._valid is not None:
+            model.compute_loss = self._valid.watching(model.compute_loss)
+        if compiled:
+            # XLA compiles what lies before and after the exchange, but not the exchange.
+            model.jit_compile = False
+            model.train_step = SplitStep(model, train_step, apply, self)
+        else:
+            optimizer.apply = self._averaging(apply)
+            model.train_step = self._counting(train_step, apply)
         # A model that was fitted before keeps the function traced then, without the exchange.
         model.make_train_function(force=True)
         try:
             yield
         finally:
-            del optimizer.apply
-            del model.train_step
+            for holder, name in (
+                (optimizer, "apply"),
+                (model, "train_step"),
+                (model, "compute_loss"),
+            ):
+                vars(holder).pop(name, None)
+            if compiled:
+                model.jit_compile = compiled
             model.make_train_function(force=True)
+            for flat in self._flats.values():
+                flat.close()
 
-    def _counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def begin_training(self) -> None:
+        """Read how far the optimizer is: a callback may have restored it."""
+        self._calls = _steps_counted(self._model.optimizer)
+
+    def begin_epoch(self) -> None:
+        """Start counting the epoch's steps."""
+        self._position.begin_epoch()
+        self._loss_sum, self._rows_sum = 0.0, 0
+
+    def end_epoch(self) -> None:
+        """Nothing is left to exchange: every step has."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss of the epoch, where Keras's own local means cannot be averaged by rows."""
+        return self._loss_sum / self._rows_sum if self._masked and self._rows_sum else None
+
+    def _counting(
+        self, train_step: Callable[[Any], Any], apply: Callable[..., Any]
+    ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
-            self._rows = tf.shape(tf.nest.flatten(data)[0])[0]
-            if not self._may_be_empty:
-                return train_step(data)
-            return tf.cond(self._rows > 0, lambda: train_step(data), self._empty_step)
+            self._rows = rows_in(data)
+            return train_step(data)
 
-        return counting_train_step
+        def skip() -> None:
+            variables = self._model.trainable_variables
+            apply(self.averaged(self.zeros(), 0.0, 0.0), variables)
 
-    def _empty_step(self) -> Any:
-        model = self._model
-        variables = model.trainable_variables
-        gradients = [
-            tf.zeros(v.shape, v.dtype) if present else None
-            for v, present in zip(variables, self._has_gradient, strict=True)
-        ]
-        model.optimizer.apply(gradients, variables)
-        return model.get_metrics_result()
+        if not self._may_be_empty:
+            return counting_train_step
+        return StepOrSkip(self._model, counting_train_step, skip)
+
+    def zeros(self) -> list[Any]:
+        """Gradients of a step without rows, of the kinds that the others have."""
+        variables = self._model.trainable_variables
+        kinds = self._kinds or ["dense"] * len(variables)
+        return [_zero(v, kind) for v, kind in zip(variables, kinds, strict=True)]
 
     def _averaging(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            self._has_gradient = [gradient is not None for gradient in grads]
-            return apply(self._averaged(list(grads)), trainable_variables)
+            weight, loss = self.weight_and_loss(self._rows)
+            return apply(self.averaged(list(grads), weight, loss), trainable_variables)
 
         return averaging_apply
 
-    def _averaged(self, gradients: list[Any]) -> list[Any]:
-        """Mean gradients over the global batch, all in one exchange."""
-        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        if not places:
+    def weight_and_loss(self, rows: Any) -> tuple[Any, Any]:
+        """What the gradients of the step being traced weigh, and its mean loss, as scalars."""
+        if self._valid is None:
+            return tf.cast(rows, tf.float32), tf.constant(0.0)
+        return self._valid.weight(rows), self._valid.loss
+
+    def averaged(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]:
+        """Mean gradients over the global batch; the same on every worker.
+
+        Parameters
+        ----------
+        gradients
+            Tensors, ``IndexedSlices`` and None, one per trainable variable.
+        weight, loss
+            Scalars: what each gradient is the mean over, and this worker's mean loss.
+        """
+        self._kinds = [self._kind(gradient) for gradient in gradients]
+        dense = [n for n, kind in enumerate(self._kinds) if kind == "dense"]
+        sparse = [n for n, kind in enumerate(self._kinds) if kind == "sparse"]
+        if not dense and not sparse:
             return gradients
-        # Sparse gradients (IndexedSlices) become dense here.
-        dense = [tf.convert_to_tensor(gradients[place]) for place in places]
+        tensors = [tf.convert_to_tensor(gradients[n]) for n in dense]
         # Half precision cannot hold a sum weighted by rows: it is exchanged as float32.
-        wide = tf.float64 if any(g.dtype == tf.float64 for g in dense) else tf.float32
-        mean = self._mean([tf.cast(tf.reshape(g, [-1]), wide) for g in dense], wide)
-        parts = tf.split(mean, [int(np.prod(g.shape, dtype=np.int64)) for g in dense])
-        for place, gradient, part in zip(places, dense, parts, strict=True):
-            gradients[place] = tf.cast(tf.reshape(part, gradient.shape), gradient.dtype)
-        return gradients
+        wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
+        parts = [part for n in sparse for part in (gradients[n].indices, gradients[n].values)]
+        means = self._means(
+            [tf.cast(t, wide) for t in tensors], parts, tf.cast(weight, wide), tf.cast(loss, wide)
+        )
+        result = list(gradients)
+        for n, tensor, mean in zip(dense, tensors, means, strict=False):
+            mean.set_shape(tensor.shape)
+            result[n] = tf.cast(mean, tensor.dtype)
+        for place, n in enumerate(sparse):
+            indices, values = means[len(dense) + 2 * place :][:2]
+            indices.set_shape([None])
+            values.set_shape([None, *gradients[n].values.shape[1:]])
+            result[n] = tf.IndexedSlices(values, indices, gradients[n].dense_shape)
+        return result
 
-    def _mean(self, flat: list[Any], dtype: Any) -> Any:
-        rows = tf.cast(self._rows, dtype)
-        buffer = tf.concat([tf.concat(flat, 0) * rows, [rows]], 0)
-        total = tf.numpy_function(self._all_reduce, [buffer], dtype, stateful=True)
-        total.set_shape(buffer.shape)
-        return total[:-1] / total[-1]
+    def _kind(self, gradient: Any) -> str | None:
+        if gradient is None:
+            return None
+        # What is accumulated, or summed by TensorFlow, is dense.
+        adds_up = self._micro_steps > 1 or self._graph is not None
+        is_sparse = isinstance(gradient, tf.IndexedSlices) and not adds_up
+        return "sparse" if is_sparse and _is_large(gradient) else "dense"
 
-    def _all_reduce(self, buffer: Any) -> Any:
+    def _means(self, dense: list[Any], parts: list[Any], weight: Any, loss: Any) -> list[Any]:
+        if self._graph is not None:
+            return self._graph.means(dense, weight)
+        flat = self._flat([tuple(t.shape) for t in dense], weight.dtype)
+        types = [tensor.dtype for tensor in [*dense, *parts]]
+        buckets = flat.layout.buckets
+        if len(buckets) == 1 or tf.executing_eagerly():
+            step = partial(self._step, flat, len(dense))
+            return _listed(tf.numpy_function(step, [weight, loss, *dense, *parts], types))
+        # Tokens tie the buckets to the end of the step; they wait for nothing else, so TensorFlow
+        # hands each over as soon as its gradients are there.
+        tokens = [
+            tf.numpy_function(
+                partial(self._post, flat, number),
+                [weight, *(dense[n] for n in bucket)],
+                tf.int32,
+                stateful=False,
+            )
+            for number, bucket in enumerate(buckets)
+        ]
+        collect = partial(self._collect, flat, len(tokens))
+        return _listed(tf.numpy_function(collect, [weight, loss, *tokens, *parts], types))
+
+    def _flat(self, shapes: list[tuple[int, ...]], dtype: Any) -> FlatExchange:
+        key = (tuple(shapes), dtype.name)
+        if key not in self._flats:
+            # Accumulated gradients travel at once, when their last step has come.
+            limit = float("inf") if self._micro_steps > 1 else self._wire.bucket_bytes
+            flat = FlatExchange(
+                self._collective,
+                Layout.of(shapes, dtype.size, limit),
+                dtype.as_numpy_dtype,
+                self.agreement,
+                nominal=self._wire.nominal_rows,
+                compression=self._wire.compression,
+            )
+            self._flats[key] = flat
+        return self._flats[key]
+
+    def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
+        with self._remembering_errors():
+            if self._micro_steps == 1:
+                means, total = flat.exchange(weight, loss, arrays[:dense])
+            else:
+                share = weight / self._position.total_rows
+                # What is pending at the end of an epoch is sent, so that all are in one state.
+                is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+                means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
+            return self._finished(flat, means, arrays[dense:], weight, total)
+
+    def _post(self, flat: FlatExchange, bucket: int, weight: Any, *arrays: Any) -> Any:
+        with self._remembering_errors():
+            flat.post(bucket, weight, arrays)
+            return np.int32(bucket)
+
+    def _collect(self, flat: FlatExchange, tokens: int, weight: Any, loss: Any, *rest: Any) -> Any:
+        with self._remembering_errors():
+            means, total = flat.collect(weight, loss)
+            return self._finished(flat, means, rest[tokens:], weight, total)
+
+    def _finished(
+        self, flat: FlatExchange, means: list[Any], parts: Sequence[Any], weight: Any, total: float
+    ) -> list[Any]:
+        """All results of an exchange; sparse ones travel after the buckets."""
+        factor = weight / total
+        for indices, values in zip(parts[::2], parts[1::2], strict=True):
+            scaled = (values * factor).astype(values.dtype)
+            means = [*means, *all_combined(self._collective, indices, scaled)]
+        rows = self._position.total_rows
+        self._loss_sum += flat.mean_loss * rows
+        self._rows_sum += rows
+        self._position.advance()
+        self._calls += 1
+        return means
+
+    @contextmanager
+    def _remembering_errors(self) -> Iterator[None]:
         try:
-            summed = np.array(buffer)  # TensorFlow's own memory must not be written to
-            self._collective.all_reduce(summed)
-            return summed
+            yield
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error
             raise
+
+
+def accumulation_steps(optimizer: Any) -> int:
+    """Steps whose gradients may travel as one sum.
+
+    One where the optimizer looks at each step's gradients: a loss-scaling one skips those that
+    are not finite.
+    """
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+
+
+def _steps_counted(optimizer: Any) -> int:
+    """How often the optimizer was called: with accumulation, its ``iterations`` count updates."""
+    return next(int(v.numpy()) for v in optimizer.variables if v.name == "iteration")
+
+
+def _is_large(gradient: Any) -> bool:
+    shape = tf.get_static_value(gradient.dense_shape)
+    return shape is not None and int(np.prod(shape, dtype=np.int64)) >= LARGE_TABLE
+
+
+def _zero(variable: Any, kind: str | None) -> Any:
+    if kind is None:
+        return None
+    shape, dtype = variable.shape, variable.dtype
+    if kind == "dense":
+        return tf.zeros(shape, dtype)
+    return tf.IndexedSlices(
+        tf.zeros([0, *shape[1:]], dtype), tf.zeros([0], tf.int64), tf.constant(shape)
+    )
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]

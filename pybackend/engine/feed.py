@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.data.arrays import Columns, rows_of, structure
-from pybackend.data.sharding import bounds, order, steps_per_epoch
+from pybackend.data.sharding import bounds, order, order_of_all, steps_per_epoch
 from pybackend.errors import InputError
+from pybackend.job import Shuffle
 
 
 class Feed:
@@ -21,11 +22,23 @@ class Feed:
     Parameters
     ----------
     columns
-        The worker's rows.
+        The worker's rows; with ``shuffle="global"`` those of all workers.
     counts
-        Rows of every worker, by rank.
+        Rows that every worker visits in an epoch, by rank.
+    shuffle
+        ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: the
+        workers share out a new order of all rows; False: as they come.
     limit
         Largest number of steps per epoch, or None for all rows.
+
+    Attributes
+    ----------
+    rows
+        Rows that this worker visits in an epoch.
+    steps
+        Steps of an epoch.
+    total_rows
+        Rows of the global batch by step; int64 array of shape (steps,).
     """
 
     def __init__(
@@ -36,10 +49,11 @@ class Feed:
         batch_size: int,
         *,
         seed: int = 0,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         limit: int | None = None,
     ) -> None:
-        self.rows = rows_of(columns)
+        self.counts = list(counts)
+        self.rows = counts[rank]
         self.epoch = 0
         full = steps_per_epoch(counts, batch_size)
         if limit is not None and limit > full:
@@ -48,12 +62,22 @@ class Feed:
                 f"give {full} steps of {batch_size} rows per worker"
             )
         self.steps = full if limit is None else limit
-        edges = bounds(self.rows, full)[: self.steps + 1]
-        self.may_be_empty = bool((np.diff(edges) == 0).any())
-        self._edges = edges
-        self._order = lambda: order(self.rows, seed, self.epoch, rank, shuffle)
+        rows = [np.diff(bounds(count, full)[: self.steps + 1]) for count in counts]
+        self._rows_by_rank = np.stack(rows)
+        self.total_rows = self._rows_by_rank.sum(axis=0)
+        self.may_be_empty = bool((self._rows_by_rank == 0).any())
+        self._edges = bounds(self.rows, full)[: self.steps + 1]
+        if shuffle == "global":
+            everyone = rows_of(columns)
+            self._order = lambda: order_of_all(everyone, seed, self.epoch)[rank :: len(counts)]
+        else:
+            self._order = lambda: order(self.rows, seed, self.epoch, rank, bool(shuffle))
         # A copy in TensorFlow's memory: gathering rows then needs no Python at all.
         self._tensors = {key: tf.constant(array) for key, array in columns.items()}
+
+    def rows_at(self, step: int) -> Any:
+        """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
+        return self._rows_by_rank[:, step]
 
     def dataset(self) -> Any:
         """The local batches of one epoch; Keras iterates it anew for each."""

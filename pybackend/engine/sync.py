@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.checks import unsummed_metrics
+from pybackend.engine.evaluate import HeldOut
 from pybackend.engine.feed import Feed
+from pybackend.engine.flat import Agreement
+from pybackend.engine.metrics import over_all_rows
+from pybackend.errors import ClusterError
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -23,7 +27,7 @@ def broadcast_state(model: Any, collective: Collective) -> None:
     for variable in [*model.weights, *model.optimizer.variables]:
         value = np.array(variable.numpy(), order="C")
         if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
-            collective.broadcast(value)
+            collective.broadcast(value.reshape(-1))
             variable.assign(value)
 
 
@@ -44,45 +48,100 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
+def ranks_that_differ(model: Any, collective: Collective) -> list[int]:
+    """Ranks whose weights are not bitwise those of rank 0; the same answer on every rank."""
+    own = np.frombuffer(bytes.fromhex(weights_digest(model)), np.uint8)
+    reference = own.copy()
+    collective.broadcast(reference)
+    differs = np.zeros(collective.world_size)
+    differs[collective.rank] = not np.array_equal(own, reference)
+    return np.flatnonzero(all_sum(collective, differs)).tolist()
+
+
+class Coupling(Protocol):
+    """What couples a model's steps to those of the other workers during a ``fit``."""
+
+    agreement: Agreement
+
+    def begin_training(self) -> None:
+        """All callbacks have begun, and all weights are equal."""
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+
+    def end_epoch(self) -> None:
+        """An epoch's steps are done."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The epoch's loss, where averaging the workers' own by rows is not right."""
+
+
+class Uncoupled:
+    """The coupling of a single worker."""
+
+    mean_loss = None
+
+    def __init__(self) -> None:
+        self.agreement = Agreement()
+
+    def begin_training(self) -> None:
+        """Nothing to prepare."""
+
+    def begin_epoch(self) -> None:
+        """Nothing to count."""
+
+    def end_epoch(self) -> None:
+        """Nothing to finish."""
+
+
 class EpochSync(keras.callbacks.Callback):
     """First of the callbacks: the others see figures over the rows of all workers."""
 
     def __init__(
         self,
         collective: Collective,
+        coupling: Coupling,
         feed: Feed,
-        share: float,
-        validation: Feed | None,
+        held_out: HeldOut | None,
         emit: Callable[[dict[str, Any]], object],
         epochs: int,
     ) -> None:
         super().__init__()
         self._collective = collective
+        self._coupling = coupling
         self._feed = feed
-        self._share = share
-        self._validation = validation
-        self._validation_data = validation.dataset() if validation and validation.rows else None
+        self._held_out = held_out
         self._emit = emit
         self._epochs = epochs
         self._agreed: list[Any] = []
         self._told = False
         self._began = 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._agreed = [np.array(v.numpy()) for v in self._statistics()]
+        self._steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._feed.epoch = epoch
+        self._coupling.begin_epoch()
+        self._agreed = [np.array(v.numpy()) for v in self._statistics()]
         self._began = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The last of several steps per execution may lie beyond the epoch's end.
+        self._steps = min(batch + 1, self._feed.steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
         if not self._told and self._collective.world_size > 1:
             self._tell_about_metrics()
-        agreed = self._over_all_rows(logs, self._share)
+        self._coupling.end_epoch()
+        rows = self._feed.rows_at(self._steps - 1)
+        agreed = over_all_rows(self.model, logs, self._collective, rows)
+        if self._coupling.mean_loss is not None and "loss" in agreed:
+            agreed["loss"] = self._coupling.mean_loss
         self._agree_on_statistics()
-        if self._validation is not None:
-            agreed.update(self._validate(self._validation))
+        if self._held_out is not None:
+            figures = self._held_out.evaluate(self.model, self._collective)
+            agreed.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(agreed)
         self._emit(
@@ -104,56 +163,6 @@ class EpochSync(keras.callbacks.Callback):
             )
             self._emit({"event": "note", "text": text})
 
-    def _validate(self, validation: Feed) -> dict[str, Any]:
-        self.model.reset_metrics()
-        logs = {}
-        if self._validation_data is not None:
-            logs = self.model.evaluate(self._validation_data, verbose=0, return_dict=True)
-        total = float(all_sum(self._collective, [validation.rows])[0])
-        found = self._over_all_rows(logs, validation.rows / total)
-        return {f"val_{name}": value for name, value in found.items()}
-
-    def _over_all_rows(self, logs: Mapping[str, Any], share: float) -> dict[str, Any]:
-        """One rank's logs made those of all: metrics from their summed state, the rest averaged.
-
-        A log is a metric's where it has that metric's name and value; a training step of the
-        user's own may log anything under any name. Ranks without rows, which have no logs, take
-        part with nothing.
-        """
-        model = self.model
-        local = {name: plain(value) for name, value in model.get_metrics_result().items()}
-        names = self._names_of_all(logs, local)
-        own = [name for name, is_metric in names.items() if not is_metric]
-        values = [np.mean(plain(logs[name])) * share if name in logs else 0.0 for name in own]
-        averaged = dict(zip(own, all_sum(self._collective, values), strict=True)) if own else {}
-        summed = self._summed_metrics()
-        found = {
-            n: summed[n] if is_metric else float(averaged[n]) for n, is_metric in names.items()
-        }
-        return {"loss": found.pop("loss"), **found} if "loss" in found else found
-
-    def _names_of_all(self, logs: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, bool]:
-        """Logged names, and whether each is a metric's on every rank that has logged it."""
-        names = list(logs) or list(local)
-        is_metric = [
-            name in local and _same(plain(logs.get(name, local[name])), local[name])
-            for name in names
-        ]
-        others = all_sum(self._collective, [float(not flag) for flag in is_metric])
-        return {name: count == 0 for name, count in zip(names, others, strict=True)}
-
-    def _summed_metrics(self) -> dict[str, Any]:
-        """Results of the metrics from the sums of their variables: exact, not averages."""
-        variables = self.model.metrics_variables
-        if self._collective.world_size > 1 and variables:
-            values = [np.array(v.numpy()) for v in variables]
-            flat = np.concatenate([v.reshape(-1).astype(np.float64) for v in values])
-            self._collective.all_reduce(flat)
-            parts = np.split(flat, np.cumsum([v.size for v in values])[:-1])
-            for variable, value, part in zip(variables, values, parts, strict=True):
-                variable.assign(part.reshape(value.shape).astype(value.dtype))
-        return {name: plain(value) for name, value in self.model.get_metrics_result().items()}
-
     def _statistics(self) -> Sequence[Any]:
         return [v for v in self.model.non_trainable_weights if "float" in str(v.dtype)]
 
@@ -165,40 +174,45 @@ class EpochSync(keras.callbacks.Callback):
         """
         if self._collective.world_size == 1:
             return
+        share = self._feed.rows / sum(self._feed.counts)
         for place, variable in enumerate(self._statistics()):
             before = self._agreed[place].astype(np.float64)
-            change = (np.array(variable.numpy()).astype(np.float64) - before) * self._share
+            change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
             self._agreed[place] = agreed.astype(self._agreed[place].dtype)
             variable.assign(self._agreed[place])
 
 
 class StopTogether(keras.callbacks.Callback):
-    """Last of the callbacks: where one rank has asked to stop, all do, after the epoch.
+    """Last of the callbacks: where one rank has asked to stop, all do, after the same step.
 
-    A rank that left an epoch in the middle would miss the exchanges that the others wait for.
+    A rank that left an epoch by itself would miss the exchanges that the others wait for.
     """
 
-    def __init__(self, collective: Collective) -> None:
+    def __init__(self, collective: Collective, coupling: Coupling, verify_weights: bool) -> None:
         super().__init__()
         self._collective = collective
-        self._asked = False
+        self._agreement = coupling.agreement
+        self._coupling = coupling
+        self._verify_weights = verify_weights
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._coupling.begin_training()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.model.stop_training:
-            self._asked = True
-            self.model.stop_training = False
+            self._agreement.stop_asked = True
+        # The wish travels with the next exchange; all ranks hear of it in the same step.
+        self.model.stop_training = self._agreement.stop_agreed
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        asked = self._asked or bool(self.model.stop_training)
+        asked = self._agreement.stop_asked or bool(self.model.stop_training)
         self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=True))
-
-
-def plain(value: Any) -> Any:
-    """A metric's value as a Python float, or a list where it has several (F1 per class)."""
-    array = np.asarray(value, dtype=np.float64)
-    return float(array) if array.ndim == 0 else array.tolist()
+        if self._verify_weights:
+            differing = ranks_that_differ(self.model, self._collective)
+            if differing:
+                raise ClusterError(
+                    f"after epoch {epoch + 1} the weights of worker "
+                    f"{', '.join(map(str, differing))} differ from those of worker 0: a callback, "
+                    "a layer or a train_step of your own has changed them on one worker only"
+                )

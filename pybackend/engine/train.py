@@ -8,32 +8,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import rows_of, structure
+from pybackend.collective.tensorflow import GraphReduce
+from pybackend.data.arrays import structure
 from pybackend.data.spool import read_columns
+from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.checks import (
     callbacks_for,
     check_callbacks,
     check_loss_of_rows,
     check_model,
 )
-from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.evaluate import HeldOut
+from pybackend.engine.exchange import GradientExchange, Wire
 from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.graph import GraphExchange
+from pybackend.engine.load import load
+from pybackend.engine.local_steps import LocalSteps
+from pybackend.engine.metrics import plain
+from pybackend.engine.steps import Position
 from pybackend.engine.sync import (
     EpochSync,
     StopTogether,
+    Uncoupled,
     broadcast_state,
-    plain,
+    ranks_that_differ,
     separate_randomness,
     weights_digest,
 )
-from pybackend.errors import InputError, SerializationError
-from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.errors import SerializationError
+from pybackend.job import Job
 from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 
@@ -70,21 +78,16 @@ def train(
         Called with an event per epoch.
     """
     rank = collective.rank
-    keras.config.set_floatx(job.floatx)
-    keras.config.set_dtype_policy(job.dtype_policy)
-    keras.config.set_image_data_format(job.image_data_format)
-    keras.utils.set_random_seed((job.seed + rank) % 2**32)
-    extras = _unpickled(folder / EXTRAS) or {}
-    model = _model(job, folder, extras.get("custom_objects"))
+    loaded = load(job, folder)
+    model, extras = loaded.model, loaded.extras
     columns = shaped_for(read_columns(folder / "train"), model)
     callbacks = list(extras.get("callbacks") or [])
     check_callbacks(callbacks)
     _build(model, columns)
-    check_model(model)
+    # What is random from here on differs from rank to rank.
+    keras.utils.set_random_seed((job.seed + rank) % 2**32)
+    check_model(model, job)
     _check_loss(model, columns)
-    if collective.world_size > 1 and model.jit_compile:
-        emit({"event": "note", "text": "jit_compile is off: XLA cannot compile an exchange"})
-        model.jit_compile = False
     kind = _loadable_format(model, job, extras.get("custom_objects")) if rank == 0 else None
     feed = Feed(
         columns,
@@ -95,16 +98,12 @@ def train(
         shuffle=job.shuffle,
         limit=job.steps_per_epoch,
     )
-    validation = None
+    held_out = None
     if "validation" in counts:
-        held_out = shaped_for(read_columns(folder / "validation"), model)
-        # Evaluating exchanges nothing before its end: each worker takes the steps of its own rows.
-        validation = Feed(held_out, [rows_of(held_out)], rank, job.batch_size)
-    share = feed.rows / sum(counts["train"])
-    sync = EpochSync(collective, feed, share, validation, emit, job.epochs)
-    own = callbacks_for(rank, callbacks)
+        rows = shaped_for(read_columns(folder / "validation"), model)
+        held_out = HeldOut(rows, counts["validation"], job.batch_size)
     began = time.monotonic()
-    history = _fit(model, collective, feed, [sync, *own, StopTogether(collective)], job)
+    history = _fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
     digest = _write_model(model, kind, folder) if kind is not None else None
     return Trained(
@@ -118,56 +117,81 @@ def train(
 
 
 def _fit(
-    model: Any, collective: Collective, feed: Feed, callbacks: list[Any], job: Job
+    model: Any,
+    collective: Collective,
+    feed: Feed,
+    held_out: HeldOut | None,
+    callbacks: list[Any],
+    job: Job,
+    emit: Callable[[dict[str, Any]], object],
 ) -> dict[str, list[Any]]:
-    def fit() -> dict[str, list[Any]]:
-        # The feed shuffles; Keras is not asked to.
-        fitted = model.fit(
-            feed.dataset(), epochs=job.epochs, callbacks=callbacks, verbose=0, shuffle=False
-        )
-        return dict(fitted.history)
-
+    options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
+    if job.class_weight is not None:
+        options["class_weight"] = dict(job.class_weight)
     if collective.world_size == 1:
-        return fit()
+        sync = EpochSync(collective, Uncoupled(), feed, held_out, emit, job.epochs)
+        # The feed shuffles; Keras is not asked to.
+        return dict(model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options).history)
+    _share_state(model, collective, emit)
+    coupling = _coupling(model, collective, feed, job, emit)
+    own = callbacks_for(collective.rank, callbacks)
+    if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+        options["initial_epoch"] = epoch_to_resume(callbacks, collective)
+        own.append(ShareRestored(collective))
+    sync = EpochSync(collective, coupling, feed, held_out, emit, job.epochs)
+    last = StopTogether(collective, coupling, job.verify_weights)
+    try:
+        with coupling.installed():
+            fitted = model.fit(feed.dataset(), callbacks=[sync, *own, last], **options)
+    except tf.errors.OpError as error:
+        raise coupling.error or error from None
+    return dict(fitted.history)
+
+
+def _share_state(
+    model: Any, collective: Collective, emit: Callable[[dict[str, Any]], object]
+) -> None:
+    """Give all ranks rank 0's weights, and tell where they were not equal before."""
+    differing = ranks_that_differ(model, collective)
+    if differing:
+        text = (
+            f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
+            "worker 0 (seeded by rank?): all start from worker 0's"
+        )
+        emit({"event": "note", "text": text})
     separate_randomness(model, collective.rank)
     broadcast_state(model, collective)
-    if feed.may_be_empty and not _can_skip_steps(model):
-        raise InputError(
-            "some steps have no row for this worker, which is possible neither with "
-            "run_eagerly=True nor with a train_step of your own: use fewer workers, a larger "
-            "batch_size, or evenly spread rows"
-        )
-    exchange = GradientExchange(model, collective, feed.may_be_empty)
-    try:
-        with exchange.installed():
-            return fit()
-    except tf.errors.OpError as error:
-        raise exchange.error or error from None
 
 
-def _can_skip_steps(model: Any) -> bool:
+def _coupling(
+    model: Any,
+    collective: Collective,
+    feed: Feed,
+    job: Job,
+    emit: Callable[[dict[str, Any]], object],
+) -> GradientExchange | LocalSteps:
     is_plain = type(model).train_step.__module__.startswith("keras.")
-    return is_plain and not model.run_eagerly
-
-
-def _unpickled(path: Path) -> Any:
-    """Read a file that the launcher on this machine wrote from the driver's own objects."""
-    return cloudpickle.loads(path.read_bytes()) if path.exists() else None
-
-
-def _model(job: Job, folder: Path, custom_objects: Any) -> Any:
-    if job.model_source == "function":
-        model = _unpickled(folder / MODEL_FUNCTION)()
-        if not isinstance(model, keras.Model):
-            raise InputError(
-                f"the `model` function returned {type(model).__name__}, not a Keras model"
-            )
-        return model
-    return model_from_bytes(
-        (folder / MODEL_FILE).read_bytes(),
-        custom_objects=custom_objects,
-        safe_mode=job.safe_mode,
-    )
+    if model.jit_compile and not is_plain and job.local_steps == 1:
+        text = "jit_compile is off: XLA cannot compile the exchange inside a train_step of your own"
+        emit({"event": "note", "text": text})
+        model.jit_compile = False
+    nominal = collective.world_size * job.batch_size
+    if job.local_steps > 1:
+        return LocalSteps(
+            model,
+            collective,
+            every=job.local_steps,
+            learning_rate=job.outer_learning_rate,
+            momentum=job.outer_momentum,
+            may_be_empty=feed.may_be_empty,
+            nominal_rows=nominal,
+            compression=job.compression,
+        )
+    wire = Wire(nominal, job.bucket_mb * 1e6, job.compression)
+    graph = None
+    if job.transport == "tf":
+        graph = GraphExchange(GraphReduce(job.workers, job.timeout), wire.bucket_bytes)
+    return GradientExchange(model, collective, Position(feed), wire, feed.may_be_empty, graph)
 
 
 def _build(model: Any, columns: Any) -> None:

@@ -74,11 +74,11 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
         self._server = listen(host)
-        self._reservation = _reserve(host) if job.kind == "run" else None
+        self._reservation = _reserve(host) if job.needs_tensorflow_server else None
         self.address = address_of(self._server)
         """``host:port`` at which the worker accepts its ring neighbour."""
         self.reserved = address_of(self._reservation) if self._reservation else None
-        """``host:port`` held for TensorFlow's own server (`barrier_run` only)."""
+        """``host:port`` held for TensorFlow's own server, where the job needs one."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-"))
 
     def __enter__(self) -> Child:

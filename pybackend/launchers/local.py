@@ -56,8 +56,9 @@ def launch(
             child.start(files)
             children.append(child)
         for name, parts in shards.items():
+            shares_all = name == "train" and job.shuffle == "global"
             for child, part in zip(children, parts, strict=True):
-                write_columns(child.folder / name, part)
+                write_columns(child.folder / name, datasets[name] if shares_all else part)
         order = {
             "token": new_token(),
             "peers": [child.address for child in children],

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from pybackend.data.arrays import rows_of, shard
 from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
-from pybackend.data.blobs import blobs, layout_of
+from pybackend.data.blobs import blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.events import EventServer
@@ -122,17 +121,16 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, Selection]) -> tuple[Any, Ro
 
 def _frame_of_blobs(session: Any, job: Job, datasets: Mapping[str, Any]) -> tuple[Any, Blobs]:
     keys = _partition_keys(session, job.workers)
-    counts = {
-        name: [rows_of(shard(columns, job.workers, rank)) for rank in range(job.workers)]
-        for name, columns in datasets.items()
-    }
-    rows = list(blobs(datasets, keys))
+    to_all = ("train",) if job.shuffle == "global" else ()
+    counts = rows_to_send(datasets, job.workers)
+    sent = rows_to_send(datasets, job.workers, to_all)
+    rows = list(blobs(datasets, keys, to_all))
     if is_connect(session):
         frame = session.createDataFrame(rows, BLOB_SCHEMA)
     else:
         sliced = session.sparkContext.parallelize(rows, len(rows))
         frame = session.createDataFrame(sliced, BLOB_SCHEMA)
-    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), counts)
+    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), sent, counts)
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:

@@ -63,14 +63,18 @@ class RowsOfFrame:
 
 @dataclass(frozen=True)
 class Blobs:
-    """The input is arrays of the driver, as `pybackend.data.blobs` lays them out."""
+    """The input is arrays of the driver, as `pybackend.data.blobs` lays them out.
+
+    ``sent`` rows reach each rank, which visits ``counts`` of them in an epoch.
+    """
 
     layout: Layout
+    sent: Mapping[str, list[int]]
     counts: Mapping[str, list[int]]
 
     def read(self, batches: Iterable[Any], rank: int, floatx: str) -> dict[str, Columns]:
-        """This worker's shards by data set."""
-        return columns_from_blobs(batches, self.layout, self.counts, rank)
+        """This worker's rows by data set."""
+        return columns_from_blobs(batches, self.layout, self.sent, rank)
 
 
 @dataclass(frozen=True)
@@ -134,14 +138,15 @@ class Task:
         for name, columns in datasets.items():
             columns = columns or _empty_like([m["shapes"][name] for m in everyone])
             write_columns(child.folder / name, columns)
+        counts = {name: [m["shapes"][name]["rows"] for m in everyone] for name in datasets}
+        if isinstance(self.source, Blobs):
+            counts = dict(self.source.counts)
         child.go(
             {
                 "token": self.token,
                 "peers": [m["address"] for m in everyone],
                 "reserved": [m["reserved"] for m in everyone],
-                "counts": {
-                    name: [m["shapes"][name]["rows"] for m in everyone] for name in datasets
-                },
+                "counts": counts,
             }
         )
         return child.wait()

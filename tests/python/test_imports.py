@@ -22,7 +22,7 @@ LAYERS = [
     ["code", "collective", "data", "events", "rendezvous", "serialization"],
     ["engine", "worker"],
     ["launchers", "progress"],
-    ["api"],
+    ["api", "request", "scoring"],
     ["__init__", "__main__", "bridge", "cli", "digits", "doctor", "plots"],
 ]
 # Heavy, or not there for every user.

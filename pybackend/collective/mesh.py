@@ -1,0 +1,199 @@
+"""Collectives of numpy buffers over TCP, each by the algorithm that is predicted to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from pybackend.collective import doubling
+from pybackend.collective.compression import Compression
+from pybackend.collective.cost import Algorithm, CostModel, measure
+from pybackend.collective.links import CHUNK, Array, Call, Link, bytes_of
+from pybackend.collective.ring import Ring
+from pybackend.errors import InputError
+
+_CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
+# A guess for a network of 10 gigabits per second; `join_mesh` measures.
+_UNMEASURED = CostModel(25e-6, 0.8e-9, 0.1e-9)
+
+
+class Mesh:
+    """One rank's connections to the others. Not thread-safe: one collective at a time.
+
+    All ranks call the same methods in the same order, with buffers of the same type and size;
+    each call checks that, see `ClusterError` below. After an error, a mesh can only be closed.
+
+    Parameters
+    ----------
+    links
+        A link for each rank in `wiring.neighbours`.
+    rank, world_size
+        This rank, and how many there are.
+    timeout
+        Seconds of silence after which a peer counts as lost.
+    algorithm
+        ``"auto"`` takes what ``cost_model`` predicts to be faster; the others are for tests and
+        measurements.
+
+    Attributes
+    ----------
+    cost_model
+        The same on all ranks.
+
+    Raises
+    ------
+    PeerLostError
+        From any method: at once where a peer closes its connection, after ``timeout`` where it
+        is silent.
+    ClusterError
+        From any method: a peer is at another call, or its buffer is of another type or size.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        rank: int,
+        world_size: int,
+        timeout: float,
+        algorithm: Literal["auto"] | Algorithm = "auto",
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.algorithm = algorithm
+        self.cost_model = _UNMEASURED
+        self.links = dict(links)
+        self._timeout = timeout
+        self._count = 0
+        self.scratch = np.empty(CHUNK, np.uint8)
+        before, after = (rank - 1) % world_size, (rank + 1) % world_size
+        self._ring = Ring(rank, world_size, self.links[before], self.links[after])
+
+    def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
+        """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each.
+
+        Parameters
+        ----------
+        buffer
+            Of any type that numpy can add.
+        codec
+            Half precision on the wire, for float32 alone; see `Compression`. Buffers so small
+            that rounds count more than bytes are sent as they are.
+        """
+        _check(buffer)
+        if codec and buffer.dtype != np.float32:
+            raise InputError(f"compression needs a float32 buffer, not one of {buffer.dtype}")
+        call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
+        on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
+        # A sum that overflows is infinite: the engine's checks and the user's own see it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._choose(on_the_wire, buffer.nbytes) == "doubling":
+                if codec:
+                    codec.repay(buffer)
+                self._double(call, buffer)
+            elif codec:
+                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec)
+            else:
+                self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
+
+    def all_gather(self, part: Array) -> list[Array]:
+        """Every rank's array, in rank order.
+
+        Parameters
+        ----------
+        part
+            Contiguous, with one dimension at least; the first may differ between ranks, and be
+            0. It stands itself in the list that is returned.
+        """
+        _check(part)
+        row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
+        lengths = np.zeros(self.world_size, np.int64)
+        lengths[self.rank] = len(part)
+        self._double(self._call(b"g", part.dtype, row, part.ndim), lengths)
+        shapes = [(int(length), *part.shape[1:]) for length in lengths]
+        parts = [np.empty(shape, part.dtype) for shape in shapes]
+        parts[self.rank] = part
+        total = int(lengths.sum()) * row
+        call = self._call(b"G", part.dtype, total)
+        if self._choose(total / 2, total) == "ring":
+            self._ring.all_gather(call, parts)
+            return parts
+        # Everyone's bytes in their place and zeros elsewhere: the sum puts them together.
+        ends = np.cumsum(lengths) * row
+        together = np.zeros(total, np.uint8)
+        together[ends[self.rank] - part.nbytes : ends[self.rank]] = bytes_of(part)
+        self._double(call, together)
+        for rank, array in enumerate(parts):
+            if rank != self.rank and array.nbytes:
+                piece = together[ends[rank] - array.nbytes : ends[rank]]
+                array.reshape(-1).view(np.uint8)[:] = piece
+        return parts
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Replace a contiguous buffer of any shape by that of rank ``root``."""
+        _check(buffer)
+        call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
+        raw = bytes_of(buffer)
+        if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
+            self._ring.broadcast(call, raw, root)
+            return
+        # The bytes of one rank and zeros of all others.
+        mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
+        if self.rank != root:
+            mine[:] = 0
+        self._double(call, mine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self.links.values():
+            link.close()
+
+    def calibrate(self) -> None:
+        """Measure ``cost_model``; all ranks call it together."""
+
+        def reduce(buffer: Array) -> None:
+            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+
+        self.cost_model = measure(reduce, self.world_size)
+
+    def _double(self, call: Call, buffer: Array) -> None:
+        scratch = self._scratch_of(buffer.nbytes)
+        doubling.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
+
+    def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
+        if self.algorithm != "auto":
+            return self.algorithm
+        model, size = self.cost_model, self.world_size
+        faster = model.doubling(doubling_bytes, size) <= model.ring(ring_bytes, size)
+        return "doubling" if faster else "ring"
+
+    def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
+        self._count += 1
+        return Call(
+            self.rank,
+            self.links.values(),
+            self._timeout,
+            number=self._count,
+            kind=kind,
+            detail=detail,
+            dtype=dtype,
+            size=size,
+        )
+
+    def _scratch_of(self, size: int) -> Array:
+        if self.scratch.size < size:
+            self.scratch = np.empty(size, np.uint8)
+        return self.scratch[:size]
+
+
+def _check(buffer: Array) -> None:
+    # reshape() would silently copy another one, and the sum would be lost.
+    if not buffer.flags.c_contiguous or buffer.ndim == 0:
+        raise InputError("a collective needs a contiguous array with a dimension at least")
+
+
+def neighbours(rank: int, world_size: int) -> Sequence[int]:
+    """The ranks that a rank has a connection with: on the ring, and for recursive doubling."""
+    ring = {(rank - 1) % world_size, (rank + 1) % world_size}
+    return sorted(ring | set(doubling.partners(rank, world_size)))

@@ -1,0 +1,40 @@
+"""Keras's BackupAndRestore over several workers: rank 0 keeps the backup, all resume from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from pybackend.collective import Collective, all_sum
+from pybackend.engine.sync import broadcast_state
+
+
+def epoch_to_resume(callbacks: Sequence[Any], collective: Collective) -> int:
+    """First epoch that is still to be trained, by the backup on rank 0's machine."""
+    epoch = 0
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and collective.rank == 0:
+            epoch = _saved_epoch(Path(callback.backup_dir))
+    return int(all_sum(collective, [epoch])[0])
+
+
+class ShareRestored(keras.callbacks.Callback):
+    """Right after BackupAndRestore: gives all ranks what rank 0 has restored."""
+
+    def __init__(self, collective: Collective) -> None:
+        super().__init__()
+        self._collective = collective
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        broadcast_state(self.model, self._collective)
+
+
+def _saved_epoch(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / "training_metadata.json").read_text())["epoch"])
+    except (OSError, ValueError, KeyError):
+        return 0

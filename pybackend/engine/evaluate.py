@@ -1,0 +1,71 @@
+"""Evaluating and predicting by several workers, with the figures and the order of one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective import Collective
+from pybackend.data.arrays import Columns, rows_of
+from pybackend.data.spool import read_columns
+from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.load import load
+from pybackend.engine.metrics import over_all_rows
+from pybackend.job import Job
+from pybackend.values import encode_value
+
+
+class HeldOut:
+    """Rows to evaluate a model on, dealt to the workers.
+
+    Parameters
+    ----------
+    columns
+        This worker's rows.
+    counts
+        Rows of every worker, by rank.
+    """
+
+    def __init__(self, columns: Columns, counts: Sequence[int], batch_size: int) -> None:
+        self._counts = np.array(counts)
+        # Nothing is exchanged before the end: each worker takes the steps of its own rows.
+        self._data = own_rows(columns, batch_size) if rows_of(columns) else None
+
+    def evaluate(self, model: Any, collective: Collective) -> dict[str, Any]:
+        """Loss and metrics over all workers' rows; the same on every rank."""
+        model.reset_metrics()
+        logs = {}
+        if self._data is not None:
+            logs = model.evaluate(self._data, verbose=0, return_dict=True)
+        return over_all_rows(model, logs, collective, self._counts)
+
+
+def own_rows(columns: Columns, batch_size: int) -> Any:
+    """Batches of one worker's rows, in their order."""
+    return Feed(columns, [rows_of(columns)], 0, batch_size).dataset()
+
+
+def score(
+    job: Job, collective: Collective, counts: Mapping[str, list[int]], folder: Path
+) -> tuple[Any, float]:
+    """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
+
+    Returns
+    -------
+    tuple
+        What the worker reports, and the seconds that it took. From ``"evaluate"`` the figures over
+        all rows; from ``"predict"`` the outputs of its own rows, None where it has none.
+    """
+    model = load(job, folder).model
+    columns = shaped_for(read_columns(folder / "train"), model)
+    began = time.monotonic()
+    found: Any = None
+    if job.kind == "evaluate":
+        found = HeldOut(columns, counts["train"], job.batch_size).evaluate(model, collective)
+    elif rows_of(columns):
+        found = encode_value(model.predict(own_rows(columns, job.batch_size), verbose=0))
+    return found, time.monotonic() - began

@@ -1,0 +1,59 @@
+"""The gradient exchange inside TensorFlow's graph, by its own collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from pybackend.collective.tensorflow import GraphReduce
+from pybackend.engine.flat import Layout
+
+
+class GraphAgreement:
+    """As `flat.Agreement`, in variables that the graph reads and writes."""
+
+    def __init__(self) -> None:
+        self.asked = tf.Variable(False, trainable=False)
+        self.agreed = tf.Variable(False, trainable=False)
+
+    @property
+    def stop_asked(self) -> bool:
+        """This worker wants the training to stop."""
+        return bool(self.asked.numpy())
+
+    @stop_asked.setter
+    def stop_asked(self, value: bool) -> None:
+        self.asked.assign(value)
+
+    @property
+    def stop_agreed(self) -> bool:
+        """Some worker wants it to stop, and all know it since the same step."""
+        return bool(self.agreed.numpy())
+
+
+class GraphExchange:
+    """Averages gradients as `flat.FlatExchange` does, without leaving the graph."""
+
+    def __init__(self, reduce: GraphReduce, bucket_bytes: float) -> None:
+        self._reduce = reduce
+        self._bucket_bytes = bucket_bytes
+        self.agreement = GraphAgreement()
+
+    def means(self, tensors: list[Any], weight: Any) -> list[Any]:
+        """Mean of each tensor over the total weight of all workers."""
+        layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
+        tail = tf.stack([weight, tf.cast(self.agreement.asked, weight.dtype)])
+        # First, so that every bucket can be divided as it arrives.
+        total, stop = tf.unstack(self._reduce.all_reduce(tail))
+        self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
+        means = list(tensors)
+        for members in layout.buckets:
+            if not members:
+                continue
+            flat = tf.concat([tf.reshape(tensors[n], [-1]) for n in members], 0)
+            summed = self._reduce.all_reduce(flat * weight) / total
+            sizes = [int(tensors[n].shape.num_elements()) for n in members]
+            for n, part in zip(members, tf.split(summed, sizes), strict=True):
+                means[n] = tf.reshape(part, tensors[n].shape)
+        return means

@@ -1,0 +1,192 @@
+"""Workers that step on their own and average their weights now and then: for slow networks.
+
+Local SGD (Stich, "Local SGD converges fast and communicates little", 2019) averages the weights
+after every H steps. DiLoCo (Douillard et al., "DiLoCo: distributed low-communication training of
+language models", 2023) takes the change of that average as a gradient, to be applied with
+Nesterov's momentum. The result is not that of one process, unless H is 1 and the optimizer is
+plain SGD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.collective import Collective
+from pybackend.engine.flat import Agreement, FlatExchange, Layout
+from pybackend.engine.steps import StepOrSkip, rows_in
+
+Array = npt.NDArray[Any]
+
+
+class OuterOptimizer:
+    """Averages flat weights over the workers and moves on from them.
+
+    With v = momentum v + d for the mean change d of the weights since the last time, the weights
+    become w - learning_rate (d + momentum v): Nesterov's momentum. Learning rate 1 and momentum 0
+    give the plain average.
+
+    It holds two buffers of the size of the weights: those of the last time, and v.
+    """
+
+    def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
+        self._exchange = exchange
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+        self._last: list[Array] = []
+        self._velocity: list[Array] = []
+
+    def begin(self, weights: list[Array]) -> None:
+        """Start from weights that all workers share."""
+        self._last = [np.array(weight) for weight in weights]
+        self._velocity = [np.zeros_like(weight) for weight in weights]
+
+    def step(self, rows: float, weights: list[Array]) -> list[Array]:
+        """New weights, the same on all workers.
+
+        Parameters
+        ----------
+        rows
+            On which this worker has trained since the last time: what its weights weigh in the
+            average (McMahan et al., "Communication-efficient learning of deep networks from
+            decentralized data", 2017).
+        """
+        change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
+        means, _ = self._exchange.exchange(rows, 0.0, change)
+        for place, mean in enumerate(means):
+            move = mean
+            if self._momentum:
+                self._velocity[place] = self._momentum * self._velocity[place] + mean
+                move = mean + self._momentum * self._velocity[place]
+            rate = mean.dtype.type(self._learning_rate)
+            self._last[place] = (self._last[place] - rate * move).astype(mean.dtype, copy=False)
+        # Copies: TensorFlow keeps what it is given.
+        return [np.array(weight) for weight in self._last]
+
+
+class LocalSteps:
+    """Couples one compiled model to a collective for the duration of a ``fit``.
+
+    Stands where `GradientExchange` stands otherwise. Each worker's own optimizer state stays its
+    own.
+
+    Parameters
+    ----------
+    every
+        Steps between two averages, H. The end of an epoch averages, too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        collective: Collective,
+        *,
+        every: int,
+        learning_rate: float,
+        momentum: float,
+        may_be_empty: bool,
+        nominal_rows: int,
+        compression: Literal["fp16", "bf16"] | None = None,
+    ) -> None:
+        self._model = model
+        self._every = every
+        self._may_be_empty = may_be_empty
+        self.agreement = Agreement()
+        self.error: BaseException | None = None
+        variables = model.trainable_variables
+        self._types = [tf.as_dtype(v.dtype) for v in variables]
+        wide = np.float64 if tf.float64 in self._types else np.float32
+        shapes = [tuple(v.shape) for v in variables]
+        layout = Layout.of(shapes, np.dtype(wide).itemsize, float("inf"))
+        exchange = FlatExchange(
+            collective,
+            layout,
+            wide,
+            self.agreement,
+            nominal=float(nominal_rows * every),
+            compression=compression,
+        )
+        self._outer = OuterOptimizer(exchange, learning_rate, momentum)
+        self._wide = tf.as_dtype(wide)
+        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    mean_loss = None
+    """Each worker's losses are its own: they are averaged by rows."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Average weights while the context lasts; the model is as it was afterwards."""
+        model, compiled = self._model, self._model.jit_compile
+        train_step = model.train_step
+        if compiled:
+            # The average stands outside what XLA compiles.
+            model.jit_compile = False
+            train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
+        model.train_step = self._counting(train_step)
+        model.make_train_function(force=True)
+        try:
+            yield
+        finally:
+            del model.train_step
+            if compiled:
+                model.jit_compile = compiled
+            model.make_train_function(force=True)
+
+    def begin_training(self) -> None:
+        """Take the weights that all workers share as the point to start from."""
+        self._outer.begin([v.numpy() for v in self._wide_values()])
+
+    def begin_epoch(self) -> None:
+        """Nothing is counted by epoch."""
+
+    def end_epoch(self) -> None:
+        """Average what has not been averaged yet: callbacks and validation see one model."""
+        if int(self._steps) % self._every:
+            self._average()
+            self._steps.assign(0)
+
+    def _counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(data: Any) -> Any:
+            self._rows.assign_add(tf.cast(rows_in(data), tf.int64))
+            return train_step(data)
+
+        stepped = StepOrSkip(self._model, step, lambda: None) if self._may_be_empty else step
+
+        def local_step(data: Any) -> Any:
+            logs = stepped(data)
+            done = self._steps.assign_add(1)
+            if tf.executing_eagerly():
+                if int(done) % self._every == 0:
+                    self._average()
+            else:
+                tf.cond(done % self._every == 0, self._average, lambda: None)
+            return logs
+
+        return local_step
+
+    def _wide_values(self) -> list[Any]:
+        values = [tf.convert_to_tensor(v) for v in self._model.trainable_variables]
+        return [tf.cast(value, self._wide) for value in values]
+
+    def _average(self) -> None:
+        values = self._wide_values()
+        types = [self._wide] * len(values)
+        found = tf.numpy_function(self._outer_step, [self._rows.read_value(), *values], types)
+        variables = self._model.trainable_variables
+        for variable, value, kind in zip(variables, found, self._types, strict=True):
+            value.set_shape(variable.shape)
+            variable.assign(tf.cast(value, kind))
+        self._rows.assign(0)
+
+    def _outer_step(self, rows: Any, *weights: Array) -> list[Array]:
+        try:
+            return self._outer.step(float(rows), list(weights))
+        except BaseException as error:
+            self.error = self.error or error
+            raise

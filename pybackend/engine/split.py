@@ -1,0 +1,83 @@
+"""A training step in three parts, for XLA: gradients, exchange, update.
+
+XLA compiles no call back to the host, so the exchange stands between two compiled functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from pybackend.engine.steps import StepOrSkip, rows_in
+
+if TYPE_CHECKING:
+    from pybackend.engine.exchange import GradientExchange
+
+
+class SplitStep:
+    """Stands in for the ``train_step`` of a model compiled with ``jit_compile=True``.
+
+    Only for Keras's own train_step, which ends with ``optimizer.apply``: what a train_step does
+    after it would here come before it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        train_step: Callable[[Any], Any],
+        apply: Callable[..., Any],
+        exchange: GradientExchange,
+    ) -> None:
+        self._model = model
+        self._train_step = train_step
+        self._apply = apply
+        self._exchange = exchange
+        self._compute = tf.function(self._gradients, jit_compile=True, reduce_retracing=True)
+        self._update = tf.function(self._applied, jit_compile=True)
+        self._present: list[bool] = []
+        self._step = StepOrSkip(model, self._stepped, self._skipped)
+
+    def __call__(self, data: Any) -> Any:
+        """Logs of the step."""
+        return self._step(data)
+
+    def _stepped(self, data: Any) -> Any:
+        gradients, weight, loss, logs = self._compute(data)
+        self._finish(gradients, weight, loss)
+        return logs
+
+    def _skipped(self) -> None:
+        gradients = [g for g in self._exchange.zeros() if g is not None]
+        self._finish(gradients, 0.0, 0.0)
+
+    def _finish(self, gradients: list[Any], weight: Any, loss: Any) -> None:
+        found = iter(gradients)
+        listed = [next(found) if present else None for present in self._present]
+        means = self._exchange.averaged(listed, weight, loss)
+        self._update([mean for mean in means if mean is not None])
+
+    def _gradients(self, data: Any) -> Any:
+        """What train_step would have applied, and its logs."""
+        caught: list[Any] = []
+
+        def catch(gradients: Any, trainable_variables: Any = None) -> None:
+            caught.extend(gradients)
+
+        optimizer = self._model.optimizer
+        optimizer.apply = catch
+        try:
+            logs = self._train_step(data)
+        finally:
+            del optimizer.apply
+        self._present = [gradient is not None for gradient in caught]
+        weight, loss = self._exchange.weight_and_loss(rows_in(data))
+        # XLA needs shapes that are known before: sparse gradients become dense.
+        dense = [tf.convert_to_tensor(gradient) for gradient in caught if gradient is not None]
+        return dense, weight, loss, logs
+
+    def _applied(self, means: list[Any]) -> None:
+        variables = self._model.trainable_variables
+        chosen = [v for v, present in zip(variables, self._present, strict=True) if present]
+        self._apply(means, chosen)

@@ -1,0 +1,203 @@
+"""What every call does with its arguments: check them, and make a job's files and rows of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pybackend.code import pickled
+from pybackend.data import arrays
+from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.errors import InputError
+from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.launchers import local
+from pybackend.launchers.outcome import Outcome
+from pybackend.progress import printer
+from pybackend.serialization import model_to_bytes
+
+
+def session_of(spark: Any) -> Any:
+    """None for this machine, or the Spark session to use.
+
+    Raises
+    ------
+    InputError
+        Where ``spark`` is neither.
+    """
+    if spark is None or (isinstance(spark, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", spark)):
+        return None
+    kind = type(spark)
+    if kind.__module__.startswith("pyspark.") and kind.__name__ == "SparkSession":
+        return spark
+    hint = " (pass SparkSession.builder.getOrCreate())" if kind.__name__ == "SparkContext" else ""
+    raise InputError(
+        f"`spark` must be None, 'local' or a SparkSession, not {spark!r}{hint}"
+        if isinstance(spark, (str, int, float))
+        else f"`spark` must be None, 'local' or a SparkSession, not a {kind.__name__}{hint}"
+    )
+
+
+def launched(
+    session: Any, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
+) -> Outcome:
+    """Run a job to its end where its route leads, and show its progress."""
+    on_event = printer(job.verbose)
+    if session is None:
+        return local.launch(job, files, datasets, on_event)
+    # pyspark is optional: its launcher is imported where there is a session.
+    from pybackend.launchers import spark as spark_launcher
+
+    return spark_launcher.launch(session, job, files, datasets, on_event)
+
+
+def dataset(
+    session: Any, data: Any, name: str, features: Sequence[str] | None, label: str, job: Job
+) -> Any:
+    """Check a data set and give it the form that launchers take: columns, or a Spark selection."""
+    if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
+        if session is None:
+            raise InputError(
+                f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
+                "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
+            )
+        from pybackend.data.dataframe import Selection
+
+        if job.shuffle == "global":
+            raise InputError(
+                "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True "
+                "(the rows of a DataFrame are spread over the workers at random anyway)"
+            )
+        return Selection.of(data, features, label, name)
+    columns = arrays.columns_of(data, job.floatx, name)
+    rows = arrays.rows_of(columns)
+    if job.class_weight is not None and "sample_weight" in columns and name == "data":
+        raise InputError(
+            "`class_weight` and sample weights exclude each other: multiply them into one"
+        )
+    if name == "data" and job.kind == "train":
+        arrays.check_enough_rows(rows, job.workers)
+        check_steps(rows, job)
+    elif rows == 0:
+        raise InputError(f"`{name}` has no rows")
+    return columns
+
+
+def check_steps(rows: int, job: Job) -> None:
+    """Refuse more steps per epoch than the rows give."""
+    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
+    if job.steps_per_epoch is not None and job.steps_per_epoch > full:
+        raise InputError(
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
+            f"{job.workers} x {job.batch_size} rows"
+        )
+
+
+def model_files(
+    model: Any,
+    custom_objects: Mapping[str, Any] | None,
+    job: Job,
+    callbacks: Any = None,
+) -> dict[str, bytes]:
+    """The model, and what of the user's own it needs, as files for the workers."""
+    if callbacks is not None and not isinstance(callbacks, (list, tuple)):
+        callbacks = [callbacks]
+    _check_callbacks(callbacks or [])
+    if not isinstance(custom_objects, (Mapping, type(None))):
+        raise InputError(
+            "`custom_objects` must map names to classes or functions, not "
+            f"{type(custom_objects).__name__}"
+        )
+    files = {}
+    if callbacks or custom_objects:
+        extras: dict[str, Any] = {
+            "callbacks": list(callbacks or []),
+            "custom_objects": dict(custom_objects or {}),
+        }
+        files[EXTRAS] = pickled(
+            extras,
+            "`callbacks` or `custom_objects`",
+            [*extras["callbacks"], *extras["custom_objects"].values()],
+        )
+    if job.model_source == "function":
+        return {**files, MODEL_FUNCTION: pickled(model, "the `model` function", [model])}
+    from pybackend.engine.checks import check_model
+
+    check_model(model, job)
+    trains = job.kind == "train"
+    return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+
+
+def source_of(model: Any) -> Literal["file", "function"]:
+    """Whether a model or a function that builds one was given; an error for all else."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.Model):
+        return "file"
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if kind.startswith("tf_keras"):
+        raise InputError("this is a Keras 2 model (tf_keras): tfdist trains Keras 3 models")
+    if not callable(model):
+        raise InputError(
+            f"`model` must be a compiled Keras model or a function that returns one, not a {kind}"
+        )
+    try:
+        parameters = list(inspect.signature(model).parameters.values())
+    except (ValueError, TypeError):  # some of Python's own do not tell
+        parameters = []
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise InputError(
+            f"the `model` function needs arguments ({', '.join(needed)}): workers call it "
+            "without any, so wrap it, e.g. lambda: build(units=64)"
+        )
+    return "function"
+
+
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
+    # Keras is loaded already where there is a callback that it could accept.
+    if "keras" in sys.modules:
+        from pybackend.engine.checks import check_callbacks
+
+        check_callbacks(callbacks)
+    elif callbacks:
+        name = type(callbacks[0]).__name__
+        raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
+
+
+def check_columns(features: Any, label: Any) -> None:
+    """Refuse what can be no name of a column."""
+    if not isinstance(label, str):
+        raise InputError(f"`label` must be the name of a column, not {label!r}")
+    named = [features] if isinstance(features, str) else features
+    if named is not None and not (
+        isinstance(named, (list, tuple)) and all(isinstance(name, str) for name in named)
+    ):
+        raise InputError(f"`features` must be names of columns, not {features!r}")
+
+
+def keras_defaults() -> dict[str, Any]:
+    """Keras's global settings, which can differ from its own only where Keras is loaded."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return {}
+    return {
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }
+
+
+def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
+    """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
+    from pybackend.engine.feed import shaped_for
+
+    for columns in datasets.values():
+        if isinstance(columns, dict):
+            shaped_for(columns, model)
