@@ -193,8 +193,11 @@ class _Wiring:
         except OSError as error:
             raise self._lost(other, f"cannot be reached at {peer} ({error})") from error
         with self._lock:
-            self._unfinished.add(connection)
-        return connection
+            if not self._closed:
+                self._unfinished.add(connection)
+                return connection
+        connection.close()
+        raise self._lost(other, "is not waited for any more")
 
     def _unheard(self, connection: socket.socket) -> bool:
         """Wait until the other end begins; whether it closed the connection instead.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -156,6 +157,7 @@ class Call:
         self._timeout = timeout
         self._number = number
         self._heard: set[int] = set()
+        self._told: set[int] = set()
         self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
 
     def flow(
@@ -237,6 +239,7 @@ class Call:
         return stop - first
 
     def _send(self, out: Link, window: list[memoryview]) -> int:
+        self._told.add(out.rank)
         try:
             return out.send(window)
         except PeerLostError:
@@ -286,6 +289,10 @@ class Call:
 
     def _verify(self, link: Link, theirs: bytes) -> None:
         if theirs != self._header:
+            if link.rank not in self._told:
+                # A peer from which this rank only receives learns of it too.
+                with contextlib.suppress(PeerLostError):
+                    link.send([memoryview(self._header)])
             raise ClusterError(
                 f"workers {link.rank} and {self._rank} are at different exchanges "
                 f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(self._header)}: number, kind, "
@@ -313,7 +320,7 @@ def _ready(
 
 def bytes_of(array: Array) -> memoryview:
     """The memory of a contiguous array; an empty array has none that could be viewed."""
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
 
 
 def chunks(raw: memoryview) -> list[memoryview]:

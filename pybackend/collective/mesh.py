@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -71,17 +72,18 @@ class Mesh:
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each.
+        """Replace a contiguous buffer by its sum over all ranks, bitwise equal on each.
 
         Parameters
         ----------
         buffer
-            Of any type that numpy can add.
+            Of any shape, and any type that numpy can add.
         codec
             Half precision on the wire, for float32 alone; see `Compression`. Buffers so small
             that rounds count more than bytes are sent as they are.
         """
         _check(buffer)
+        buffer = buffer.reshape(-1)
         if codec and buffer.dtype != np.float32:
             raise InputError(f"compression needs a float32 buffer, not one of {buffer.dtype}")
         call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
@@ -110,7 +112,9 @@ class Mesh:
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
-        self._double(self._call(b"g", part.dtype, row, part.ndim), lengths)
+        # The shape of a row in the header: bytes alone would take (2, 3) for (3, 2).
+        shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
+        self._double(self._call(b"g", part.dtype, row, shape), lengths)
         shapes = [(int(length), *part.shape[1:]) for length in lengths]
         parts = [np.empty(shape, part.dtype) for shape in shapes]
         parts[self.rank] = part
@@ -133,6 +137,8 @@ class Mesh:
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer of any shape by that of rank ``root``."""
         _check(buffer)
+        if not 0 <= root < self.world_size:
+            raise InputError(f"root must be a rank below {self.world_size}, not {root}")
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         raw = bytes_of(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":

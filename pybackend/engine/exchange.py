@@ -217,10 +217,7 @@ class GradientExchange:
         # hands each over as soon as its gradients are there.
         tokens = [
             tf.numpy_function(
-                partial(self._post, flat, number),
-                [weight, *(dense[n] for n in bucket)],
-                tf.int32,
-                stateful=False,
+                partial(self._post, flat, number), [weight, *(dense[n] for n in bucket)], tf.int32
             )
             for number, bucket in enumerate(buckets)
         ]

@@ -118,7 +118,9 @@ class FlatExchange:
         self._agreement = agreement
         self._nominal = nominal
         self._codecs = [Compression(compression) if compression else None for _ in layout.buckets]
-        self._pipeline: Pipeline | None = None
+        # Made here, not when first used: TensorFlow may hand over two buckets at once.
+        several = len(layout.buckets) > 1
+        self._pipeline = Pipeline(len(layout.buckets), self._sum) if several else None
         self._pending: Array | None = None
         self.mean_loss = 0.0
         """Of the global batch at the last step."""
@@ -168,14 +170,16 @@ class FlatExchange:
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         """Hand over one bucket, which travels while the next is computed."""
-        pipeline = self._running()
+        pipeline = self._pipeline
+        assert pipeline is not None
         self._fill(pipeline.buffer(self.empty), bucket, weight, arrays)
         if bucket < len(self.layout.buckets) - 1:
             pipeline.ready(bucket)
 
     def collect(self, weight: Any, loss: Any) -> Means:
         """The means, once all buckets were posted; as `exchange`."""
-        pipeline = self._running()
+        pipeline = self._pipeline
+        assert pipeline is not None
         self._fill_tail(pipeline.buffer(self.empty), weight, loss)
         pipeline.ready(len(self.layout.buckets) - 1)
         return self._mean(pipeline.finish())
@@ -204,11 +208,6 @@ class FlatExchange:
         """Write all arrays, weighted, into a buffer."""
         for bucket, members in enumerate(self.layout.buckets):
             self._fill(flat, bucket, weight, [arrays[number] for number in members])
-
-    def _running(self) -> Pipeline:
-        if self._pipeline is None:
-            self._pipeline = Pipeline(len(self.layout.buckets), self._sum)
-        return self._pipeline
 
     def _fill(self, flat: Array, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         factor = self._dtype.type(weight / self._nominal)

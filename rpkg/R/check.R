@@ -18,12 +18,22 @@ check_count <- function(
   invisible(as.integer(x))
 }
 
-check_positive <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is.numeric(x) || length(x) != 1L || is.na(x) || x <= 0) {
-    abort_expected(x, "a number greater than 0", FALSE, arg, call)
+check_positive <- function(x, finite = TRUE, arg = caller_arg(x), call = caller_env()) {
+  if (!is_number(x) || x <= 0 || (finite && is.infinite(x))) {
+    expected <- sprintf("a %snumber greater than 0", if (finite) "finite " else "")
+    abort_expected(x, expected, FALSE, arg, call)
   }
   invisible(as.double(x))
 }
+
+check_fraction <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is_number(x) || x < 0 || x >= 1) {
+    abort_expected(x, "a number from 0 to below 1", FALSE, arg, call)
+  }
+  invisible(as.double(x))
+}
+
+is_number <- function(x) is.numeric(x) && length(x) == 1L && !is.na(x)
 
 check_flag <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!rlang::is_bool(x)) {
@@ -52,12 +62,34 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   invisible(x)
 }
 
-check_choice <- function(x, choices, arg = caller_arg(x), call = caller_env()) {
+check_choice <- function(
+  x,
+  choices,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  call = caller_env()
+) {
+  if (is.null(x) && allow_null) {
+    return(invisible(NULL))
+  }
   if (length(x) != 1L || !x %in% choices) {
     expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
-    abort_expected(x, expected, FALSE, arg, call)
+    abort_expected(x, expected, allow_null, arg, call)
   }
   invisible(x)
+}
+
+check_verbose <- function(verbose, call = caller_env()) {
+  level <- if (rlang::is_bool(verbose)) as.integer(verbose) else verbose
+  invisible(as.integer(check_choice(level, 0:2, arg = "verbose", call = call)))
+}
+
+check_shuffle <- function(shuffle, call = caller_env()) {
+  if (!rlang::is_bool(shuffle) && !(rlang::is_string(shuffle, c("shard", "global")))) {
+    expected <- "`TRUE`, `FALSE`, \"shard\" or \"global\""
+    abort_expected(shuffle, expected, FALSE, "shuffle", call)
+  }
+  invisible(shuffle)
 }
 
 check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {

@@ -22,7 +22,7 @@ check_data <- function(
     x <- frame_matrix(data, features)
     list(kind = "arrays", x = x, y = data[[label]], features = features)
   } else if (is.list(data)) {
-    check_arrays_of_data(data, arg, call)
+    check_arrays_of_data(data, features, arg, call)
   } else {
     abort_data(data, allow_null, arg, call)
   }
@@ -35,14 +35,16 @@ python_features <- function(data, label) {
   }
 }
 
-check_arrays_of_data <- function(data, arg, call) {
+check_arrays_of_data <- function(data, features, arg, call) {
   parts <- data_parts(data, arg, call)
   at <- attr(parts, "at")
-  features <- NULL
   if (is.data.frame(parts$x)) {
-    features <- names(parts$x)
+    features <- features %||% names(parts$x)
+    check_columns(features, names(parts$x), at[["x"]], "one of the `features`", call)
     check_frame_features(parts$x, features, at[["x"]], call)
     parts$x <- frame_matrix(parts$x, features)
+  } else {
+    features <- NULL
   }
   for (part in names(parts)) {
     check_arrays(parts[[part]], at[[part]], call, label = part == "y")
@@ -129,7 +131,7 @@ check_table <- function(data, label, features, route, arg, call) {
 abort_data <- function(data, allow_null, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` is %s, which holds no rows to train on.", arg, describe(data)),
+      sprintf("`%s` is %s, which holds no rows with labels.", arg, describe(data)),
       i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
       "*" = "`list(x, y)` or `list(x, y, sample_weight)` with arrays of R or Python;",
       "*" = "a data frame with a column for `label`;",
@@ -146,8 +148,8 @@ check_levels <- function(training, validation, call = caller_env()) {
     abort_input(
       c(
         "The labels of `data` and `validation_data` must be factors of the same levels.",
-        x = sprintf("`data`: %s.", list_names(given)),
-        x = sprintf("`validation_data`: %s.", list_names(levels(validation$y))),
+        x = sprintf("`data`: %s.", list_levels(given)),
+        x = sprintf("`validation_data`: %s.", list_levels(levels(validation$y))),
         i = "Use `factor(y, levels = levels(training_y))`."
       ),
       call = call
@@ -155,6 +157,8 @@ check_levels <- function(training, validation, call = caller_env()) {
   }
   given
 }
+
+list_levels <- function(levels) if (is.null(levels)) "no factor" else list_names(levels)
 
 tell_levels <- function(levels) {
   if (is.null(levels)) {

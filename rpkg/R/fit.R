@@ -6,7 +6,8 @@
 #' @details
 #' Its elements, by `$`:
 #' * `model`: the trained Keras model, a Python object, decoded when it is first asked for;
-#' * `history`: a named list, for each metric one number per epoch;
+#' * `history`: a named list, for each metric one number per epoch. A metric of several values has
+#'   an entry for each: `f1_score_1`, `f1_score_2`, ...;
 #' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
 #'   `seconds`, `ok`;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
@@ -41,7 +42,7 @@ new_fit <- function(
   decoded <- new.env(parent = emptyenv())
   structure(
     list(
-      history = lapply(fields$history, as.double),
+      history = plain_history(fields$history),
       workers = worker_frame(fields$workers),
       metrics = fields$metrics,
       epochs = fields$epochs,
@@ -58,6 +59,17 @@ new_fit <- function(
     ),
     class = "tfdist_fit"
   )
+}
+
+# A metric of several values, such as an F1 score for each class, becomes several of one.
+plain_history <- function(history) {
+  plain <- lapply(names(history), function(name) {
+    values <- do.call(rbind, lapply(history[[name]], unlist))
+    places <- seq_len(ncol(values))
+    columns <- lapply(places, function(place) as.double(values[, place]))
+    rlang::set_names(columns, if (length(places) == 1L) name else paste0(name, "_", places))
+  })
+  do.call(c, c(list(list()), plain))
 }
 
 worker_frame <- function(reports) {
@@ -169,6 +181,7 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #' @return What the model returns, as an array with a row for each row of `newdata`; a list of
 #'   arrays for a model of several outputs. The columns carry the levels of the label where it was a
 #'   factor.
+#' @seealso [barrier_predict()], which shares the rows out over several workers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)
@@ -196,7 +209,7 @@ check_newdata <- function(newdata, features, arg = caller_arg(newdata), call = c
   if (is.data.frame(newdata)) {
     features <- features %||% names(newdata)
     check_columns(features, names(newdata), arg, "a feature of the training", call)
-    check_frame_features(newdata, features, arg, call)
+    check_frame_features(newdata, features, arg, call, or_else = "leave it out")
     newdata <- frame_matrix(newdata, features)
   }
   check_arrays(newdata, arg, call)

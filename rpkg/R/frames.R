@@ -43,7 +43,13 @@ check_feature_names <- function(features, label, arg, call) {
   }
 }
 
-check_frame_features <- function(data, features, arg, call) {
+check_frame_features <- function(
+  data,
+  features,
+  arg,
+  call,
+  or_else = "name the features to use with `features`"
+) {
   for (name in features) {
     column <- data[[name]]
     is_number <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
@@ -52,7 +58,7 @@ check_frame_features <- function(data, features, arg, call) {
         c(
           sprintf("The feature column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
           i = "Features must be numeric or logical.",
-          i = "Encode the column as numbers, or name the features to use with `features`."
+          i = sprintf("Encode the column as numbers, or %s.", or_else)
         ),
         call = call
       )

@@ -87,12 +87,16 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
 }
 
 # What barrier_train() accepts: a model, or a function that makes it.
-check_model <- function(model, arg = caller_arg(model), call = caller_env()) {
+check_model <- function(
+  model,
+  expected = "a compiled Keras model or a function without arguments that returns one",
+  arg = caller_arg(model),
+  call = caller_env()
+) {
   if (is_python(model)) {
     return(check_model_object(model, arg, call))
   }
   if (!is.function(model)) {
-    expected <- "a compiled Keras model or a function without arguments that returns one"
     abort_expected(model, expected, FALSE, arg, call)
   }
   required <- required_arguments(model)
@@ -128,6 +132,9 @@ required_arguments <- function(fn) {
 as_python_model <- function(model, call) {
   if (is_python(model)) {
     return(model)
+  }
+  if (inherits(model, "tfdist_fit")) {
+    return(fit_model(model, call))
   }
   made <- model()
   if (!is_keras_model(made)) {

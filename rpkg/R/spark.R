@@ -53,7 +53,7 @@ check_open_connection <- function(sc, arg, call) {
 abort_sc <- function(sc, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` does not say where to train: it is %s.", arg, describe(sc)),
+      sprintf("`%s` does not say where the workers run: it is %s.", arg, describe(sc)),
       i = "It can be:",
       "*" = "`\"local\"` or `NULL`: worker processes on this machine, without Spark;",
       "*" = "a connection of `sparklyr::spark_connect()`;",

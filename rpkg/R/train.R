@@ -32,12 +32,30 @@
 #' @param validation_data Rows to evaluate the model on after each epoch, in a form that `data` may
 #'   have.
 #' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
+#' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
+#'   `c("0" = 1, "1" = 5)`; the rows of classes that it leaves out weigh 1. Where the label is a
+#'   factor, the names may be its levels. For models of one output, and not together with a weight
+#'   for each row.
 #' @param seed A whole number makes initial weights, shuffling and dropout repeatable; `NULL` draws
 #'   one.
-#' @param shuffle Whether each worker shuffles its rows before every epoch.
+#' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
+#'   `"global"`, for arrays and data frames only: the workers share out a new order of all rows in
+#'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited as they come.
 #' @param custom_objects Named list of the Python classes and functions that the model needs besides
 #'   Keras's own.
 #' @param safe_mode Whether to refuse models that carry Python code (lambda layers).
+#' @param transport What the gradients travel by: `"tcp"`, or `"tf"` for TensorFlow's collectives
+#'   (NCCL between GPUs).
+#' @param compression `"fp16"` or `"bf16"` halves what travels. Rounding errors are kept and sent
+#'   later, but the result is no longer that of one process. `NULL` is exact.
+#' @param bucket_mb Megabytes of gradients that travel together while the backward pass goes on;
+#'   `Inf` sends all at once after it.
+#' @param local_steps Steps that each worker takes by itself before the weights are averaged. 1 is
+#'   exact; more suit slow networks and change the result (local SGD).
+#' @param outer_learning_rate,outer_momentum How the average change is applied after several local
+#'   steps. 0.7 and 0.9 give DiLoCo.
+#' @param verify_weights Whether to compare the workers' weights after every epoch, not only at the
+#'   start and at the end.
 #' @param verbose 0: silent; 1: a line for each epoch; 2: more.
 #' @param timeout Seconds that workers may take to start and to wait for each other.
 #'
@@ -47,7 +65,8 @@
 #' What is wrong with the arguments is an error at once, before Python or a cluster is used. See
 #' [tfdist_error] for the classes and what they carry.
 #'
-#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()].
+#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()];
+#'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' keras <- reticulate::import("keras")
@@ -81,10 +100,18 @@ barrier_train <- function(
   steps_per_epoch = NULL,
   validation_data = NULL,
   callbacks = NULL,
+  class_weight = NULL,
   seed = NULL,
   shuffle = TRUE,
   custom_objects = NULL,
   safe_mode = TRUE,
+  transport = "tcp",
+  compression = NULL,
+  bucket_mb = 25,
+  local_steps = 1L,
+  outer_learning_rate = 1,
+  outer_momentum = 0,
+  verify_weights = FALSE,
   verbose = 1,
   timeout = 300
 ) {
@@ -100,16 +127,28 @@ barrier_train <- function(
     steps_per_epoch = check_count(steps_per_epoch, allow_null = TRUE),
     callbacks = check_callbacks(callbacks),
     seed = check_count(seed, min = 0L, allow_null = TRUE),
-    shuffle = check_flag(shuffle),
+    shuffle = check_shuffle(shuffle),
     custom_objects = check_custom_objects(custom_objects),
     safe_mode = check_flag(safe_mode),
-    verbose = as.integer(check_choice(as_verbosity(verbose), 0:2, arg = "verbose")),
+    transport = check_choice(transport, c("tcp", "tf")),
+    compression = check_choice(compression, c("fp16", "bf16"), allow_null = TRUE),
+    bucket_mb = check_positive(bucket_mb, finite = FALSE),
+    local_steps = check_count(local_steps),
+    outer_learning_rate = check_positive(outer_learning_rate),
+    outer_momentum = check_fraction(outer_momentum),
+    verify_weights = check_flag(verify_weights),
+    verbose = check_verbose(verbose),
     timeout = check_positive(timeout)
   )
+  check_exchange(settings)
+  check_class_weight(class_weight)
   data <- check_data(data, label, features, route)
+  check_shuffled(data, shuffle)
   validation <- check_data(validation_data, label, data$features, route, allow_null = TRUE)
   levels <- check_levels(data, validation)
-  settings <- c(settings, list(label = label, features = as.list(data$features)))
+  class_weight <- weights_of_codes(class_weight, data)
+  features <- as.list(data$features)
+  settings <- c(settings, list(class_weight = class_weight, label = label, features = features))
 
   call <- rlang::current_env()
   result <- run_training(route, model, data, validation, settings, call)
@@ -143,7 +182,39 @@ check_named_only <- function(..., call = caller_env()) {
   })
 }
 
-as_verbosity <- function(x) if (rlang::is_bool(x)) as.integer(x) else x
+# What is settled between the workers, where one argument excludes another.
+check_exchange <- function(settings, call = caller_env()) {
+  if (settings$transport != "tcp") {
+    if (settings$local_steps > 1L) {
+      abort_input("`local_steps` above 1 needs `transport = \"tcp\"`.", call = call)
+    }
+    if (!is.null(settings$compression)) {
+      abort_input("`compression` needs `transport = \"tcp\"`.", call = call)
+    }
+  }
+  has_outer <- settings$outer_learning_rate != 1 || settings$outer_momentum != 0
+  if (settings$local_steps == 1L && has_outer) {
+    abort_input(
+      c(
+        "`outer_learning_rate` and `outer_momentum` act between local steps, and there are none.",
+        i = "Set `local_steps` to 2 or more."
+      ),
+      call = call
+    )
+  }
+}
+
+check_shuffled <- function(data, shuffle, call = caller_env()) {
+  if (data$kind == "table" && identical(shuffle, "global")) {
+    abort_input(
+      c(
+        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
+        i = "Use `shuffle = TRUE`: a table's rows are spread over the workers at random anyway."
+      ),
+      call = call
+    )
+  }
+}
 
 #' Train a first network on MNIST
 #'
@@ -179,7 +250,7 @@ train_mnist <- function(
   check_mnist_path(path)
   limit <- check_count(limit, allow_null = TRUE)
   seed <- check_count(seed, min = 0L, allow_null = TRUE)
-  verbose <- as.integer(check_choice(as_verbosity(verbose), 0:2, arg = "verbose"))
+  verbose <- check_verbose(verbose)
   timeout <- check_positive(timeout)
 
   backend <- pybackend()

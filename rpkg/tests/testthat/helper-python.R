@@ -33,6 +33,13 @@ iris_arrays <- function() {
   list(as.matrix(iris[1:4]), as.integer(iris$Species) - 1L)
 }
 
+# The figures of Keras's own evaluate() in this process.
+evaluated_here <- function(model, data) {
+  x <- as_input(data[[1L]], as_feature_array)
+  y <- as_input(data[[2L]], as_label_array)
+  unlist(model$evaluate(x, y, verbose = 0L, return_dict = TRUE))
+}
+
 # The network of train_mnist() on a few images.
 seed_fit <- function(sc) {
   train_mnist(sc, workers = 2, epochs = 1, batch_size = 32, limit = 256, seed = 3, verbose = 0)

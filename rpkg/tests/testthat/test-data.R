@@ -11,6 +11,9 @@ test_that("pairs of arrays are taken with and without names", {
   weighted <- check(list(x, 1:3, c(1, 2, 1)))
   expect_identical(weighted$sample_weight, c(1, 2, 1))
   expect_identical(check(list(iris[1:4], iris$Species))$features, names(iris)[1:4])
+  chosen <- check(list(iris[1:4], iris$Species), features = names(iris)[4:3])
+  expect_identical(chosen$features, names(iris)[4:3])
+  expect_equal(chosen$x[, 1], iris[[4]])
   expect_null(check(NULL, allow_null = TRUE))
 })
 
@@ -55,6 +58,7 @@ test_that("factor labels of validation must have the training's levels", {
   expect_identical(check_levels(training, training), c("a", "b"))
   expect_snapshot(error = TRUE, {
     check_levels(training, list(y = factor("b")), call = NULL)
+    check_levels(list(y = 0:1), training, call = NULL)
   })
 })
 

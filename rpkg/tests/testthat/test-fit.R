@@ -11,6 +11,19 @@ test_that("the history is long, training beside validation", {
   expect_identical(history$value[history$data == "validation"], c(1.25, 1, 0.625, 0.75))
 })
 
+test_that("a metric of several values has a history for each", {
+  several <- list(loss = c(2, 1), f1_score = list(c(0.25, 0.5), c(0.5, 1)), val_mse = list(3, 4))
+  expect_identical(
+    plain_history(several),
+    list(loss = c(2, 1), f1_score_1 = c(0.25, 0.5), f1_score_2 = c(0.5, 1), val_mse = c(3, 4))
+  )
+  expect_identical(
+    plain_history(list(f1_score = list(c(0, 1)))),
+    list(f1_score_1 = 0, f1_score_2 = 1)
+  )
+  expect_identical(plain_history(list()), list())
+})
+
 test_that("workers are a data frame", {
   workers <- example_fit()$workers
   expect_identical(workers$rank, 0:1)

@@ -62,6 +62,16 @@ test_that("a local connection trains as this machine does", {
   from_table <- train(sc, table)
   expect_identical(sum(from_table$workers$rows), 150L)
   expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
+  # The trained model is used there as it is here.
+  on_table <- barrier_evaluate(sc, from_table, table)
+  codes <- list(as.matrix(rows[1:4]), rows$label)
+  alone <- evaluated_here(from_table$model, codes)
+  expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
+  expect_equal(
+    barrier_predict(sc, from_table, rows),
+    predict(from_table, rows),
+    tolerance = 1e-5
+  )
   views <- vapply(session$catalog$listTables(), function(view) view$name, "")
   expect_false(any(grepl("^tfdist_", views)))
 

@@ -8,6 +8,15 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", steps_per_epoch = 0)
     barrier_train("local", made, iris, label = "Species", seed = "lucky")
     barrier_train("local", made, iris, label = "Species", shuffle = "yes")
+    barrier_train("local", made, iris, label = "Species", class_weight = c(1, 2))
+    barrier_train("local", made, iris, label = "Species", class_weight = c(rose = 2))
+    barrier_train("local", made, iris, label = "Species", transport = "udp")
+    barrier_train("local", made, iris, label = "Species", compression = "zip")
+    barrier_train("local", made, iris, label = "Species", bucket_mb = 0)
+    barrier_train("local", made, iris, label = "Species", local_steps = 0)
+    barrier_train("local", made, iris, label = "Species", outer_learning_rate = Inf)
+    barrier_train("local", made, iris, label = "Species", outer_momentum = 1)
+    barrier_train("local", made, iris, label = "Species", verify_weights = 1)
     barrier_train("local", made, iris, label = "Species", timeout = 0)
     barrier_train("local", made, iris, label = "Species", verbose = 9)
     barrier_train("local", made, iris, label = "Species", callbacks = "stop")
@@ -22,16 +31,30 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
+test_that("arguments that exclude each other are errors before Python is used", {
+  made <- function() stop("must not be called")
+  weighted <- list(as.matrix(iris[1:4]), iris$Species, rep(1, 150))
+  table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
+  expect_snapshot(error = TRUE, {
+    barrier_train("local", made, iris, label = "Species", transport = "tf", local_steps = 2)
+    barrier_train("local", made, iris, label = "Species", transport = "tf", compression = "fp16")
+    barrier_train("local", made, iris, label = "Species", outer_momentum = 0.9)
+    barrier_train("local", made, iris, label = "Species", outer_learning_rate = 0.7)
+    barrier_train("local", made, weighted, class_weight = c(setosa = 2))
+    check_shuffled(list(kind = "table"), "global", call = NULL)
+  })
+})
+
 test_that("R and Python have the same arguments and defaults", {
   skip_if_no_pybackend()
   inspect <- reticulate::import("inspect")
-  for (name in c("barrier_train", "train_mnist")) {
+  for (name in c("barrier_train", "barrier_evaluate", "barrier_predict", "train_mnist")) {
     parameters <- inspect$signature(the$pybackend[[name]])$parameters
     python <- lapply(reticulate::iterate(parameters$values()), identity)
     names(python) <- vapply(python, function(parameter) parameter$name, "")
     r <- formals(name)
-    r <- r[!names(r) %in% c("sc", "model", "data", "...")]
-    expect_setequal(names(r), setdiff(names(python), c("spark", "model", "data")))
+    r <- r[!names(r) %in% c("sc", "model", "data", "x", "...")]
+    expect_setequal(names(r), setdiff(names(python), c("spark", "model", "data", "x")))
     for (argument in names(r)) {
       expect_equal(eval(r[[argument]]), python[[argument]]$default, info = argument)
     }
@@ -110,6 +133,59 @@ test_that("a data frame trains as its arrays do", {
   scores <- predict(frame, iris[1:3, ])
   expect_identical(colnames(scores), levels(iris$Species))
   expect_equal(scores, predict(frame, as.matrix(iris[1:3, 1:4])), tolerance = 1e-6)
+})
+
+test_that("classes weigh what their names or codes say", {
+  skip_if_no_pybackend()
+  train <- function(data, ...) {
+    suppressMessages(barrier_train(
+      "local",
+      dense_model(),
+      data,
+      ...,
+      label = "Species",
+      workers = 1,
+      seed = 1,
+      verbose = 0
+    ))
+  }
+  by_level <- train(iris, class_weight = c(virginica = 5, setosa = 0))
+  by_code <- train(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
+  weights <- c(0, 1, 5)[as.integer(iris$Species)]
+  by_row <- train(c(iris_arrays(), list(weights)))
+  expect_equal(by_level$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
+  expect_equal(by_code$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
+})
+
+test_that("what only changes how gradients travel leaves the result as it is", {
+  skip_if_no_pybackend()
+  train <- function(...) {
+    barrier_train("local", dense_model(), iris_arrays(), ..., seed = 1, verbose = 0)
+  }
+  plain <- train()
+  split <- train(bucket_mb = Inf, verify_weights = TRUE, shuffle = "shard")
+  expect_equal(split$model$get_weights(), plain$model$get_weights(), tolerance = 1e-6)
+  collectives <- train(transport = "tf")
+  expect_equal(collectives$model$get_weights(), plain$model$get_weights(), tolerance = 1e-5)
+})
+
+test_that("local steps, compression and global shuffling reach the workers", {
+  skip_if_no_pybackend()
+  fit <- barrier_train(
+    "local",
+    dense_model(),
+    iris_arrays(),
+    workers = 2,
+    shuffle = "global",
+    compression = "bf16",
+    local_steps = 2,
+    outer_learning_rate = 0.7,
+    outer_momentum = 0.9,
+    seed = 1,
+    verbose = 0
+  )
+  expect_length(fit$history$loss, 1L)
+  expect_identical(sum(fit$workers$rows), 150L)
 })
 
 test_that("progress is printed, a line for each epoch", {

@@ -1,0 +1,169 @@
+"""Milliseconds of an all-reduce between two processes: ours, bare sockets, TensorFlow's ring."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pybackend
+from pybackend.collective import Compression, join_mesh
+from pybackend.rendezvous import address_of, listen, new_token
+
+SIZES = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
+"""Per column: bytes of a float32 buffer, and how often it is exchanged in a round."""
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over interleaved rounds and both processes."""
+    cases: dict[str, Callable[[], list[dict[str, float]]]] = {
+        "bare sockets, the same bytes": lambda: _pair("sockets"),
+        "tfdist": lambda: _pair("mesh"),
+        "tfdist, bf16 on the wire": lambda: _pair("mesh bf16"),
+        "tfdist, fp16 on the wire": lambda: _pair("mesh fp16"),
+        "TensorFlow's ring": _tensorflow,
+    }
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            found[name] += case()
+    return {
+        name: {column: float(np.median([f[column] for f in figures])) for column in SIZES}
+        for name, figures in found.items()
+    }
+
+
+def timed(work: Callable[[], Any], times: int) -> float:
+    """Milliseconds, the median of some runs after one that warms up."""
+    work()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return float(np.median(found)) * 1e3
+
+
+def _pair(what: str) -> list[dict[str, float]]:
+    """Two processes on one machine; the figures of each."""
+    servers = [listen("127.0.0.1") for _ in range(2)]
+    peers = [address_of(server) for server in servers]
+    token = new_token()
+    processes = []
+    for rank, server in enumerate(servers):
+        order = [what, str(rank), str(server.fileno()), token, *peers]
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, __file__, *order],
+                stdout=subprocess.PIPE,
+                pass_fds=[server.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        )
+        server.close()
+    return [json.loads(process.communicate()[0]) for process in processes]
+
+
+def _member(what: str, rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
+    if what == "sockets":
+        exchange = _socket_exchange(rank, server, peers)
+    else:
+        mesh = join_mesh(server, peers, rank, token, 60)
+        kind = what.partition(" ")[2]
+        codec = Compression(kind) if kind else None  # type: ignore[arg-type]
+
+        def exchange(buffer: Any) -> None:
+            mesh.all_reduce(buffer, codec)
+
+    found = {}
+    for column, (size, times) in SIZES.items():
+        buffer = np.full(size // 4, 1e-6, np.float32)
+        found[column] = timed(lambda buffer=buffer: exchange(buffer), times)  # type: ignore[misc]
+    return found
+
+
+def _socket_exchange(rank: int, server: socket.socket, peers: list[str]) -> Callable[[Any], None]:
+    """Send a buffer while as many bytes are received, with blocking calls, two threads if large."""
+    if rank == 0:
+        host, port = peers[1].rsplit(":", 1)
+        connection = socket.create_connection((host, int(port)))
+    else:
+        connection, _ = server.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+    memory: dict[int, Any] = {}
+
+    def exchange(buffer: Any) -> None:
+        target = memory.setdefault(buffer.nbytes, np.zeros_like(buffer)).view(np.uint8).data
+        sender = threading.Thread(target=connection.sendall, args=(buffer.view(np.uint8).data,))
+        if len(target) > 1 << 16:
+            sender.start()
+        else:
+            connection.sendall(buffer.view(np.uint8).data)
+        while target:
+            target = target[connection.recv_into(target) :]
+        if sender.ident:
+            sender.join()
+
+    return exchange
+
+
+def _tensorflow() -> list[dict[str, float]]:
+    """TensorFlow's own collective, as MultiWorkerMirroredStrategy sets it up and uses it."""
+    with tempfile.TemporaryDirectory() as folder:
+        found: list[dict[str, float]] = pybackend.barrier_run(
+            "local", _tensorflow_member, folder, workers=2, verbose=0
+        )
+    return found
+
+
+def _tensorflow_member(context: pybackend.WorkerContext, folder: str) -> dict[str, float]:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    key = tf.Variable(1000, dtype=tf.int32, trainable=False)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def reduce(buffer: Any) -> Any:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=buffer,
+            group_size=context.world_size,
+            group_key=77,
+            instance_key=key.assign_add(1),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+            timeout_seconds=60,
+        )
+
+    found = {}
+    for column, (size, times) in SIZES.items():
+        buffer = tf.fill([size // 4], 1e-6)
+        found[column] = timed(lambda buffer=buffer: reduce(buffer).numpy(), times)  # type: ignore[misc]
+    del strategy
+    # Who ends first takes from the other what that is still receiving.
+    Path(folder, str(context.rank)).touch()
+    while len(os.listdir(folder)) < context.world_size:
+        time.sleep(0.05)
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        listening = socket.socket(fileno=int(sys.argv[3]))
+        shown = _member(sys.argv[1], int(sys.argv[2]), listening, sys.argv[4], sys.argv[5:])
+        print(json.dumps(shown))
+    else:
+        print(json.dumps(measure(3), indent=2))

@@ -1,0 +1,217 @@
+"""All-reduces on this machine, a cost model fitted to them, and predictions: docs/scaling.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective import CostModel, join_mesh
+from pybackend.rendezvous import address_of, listen, new_token
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+RANKS = (2, 3, 4, 8)
+BYTES = {"1 KB": 1024, "64 KB": 1 << 16, "1.4 MB": 1_400_000, "20 MB": 20_000_000}
+REPEATS = {"1 KB": 200, "64 KB": 100, "1.4 MB": 20, "20 MB": 5}
+ALGORITHMS = ("doubling", "ring")
+
+NETWORKS = {"10 GbE": 10e9, "25 GbE": 25e9}
+LATENCY = 25e-6
+ADD = 0.05e-9
+PREDICTED_BYTES = {"1 KB": 1024, "1.4 MB": 1_400_000, "200 MB": 200_000_000}
+PREDICTED_RANKS = [2**k for k in range(1, 11)]
+
+Measured = dict[tuple[str, int, str], float]
+
+
+def main() -> None:
+    """Measure, fit, write the page."""
+    measured = {key: value for ranks in RANKS for key, value in measure(ranks).items()}
+    PAGE.write_text(page(measured, fit(measured)))
+
+
+def measure(ranks: int) -> Measured:
+    """Seconds by algorithm, ranks and size: the median, of the slowest rank."""
+    servers = [listen("127.0.0.1") for _ in range(ranks)]
+    peers = [address_of(server) for server in servers]
+    token = new_token()
+    processes = []
+    for rank, server in enumerate(servers):
+        order = [str(rank), str(server.fileno()), token, *peers]
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, __file__, *order],
+                stdout=subprocess.PIPE,
+                pass_fds=[server.fileno()],
+            )
+        )
+        server.close()
+    found = [json.loads(process.communicate()[0]) for process in processes]
+    return {
+        (algorithm, ranks, size): max(figures[algorithm][size] for figures in found)
+        for algorithm in ALGORITHMS
+        for size in BYTES
+    }
+
+
+def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
+    """The medians of one rank."""
+    mesh = join_mesh(server, peers, rank, token, 60)
+    found: dict[str, dict[str, float]] = {}
+    for algorithm in ALGORITHMS:
+        mesh.algorithm = algorithm  # type: ignore[assignment]
+        found[algorithm] = {}
+        for size, nbytes in BYTES.items():
+            buffer = np.full(nbytes // 4, 1e-6, np.float32)
+            seconds = []
+            for _ in range(REPEATS[size] + 1):
+                began = time.perf_counter()
+                mesh.all_reduce(buffer)
+                seconds.append(time.perf_counter() - began)
+            found[algorithm][size] = float(np.median(seconds[1:]))
+    return found
+
+
+def predicted(model: CostModel, key: tuple[str, int, str]) -> float:
+    """Seconds of one measured case by a model."""
+    algorithm, ranks, size = key
+    cost = model.doubling if algorithm == "doubling" else model.ring
+    return cost(BYTES[size], ranks)
+
+
+def fit(measured: Measured) -> CostModel:
+    """Least squares of relative errors, for the latency and the bytes.
+
+    Ranks that share cores slow each other down, so both grow with ranks per core. The addition
+    is taken as `ADD`: it cannot be told from the transfer.
+    """
+    rows, wanted = [], []
+    for key, seconds in measured.items():
+        share = crowding(key[1])
+        of_latency = predicted(CostModel(1.0, 0.0, 0.0), key) * share
+        of_bytes = predicted(CostModel(0.0, 1.0, 0.0), key) * share
+        of_adding = predicted(CostModel(0.0, 0.0, ADD), key) * share
+        rows.append([of_latency / seconds, of_bytes / seconds])
+        wanted.append(1 - of_adding / seconds)
+    latency, per_byte = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    return CostModel(float(latency), float(per_byte), ADD)
+
+
+def crowding(ranks: int) -> float:
+    """Ranks per core, 1 at least."""
+    return max(1.0, ranks / (os.cpu_count() or 1))
+
+
+def page(measured: Measured, model: CostModel) -> str:
+    """The text of docs/scaling.md."""
+    return "\n".join(
+        [
+            *_introduction(),
+            "",
+            "## Measured here",
+            "",
+            f"{os.cpu_count()} cores ({platform.machine()}), all ranks on them, loopback: with more"
+            " ranks than cores each",
+            "waits for the others' turns, which the fit allows for by a factor of ranks per core."
+            " Milliseconds,",
+            "median, float32; fitted values in brackets. Fit:"
+            f" α = {model.latency_seconds * 1e6:.0f} µs,"
+            f" β = {model.seconds_per_byte * 1e9:.2f} ns per byte,",
+            f"γ = {model.add_seconds_per_byte * 1e9:.2f} ns per byte (given)."
+            f" Typical error of the fit: {_typical_error(measured, model):.0%}.",
+            "",
+            *_measured_table(measured, model),
+            "",
+            *_prediction(),
+            "",
+        ]
+    )
+
+
+def _introduction() -> list[str]:
+    return [
+        "# Cost of an all-reduce",
+        "",
+        "Written by `PYTHONPATH=. python benchmarks/scaling.py`.",
+        "",
+        "Small buffers are summed by recursive doubling, large ones around a ring. Which of the two"
+        " is taken is",
+        "computed when the workers connect: they measure a message's latency α, a byte's transfer β"
+        " and its",
+        "addition γ, agree on the means, and compare, for n bytes and N ranks,",
+        "",
+        "| algorithm | predicted seconds |",
+        "|---|---|",
+        "| ring | 2 (N − 1) α + (N − 1) / N · n (2 β + γ) |",
+        "| doubling | log₂ N · (α + n β + n γ), and 2 (α + n β) + n γ where N is no power of two |",
+        "",
+        "(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005; log₂ N is rounded down.)",
+    ]
+
+
+def _measured_table(measured: Measured, model: CostModel) -> Iterator[str]:
+    yield "| algorithm | ranks | " + " | ".join(BYTES) + " |"
+    yield "|---|---:|" + "---:|" * len(BYTES)
+    for algorithm in ALGORITHMS:
+        for ranks in RANKS:
+            cells = []
+            for size in BYTES:
+                key = (algorithm, ranks, size)
+                fitted = predicted(model, key) * crowding(ranks)
+                cells.append(f"{_ms(measured[key])} ({_ms(fitted)})")
+            yield f"| {algorithm} | {ranks} | " + " | ".join(cells) + " |"
+
+
+def _typical_error(measured: Measured, model: CostModel) -> float:
+    errors = [
+        abs(predicted(model, key) * crowding(key[1]) / seconds - 1)
+        for key, seconds in measured.items()
+    ]
+    return float(np.median(errors))
+
+
+def _prediction() -> Iterator[str]:
+    yield "## Predicted for clusters"
+    yield ""
+    yield f"Not measured: the formulas with α = {LATENCY * 1e6:.0f} µs (half of a 50 µs round"
+    yield f"trip), γ = {ADD * 1e9:.2f} ns per byte, and the link's whole bandwidth: one rank per"
+    yield "host, every host sending and receiving at full rate at once. Real networks give less:"
+    yield "shared uplinks, protocol overhead, and stragglers, for which all ranks wait."
+    yield "Milliseconds of the faster algorithm; *d* marks doubling, all others are rings."
+    yield ""
+    columns = [f"{size}, {network}" for size in PREDICTED_BYTES for network in NETWORKS]
+    yield "| ranks | " + " | ".join(columns) + " |"
+    yield "|---:|" + "---:|" * len(columns)
+    for ranks in PREDICTED_RANKS:
+        cells = []
+        for nbytes in PREDICTED_BYTES.values():
+            for bits_per_second in NETWORKS.values():
+                model = CostModel(LATENCY, 8 / bits_per_second, ADD)
+                best = model.best(nbytes, ranks)
+                cost = model.doubling if best == "doubling" else model.ring
+                mark = " *d*" if best == "doubling" else ""
+                cells.append(_ms(cost(nbytes, ranks)) + mark)
+        yield f"| {ranks:,} | " + " | ".join(cells) + " |"
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = seconds * 1e3
+    digits = 3 if milliseconds < 1 else 1 if milliseconds < 100 else 0
+    return f"{milliseconds:.{digits}f}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        listening = socket.socket(fileno=int(sys.argv[2]))
+        print(json.dumps(member(int(sys.argv[1]), listening, sys.argv[3], sys.argv[4:])))
+    else:
+        main()

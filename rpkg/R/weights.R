@@ -1,0 +1,81 @@
+# `class_weight` in two steps: look at it by itself, then turn its names into codes of the label.
+
+check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) || inherits(x, "python.builtin.dict")) {
+    return(invisible(x))
+  }
+  is_numbers <- is.numeric(x) || (is.list(x) && all(vapply(x, is_number, NA)))
+  if (is_python(x) || length(x) == 0L || !is_numbers || !rlang::is_named(x)) {
+    expected <- "a named vector of numbers such as `c(\"0\" = 1, \"1\" = 5)`"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  weights <- unlist(x)
+  bad <- which(!is.finite(weights) | weights < 0)
+  if (length(bad)) {
+    abort_input(
+      sprintf(
+        "`%s` must hold finite numbers of at least 0; that of the class \"%s\" is %s.",
+        arg,
+        names(x)[[bad[[1L]]]],
+        format(weights[[bad[[1L]]]])
+      ),
+      call = call
+    )
+  }
+  invisible(x)
+}
+
+# A list for Python, whose names are the codes of the classes.
+weights_of_codes <- function(weights, data, call = caller_env()) {
+  if (is.null(weights)) {
+    return(NULL)
+  }
+  if (!is.null(data$sample_weight)) {
+    abort_input(
+      c(
+        "`class_weight` cannot be used together with the weights of rows in `data`.",
+        i = "Multiply both into one weight for each row."
+      ),
+      call = call
+    )
+  }
+  if (is_python(weights)) {
+    return(weights)
+  }
+  codes <- class_codes(names(weights), levels(data$y), call)
+  rlang::set_names(as.list(as.double(unlist(weights))), codes)
+}
+
+class_codes <- function(classes, levels, call) {
+  is_code <- grepl("^[0-9]{1,9}$", classes)
+  if (!is.null(levels) && all(classes %in% levels)) {
+    codes <- match(classes, levels) - 1L
+  } else {
+    known <- if (is.null(levels)) Inf else length(levels)
+    codes <- suppressWarnings(as.integer(classes))
+    unknown <- which(!is_code | codes >= known)
+    if (length(unknown)) {
+      abort_class(classes[[unknown[[1L]]]], levels, call)
+    }
+  }
+  if (anyDuplicated(codes)) {
+    twice <- classes[[anyDuplicated(codes)]]
+    abort_input(sprintf("`class_weight` has the class \"%s\" twice.", twice), call = call)
+  }
+  format(codes, trim = TRUE, scientific = FALSE)
+}
+
+abort_class <- function(class, levels, call) {
+  expected <- if (is.null(levels)) {
+    "Classes are whole numbers: \"0\", \"1\", ..."
+  } else {
+    sprintf("The levels of the label are %s.", list_names(levels))
+  }
+  abort_input(
+    c(
+      sprintf("`class_weight` has \"%s\", which is no class of the label.", class),
+      i = expected
+    ),
+    call = call
+  )
+}

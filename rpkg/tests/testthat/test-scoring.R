@@ -1,0 +1,114 @@
+test_that("bad arguments are errors before Python is used", {
+  fit <- example_fit(levels = levels(iris$Species))
+  x <- as.matrix(iris[1:4])
+  table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
+  expect_snapshot(error = TRUE, {
+    barrier_evaluate("yarn", fit, iris, label = "Species")
+    barrier_evaluate("local", "model", iris, label = "Species")
+    barrier_evaluate("local", function(units) units, iris, label = "Species")
+    barrier_evaluate("local", fit, iris)
+    barrier_evaluate("local", fit, x)
+    barrier_evaluate("local", fit, list(x, iris$Species[1:9]))
+    barrier_evaluate("local", fit, list(x, factor(iris$Species == "setosa")))
+    barrier_evaluate("local", fit, iris, label = "Species", workers = 0)
+    barrier_evaluate("local", fit, iris, label = "Species", batch_size = 0)
+    barrier_evaluate("local", fit, iris, label = "Species", custom_objects = "mine")
+    barrier_evaluate("local", fit, iris, label = "Species", safe_mode = NA)
+    barrier_evaluate("local", fit, iris, label = "Species", verbose = 3)
+    barrier_evaluate("local", fit, iris, label = "Species", timeout = -1)
+    barrier_evaluate("local", fit, iris, label = "Species", epochs = 2)
+    barrier_predict(5, fit, x)
+    barrier_predict("local", NULL, x)
+    barrier_predict("local", fit, "rows")
+    barrier_predict("local", fit, iris)
+    barrier_predict("local", fit, table)
+    barrier_predict("local", fit, x, workers = "two")
+    barrier_predict("local", fit, x, batch_size = 1.5)
+    barrier_predict("local", fit, x, label = "Species")
+  })
+})
+
+test_that("a fit brings along what its model needs", {
+  fit <- example_fit()
+  fit$custom_objects <- list(mine = mean)
+  fit$safe_mode <- FALSE
+  settings <- scoring_settings(fit, 2, 32, NULL, TRUE, TRUE, 60)
+  expect_identical(settings$custom_objects, list(mine = mean))
+  expect_false(settings$safe_mode)
+  expect_identical(settings$verbose, 1L)
+  given <- scoring_settings(fit, 2, 32, list(other = sum), TRUE, 0, 60)
+  expect_named(given$custom_objects, "other")
+  expect_null(scoring_settings(mean, 2, 32, NULL, TRUE, 0, 60)$custom_objects)
+})
+
+test_that("several workers find what one process finds", {
+  skip_if_no_pybackend()
+  fit <- suppressMessages(barrier_train(
+    "local",
+    dense_model(),
+    iris,
+    label = "Species",
+    workers = 1,
+    seed = 1,
+    verbose = 0
+  ))
+  alone <- evaluated_here(fit$model, iris_arrays())
+  expect_named(alone, c("accuracy", "loss"))
+
+  # Columns go by their names, and the label by the levels of the training.
+  expect_no_message(
+    figures <- barrier_evaluate("local", fit, rev(iris), label = "Species", workers = 3)
+  )
+  expect_type(figures, "double")
+  expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
+
+  scores <- barrier_predict("local", fit, rev(iris), workers = 3, batch_size = 16)
+  expect_identical(colnames(scores), levels(iris$Species))
+  expect_equal(scores, predict(fit, iris), tolerance = 1e-5)
+})
+
+test_that("models and functions are scored as fits are", {
+  skip_if_no_pybackend()
+  model <- dense_model()
+  data <- list(as.matrix(iris[1:4]), iris$Species)
+  alone <- evaluated_here(model, data)
+  expect_message(figures <- barrier_evaluate(NULL, model, data), "setosa = 0")
+  expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
+  scores <- barrier_predict(NULL, dense_model, data[[1]][1:7, ])
+  expect_equal(scores, model$predict(data[[1]][1:7, ], verbose = 0L), tolerance = 1e-5)
+})
+
+test_that("a model of several inputs and outputs answers with a list", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  left <- keras$Input(reticulate::tuple(2L), name = "left")
+  right <- keras$Input(reticulate::tuple(2L), name = "right")
+  model <- keras$Model(
+    list(left, right),
+    list(keras$layers$Dense(3L)(left), keras$layers$Dense(1L)(right))
+  )
+  x <- list(as.matrix(iris[1:2]), as.matrix(iris[3:4]))
+  # It is not compiled, which only an evaluation needs.
+  scores <- barrier_predict("local", model, x, workers = 2)
+  alone <- model$predict(lapply(x, as_feature_array), verbose = 0L)
+  expect_type(scores, "list")
+  expect_identical(lapply(scores, dim), list(c(150L, 3L), c(150L, 1L)))
+  expect_equal(scores, alone, tolerance = 1e-5)
+  expect_error(
+    barrier_evaluate("local", model, list(x, x)),
+    class = "tfdist_error_input"
+  )
+})
+
+test_that("a metric of several values keeps them", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  model <- dense_model()
+  model$compile(loss = "categorical_crossentropy", metrics = list(keras$metrics$F1Score()))
+  x <- as.matrix(iris[1:4])
+  y <- diag(3)[as.integer(iris$Species), ]
+  figures <- barrier_evaluate("local", model, list(x, y))
+  alone <- model$evaluate(x, y, verbose = 0L, return_dict = TRUE)
+  expect_length(figures$f1_score, 3L)
+  expect_equal(figures$f1_score, as.double(alone$f1_score), tolerance = 1e-5)
+})

@@ -1,0 +1,37 @@
+codes <- function(weights, y = 0:2, ...) {
+  weights_of_codes(check_class_weight(weights, "class_weight", NULL), list(y = y, ...), NULL)
+}
+
+test_that("classes become codes", {
+  expect_null(codes(NULL))
+  expect_identical(codes(c("0" = 1, "10" = 5L)), list("0" = 1, "10" = 5))
+  expect_identical(codes(list("2" = 1L)), list("2" = 1))
+  expect_identical(codes(table(c(0, 0, 1))), list("0" = 2, "1" = 1))
+})
+
+test_that("the classes of a factor are its levels, or else their codes", {
+  flowers <- factor(c("setosa", "virginica"))
+  expect_identical(codes(c(virginica = 3), flowers), list("1" = 3))
+  expect_identical(codes(c("1" = 3), flowers), list("1" = 3))
+  expect_identical(codes(c("2" = 3), factor(c("1", "2"))), list("1" = 3))
+})
+
+test_that("weights that cannot be used are named", {
+  flowers <- factor(c("setosa", "virginica"))
+  expect_snapshot(error = TRUE, {
+    codes(c(1, 2))
+    codes(numeric())
+    codes("balanced")
+    codes(list("0" = 1:2))
+    codes(c("0" = 1, 2))
+    codes(c("0" = -1))
+    codes(c("0" = 1, "1" = NA))
+    codes(c("0" = 1, "1" = Inf))
+    codes(c(setosa = 1))
+    codes(c("-1" = 1))
+    codes(c(rose = 1), flowers)
+    codes(c("2" = 1), flowers)
+    codes(c("1" = 1, "01" = 1))
+    codes(c("0" = 1), sample_weight = 1)
+  })
+})

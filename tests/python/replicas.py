@@ -1,0 +1,198 @@
+"""Trains many small jobs in one pair of worker processes, and each again in this process.
+
+Starting workers takes seconds, a tiny training takes a few tenths of one: what is tested is the
+engine, by the very function that workers call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from conftest import largest_difference
+
+import pybackend
+from pybackend.data.arrays import columns_of, rows_of, shard, structure
+from pybackend.data.sharding import global_batches
+from pybackend.data.spool import write_columns
+from pybackend.job import Job, train_job
+from pybackend.request import keras_defaults, model_files, source_of
+from pybackend.serialization import load_model
+from pybackend.worker import JOB
+
+WORKERS = 2
+
+
+@dataclass
+class Case:
+    """One training: a compiled model, rows, and arguments of `barrier_train`."""
+
+    build: Callable[[], Any]
+    data: Any
+    epochs: int = 2
+    batch_size: int = 16
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-6
+    custom_objects: Mapping[str, Any] | None = None
+    callbacks: Sequence[Any] = ()
+    shards: Sequence[slice] | None = None
+    """Rows of each rank; None deals them in turns."""
+
+
+@dataclass
+class Trained:
+    """What the workers have made of a case."""
+
+    model: Any
+    history: dict[str, list[Any]]
+    digests: list[str]
+    notes: list[str]
+    seconds: list[float]
+
+
+def train_all(cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
+    """Train every case on two workers; a `Trained` or the text of an error by name."""
+    jobs = {name: _prepare(case, folder / name) for name, case in cases.items()}
+    counts = {name: found for name, (_, found) in jobs.items()}
+    per_rank = pybackend.barrier_run(
+        "local", _work, str(folder), counts, workers=WORKERS, verbose=2
+    )
+    return {name: _gathered(case, folder / name, name, per_rank) for name, case in cases.items()}
+
+
+def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
+    """Train a case in this process on the batches that the workers see together."""
+    keras.utils.set_random_seed(1)
+    model = case.build()
+    model.jit_compile = False
+    model.run_eagerly = False
+    model.steps_per_execution = 1
+    columns = columns_of(case.data, keras.config.floatx())
+    weights = case.settings.get("class_weight")
+    history: dict[str, list[Any]] = {}
+    for epoch in range(case.epochs):
+        model.reset_metrics()
+        for rows in global_batches(
+            rows_of(columns),
+            WORKERS,
+            case.batch_size,
+            seed=3,
+            epoch=epoch,
+            shuffle=case.settings.get("shuffle", True),
+        ):
+            batch = structure({key: array[rows] for key, array in columns.items()})
+            x, y, sample_weight = (*batch, None)[:3]
+            model.train_on_batch(x, y, sample_weight=sample_weight, class_weight=weights)
+        for name, value in model.get_metrics_result().items():
+            history.setdefault(name, []).append(np.asarray(value, np.float64))
+    # As at the end of `fit`: a moving average of the weights takes their place.
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    return model, history
+
+
+def check_equal(case: Case, trained: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """Assert that the workers have reached what one process reaches; returns the latter."""
+    assert isinstance(trained, Trained), trained
+    model, history = replay(case)
+    assert len(set(trained.digests)) == 1
+    assert largest_difference(model, trained.model) <= case.tolerance
+    bound = max(1e-5, case.tolerance)
+    for name, values in history.items():
+        np.testing.assert_allclose(trained.history[name], values, rtol=bound, atol=bound)
+    return model, history
+
+
+def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
+    keras.utils.set_random_seed(1)
+    model = case.build()
+    arguments = {
+        "workers": WORKERS,
+        "epochs": case.epochs,
+        "batch_size": case.batch_size,
+        "seed": 3,
+        "timeout": 30,
+        "safe_mode": False,
+        **case.settings,
+    }
+    job = train_job(arguments)
+    defaults = {**keras_defaults(), "model_source": source_of(model)}
+    job = Job(**{**vars(job), **defaults})
+    files = model_files(model, case.custom_objects, job, list(case.callbacks))
+    columns = columns_of(case.data, job.floatx)
+    counts = []
+    for rank in range(WORKERS):
+        own = folder / str(rank)
+        own.mkdir(parents=True)
+        for name, content in files.items():
+            (own / name).write_bytes(content)
+        (own / JOB).write_text(job.to_json())
+        rows = shard(columns, WORKERS, rank)
+        if case.shards is not None:
+            rows = {key: array[case.shards[rank]] for key, array in columns.items()}
+        counts.append(rows_of(rows))
+        write_columns(own / "train", columns if job.shuffle == "global" else rows)
+    return job, counts
+
+
+def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
+    from pybackend.collective import join_mesh
+    from pybackend.engine.train import train
+    from pybackend.rendezvous import address_of, listen
+
+    server = listen("127.0.0.1")
+    Path(folder, f"address-{context.rank}.new").write_text(address_of(server))
+    Path(folder, f"address-{context.rank}.new").rename(Path(folder, f"address-{context.rank}"))
+    places = [Path(folder, f"address-{rank}") for rank in range(context.world_size)]
+    while not all(place.exists() for place in places):
+        time.sleep(0.01)
+    peers = [place.read_text() for place in places]
+    collective = join_mesh(server, peers, context.rank, "token", 60)
+    found = {}
+    for name, rows in counts.items():
+        own = Path(folder, name, str(context.rank))
+        job = Job.from_json((own / JOB).read_text())
+        notes: list[str] = []
+
+        def emit(event: dict[str, Any], notes: list[str] = notes) -> None:
+            notes.extend([event["text"]] if event["event"] == "note" else [])
+
+        try:
+            trained = train(job, collective, {"train": rows}, own, emit)
+            outcome = {
+                "history": trained.history,
+                "digest": trained.weights_sha256,
+                "notes": notes,
+                "seconds": trained.seconds,
+            }
+        except Exception as error:
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        found[name] = outcome
+    collective.close()
+    return found
+
+
+def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
+    outcomes = [found[name] for found in per_rank]
+    errors = [outcome["error"] for outcome in outcomes if "error" in outcome]
+    if errors:
+        return "\n".join(errors)
+    path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
+    model = load_model(path, custom_objects=case.custom_objects, safe_mode=False)
+    return Trained(
+        model,
+        outcomes[0]["history"],
+        [outcome["digest"] for outcome in outcomes],
+        outcomes[0]["notes"],
+        [outcome["seconds"] for outcome in outcomes],
+    )
+
+
+def rank() -> int:
+    """Of the worker that asks."""
+    return int(os.environ["TFDIST_RANK"])

@@ -1,0 +1,151 @@
+"""Keras's callbacks, and a user's own, over two workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense, largest_difference
+
+from pybackend import ClusterError, WorkerFailedError, barrier_train
+
+
+def callbacks() -> list[Any]:
+    return [
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=0, min_delta=0.02),
+        keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["val_loss"] > 0),
+    ]
+
+
+def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
+    rows: Any, tmp_path: Path
+) -> None:
+    x, y = rows[0][:400], rows[1][:400]
+    held_out = rows[0][400:], rows[1][400:]
+    keras.utils.set_random_seed(2)
+    model = build_dense()
+    model.optimizer.learning_rate = 0.3
+    writers = [
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.TensorBoard(str(tmp_path / "board")),
+    ]
+    result = barrier_train(
+        None,
+        model,
+        (x, y),
+        workers=2,
+        epochs=12,
+        batch_size=20,
+        shuffle=False,
+        validation_data=held_out,
+        callbacks=[*callbacks(), *writers],
+        verbose=0,
+    )
+    history = model.fit(
+        x,
+        y,
+        epochs=12,
+        batch_size=40,
+        shuffle=False,
+        validation_data=held_out,
+        callbacks=callbacks(),
+        verbose=0,
+    ).history
+    assert 2 < result.epochs < 12
+    assert result.epochs == len(history["loss"])
+    np.testing.assert_allclose(result.history["learning_rate"], history["learning_rate"])
+    assert len(set(history["learning_rate"])) > 1
+    np.testing.assert_allclose(result.history["val_loss"], history["val_loss"], atol=1e-5)
+    assert largest_difference(model, result.model) <= 1e-5
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == result.epochs + 1
+    assert len(list((tmp_path / "board").rglob("events*"))) == 1
+    assert keras.saving.load_model(tmp_path / "best.keras").count_params() > 0
+
+
+class FailOnce(keras.callbacks.Callback):
+    """Fails on one rank at the begin of the third epoch, the first time."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] == "1" and epoch == 2 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            raise RuntimeError("the power went out")
+
+
+def test_a_training_resumes_where_it_broke_off(rows: Any, tmp_path: Path) -> None:
+    def train(*more: Any) -> Any:
+        return barrier_train(
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            epochs=4,
+            batch_size=50,
+            seed=9,
+            callbacks=list(more),
+            verbose=0,
+        )
+
+    kept = str(tmp_path / "backup")
+    resuming = keras.callbacks.BackupAndRestore(kept), FailOnce(str(tmp_path / "mark"))
+    with pytest.raises(WorkerFailedError, match="the power went out"):
+        train(*resuming)
+    assert (tmp_path / "backup" / "latest.weights.h5").exists()
+    resumed = train(*resuming)
+    assert len(resumed.history["loss"]) == 2  # epochs 3 and 4
+    whole = train()
+    np.testing.assert_allclose(resumed.history["loss"], whole.history["loss"][2:], rtol=1e-6)
+    assert largest_difference(resumed.model, whole.model) <= 1e-7
+    assert not (tmp_path / "backup").exists()  # its work is done
+
+
+def test_not_a_number_stops_all_at_once(rows: Any) -> None:
+    x = rows[0].copy()
+    x[1] = np.inf  # a row of rank 1
+    result = barrier_train(
+        None,
+        build_dense,
+        (x, rows[1]),
+        workers=2,
+        epochs=3,
+        batch_size=10,
+        shuffle=False,
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+        verbose=0,
+    )
+    assert result.epochs == 1
+
+
+class MoveWeights(keras.callbacks.Callback):
+    """Changes the weights of one rank after the first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] == "1":
+            self.model.layers[-1].bias.assign_add([1e-7, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("verify_weights", [True, False])
+def test_weights_that_drift_apart_are_found(rows: Any, verify_weights: bool) -> None:
+    error = WorkerFailedError if verify_weights else ClusterError
+    message = "after epoch 1 the weights of worker 1 differ" if verify_weights else "weights differ"
+    with pytest.raises(error, match=message):
+        barrier_train(
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            epochs=2,
+            batch_size=125,
+            callbacks=[MoveWeights()],
+            verify_weights=verify_weights,
+            verbose=0,
+        )

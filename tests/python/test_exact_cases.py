@@ -1,0 +1,375 @@
+"""Whatever Keras users do: two workers end where one process ends on the same global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from replicas import Case, check_equal, train_all
+
+from pybackend.engine.sparse import LARGE_TABLE
+
+_RNG = np.random.default_rng(5)
+X = _RNG.normal(size=(101, 8)).astype("float32")
+Y = _RNG.integers(0, 3, 101)
+WORDS = _RNG.integers(1, 20, (101, 6))
+WORDS[:, 4:] *= _RNG.integers(0, 2, (101, 2))  # zeros, which a mask leaves out
+TAGS = _RNG.integers(0, 3, (101, 6))
+# 101 rows are 51 and 50, which is 4 steps of 13, 13, 12, 13 and 12, 13, 12, 13 rows: all uneven.
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+layers = keras.layers
+
+
+def dense(**compiled: Any) -> Callable[[], Any]:
+    """Builds a classifier of 8 features; smooth, so that rounding stays rounding."""
+
+    def build() -> Any:
+        model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(12, activation="tanh"), layers.Dense(3)]
+        )
+        given = {key: value() if callable(value) else value for key, value in compiled.items()}
+        model.compile(**{"optimizer": "sgd", "loss": LOGITS, **given})
+        return model
+
+    return build
+
+
+def stack(*parts: Callable[[], Any], shape: Any = (8,), **compiled: Any) -> Callable[[], Any]:
+    """Builds a Sequential of layers that are made anew each time."""
+
+    def build() -> Any:
+        model = keras.Sequential([keras.Input(shape), *(part() for part in parts)])
+        given = {key: value() if callable(value) else value for key, value in compiled.items()}
+        model.compile(**{"optimizer": "sgd", "loss": LOGITS, **given})
+        return model
+
+    return build
+
+
+def optimizer_cases() -> dict[str, Case]:
+    o = keras.optimizers
+    made: dict[str, tuple[Callable[[], Any], float]] = {
+        "sgd momentum": (lambda: o.SGD(0.05, momentum=0.9), 1e-6),
+        "sgd nesterov": (lambda: o.SGD(0.05, momentum=0.9, nesterov=True), 1e-6),
+        "sgd weight decay": (lambda: o.SGD(0.05, weight_decay=0.01), 1e-6),
+        # These divide by a root that starts near zero, which magnifies rounding.
+        "adam": (lambda: o.Adam(0.01), 1e-5),
+        "adamw": (lambda: o.AdamW(0.01, weight_decay=0.1), 1e-5),
+        "rmsprop": (lambda: o.RMSprop(0.01), 1e-5),
+        "adagrad": (lambda: o.Adagrad(0.01), 1e-5),
+        "nadam": (lambda: o.Nadam(0.01), 1e-5),
+        # Its steps have one size, whatever the gradient's.
+        "lion": (lambda: o.Lion(0.001), 1e-6),
+        "clipnorm": (lambda: o.SGD(0.1, clipnorm=0.02), 1e-6),
+        "global_clipnorm": (lambda: o.SGD(0.1, global_clipnorm=0.03), 1e-6),
+        "clipvalue": (lambda: o.SGD(0.1, clipvalue=0.005), 1e-6),
+        # 4 steps per epoch: three are added up, and one is left for the next epoch.
+        "accumulation": (lambda: o.SGD(0.05, momentum=0.5, gradient_accumulation_steps=3), 1e-6),
+        "accumulation adam": (lambda: o.Adam(0.01, gradient_accumulation_steps=2), 1e-5),
+        "ema": (lambda: o.SGD(0.05, use_ema=True, ema_overwrite_frequency=3), 1e-6),
+        "schedule": (lambda: o.SGD(o.schedules.ExponentialDecay(0.1, 2, 0.5)), 1e-6),
+    }
+    return {
+        name: Case(dense(optimizer=make), (X, Y), tolerance=tolerance)
+        for name, (make, tolerance) in made.items()
+    }
+
+
+def several() -> Any:
+    """Two named inputs, two named outputs, weighted losses, a layer used twice."""
+    left, right = keras.Input((8,), name="left"), keras.Input((8,), name="right")
+    shared = layers.Dense(6, activation="tanh")
+    both = layers.Concatenate()([shared(left), shared(right)])
+    outputs = {
+        "a": layers.Dense(3, name="a")(both),
+        "b": layers.Dense(1, name="b")(both),
+    }
+    model = keras.Model({"left": left, "right": right}, outputs)
+    model.compile(
+        "sgd",
+        {"a": LOGITS, "b": "mse"},
+        loss_weights={"a": 0.3, "b": 2.0},
+        metrics={"a": ["accuracy"], "b": ["mae"]},
+    )
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """A model without a graph of its own, with dropout that never drops."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.hidden = layers.Dense(6, activation="tanh")
+        self.out = layers.Dense(3)
+
+    def build(self, shape: Any) -> None:
+        self.hidden.build(shape)
+        self.out.build((None, 6))
+        self.built = True
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.out(self.hidden(x))
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnStep(Subclassed):
+    """Trains in its own way, and does something after the update that must see the new weights."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.average = self.add_weight(shape=(3,), initializer="zeros", trainable=False)
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = 2.0 * self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
+        self.average.assign(0.5 * self.average + 0.5 * self.out.bias)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"loss": self._loss_tracker.result()}
+
+
+def subclassed(kind: type, **compiled: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        model = kind()
+        model.build((None, 8))
+        model.compile(**{"optimizer": "sgd", "loss": LOGITS, **compiled})
+        return model
+
+    return build
+
+
+def frozen() -> Any:
+    model = dense()()
+    model.layers[0].trainable = False
+    model.compile("sgd", LOGITS)
+    return model
+
+
+def thawed() -> Any:
+    """Fitted with a frozen layer before, which now trains."""
+    model = frozen()
+    model.fit(X[:16], Y[:16], verbose=0, shuffle=False)
+    model.layers[0].trainable = True
+    model.compile("sgd", LOGITS)
+    return model
+
+
+def tagger(**options: Any) -> Callable[[], Any]:
+    """One label per word; zeros are no words, and the loss leaves them out."""
+    return stack(
+        lambda: layers.Embedding(20, 4, mask_zero=True),
+        lambda: layers.LSTM(5, return_sequences=True),
+        lambda: layers.Dense(3, kernel_regularizer="l2"),
+        shape=(6,),
+        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        **options,
+    )
+
+
+def model_cases() -> dict[str, Case]:
+    table = LARGE_TABLE // 4
+    words = _RNG.integers(0, table, (101, 6))
+    # Of another table size, so that the columns share no memory; few words come twice.
+    return {
+        "several inputs and outputs": Case(
+            several, ({"left": X, "right": -X}, {"a": Y, "b": X[:, :1]})
+        ),
+        "subclassed": Case(
+            subclassed(Subclassed), (X, Y), custom_objects={"Subclassed": Subclassed}
+        ),
+        "own train_step": Case(subclassed(OwnStep), (X, Y), custom_objects={"OwnStep": OwnStep}),
+        "frozen layer": Case(frozen, (X, Y)),
+        "frozen before": Case(thawed, (X, Y)),
+        "small embedding": Case(
+            stack(
+                lambda: layers.Embedding(20, 4),
+                layers.GlobalAveragePooling1D,
+                lambda: layers.Dense(3),
+                shape=(6,),
+            ),
+            (WORDS, Y),
+        ),
+        "large embedding": Case(
+            stack(
+                lambda: layers.Embedding(table, 4),
+                layers.Flatten,
+                lambda: layers.Dense(3),
+                shape=(6,),
+                optimizer=lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.5),
+            ),
+            (words, Y),
+            epochs=1,
+        ),
+        "large embedding adam": Case(
+            stack(
+                lambda: layers.Embedding(table, 4),
+                layers.GlobalAveragePooling1D,
+                lambda: layers.Dense(3),
+                shape=(6,),
+                optimizer=lambda: keras.optimizers.Adam(0.01),
+            ),
+            (words, Y),
+            epochs=1,
+            tolerance=1e-5,
+        ),
+        "rnn": Case(
+            stack(lambda: layers.SimpleRNN(5), lambda: layers.Dense(3), shape=(4, 2)),
+            (X.reshape(-1, 4, 2), Y),
+        ),
+        "gru": Case(
+            stack(lambda: layers.GRU(5), lambda: layers.Dense(3), shape=(4, 2)),
+            (X.reshape(-1, 4, 2), Y),
+        ),
+        "lstm": Case(
+            stack(lambda: layers.LSTM(5), lambda: layers.Dense(3), shape=(4, 2)),
+            (X.reshape(-1, 4, 2), Y),
+        ),
+        "mask inside": Case(
+            stack(
+                lambda: layers.Embedding(20, 4, mask_zero=True),
+                lambda: layers.GRU(5),
+                lambda: layers.Dense(3),
+                shape=(6,),
+            ),
+            (WORDS, Y),
+        ),
+        "mask reaches the loss": Case(tagger(), (WORDS, TAGS)),
+        "mask and accumulation": Case(
+            tagger(optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+            (WORDS, TAGS),
+        ),
+        "regularizers": Case(
+            stack(
+                lambda: layers.Dense(
+                    12, activation="tanh", kernel_regularizer="l2", bias_regularizer="l1"
+                ),
+                lambda: layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.1)),
+            ),
+            (X, Y),
+        ),
+        "float64": Case(
+            stack(lambda: layers.Dense(3, dtype="float64"), shape=(8,)), (X, Y), tolerance=1e-9
+        ),
+        # Sums in half precision are rounded in another order.
+        "mixed_bfloat16": Case(
+            stack(
+                lambda: layers.Dense(12, activation="tanh", dtype="mixed_bfloat16"),
+                lambda: layers.Dense(3, dtype="float32"),
+            ),
+            (X, Y),
+            tolerance=1e-3,
+        ),
+        "loss scale": Case(
+            stack(
+                lambda: layers.Dense(12, activation="tanh", dtype="mixed_float16"),
+                lambda: layers.Dense(3, dtype="float32"),
+                optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+                    keras.optimizers.SGD(0.05), initial_scale=256.0
+                ),
+            ),
+            (X, Y),
+            tolerance=1e-3,
+        ),
+    }
+
+
+def loss_cases() -> dict[str, Case]:
+    return {
+        "sample weights": Case(dense(), (X, Y, np.linspace(0, 2, 101))),
+        "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 1, 1: 5, 2: 0.2}}),
+        "sample weights and mask": Case(tagger(), (WORDS, TAGS, np.linspace(0, 2, 101))),
+    }
+
+
+def way_cases() -> dict[str, Case]:
+    """Ways in which a step is run."""
+    momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
+    uneven = [slice(0, 9), slice(9, 9)]
+    own = {"OwnStep": OwnStep}
+    return {
+        "steps_per_execution=2": Case(dense(steps_per_execution=2), (X, Y)),
+        "steps_per_execution=10": Case(dense(optimizer=momentum, steps_per_execution=10), (X, Y)),
+        "run_eagerly": Case(dense(optimizer=momentum, run_eagerly=True), (X, Y)),
+        "jit_compile": Case(dense(optimizer=momentum, jit_compile=True), (X, Y)),
+        "jit_compile, 2 steps": Case(dense(jit_compile=True, steps_per_execution=2), (X, Y)),
+        "jit_compile, clipped adam": Case(
+            dense(
+                optimizer=lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.03),
+                jit_compile=True,
+            ),
+            (X, Y),
+            tolerance=1e-5,
+        ),
+        "jit_compile, accumulation": Case(
+            dense(
+                optimizer=lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=3),
+                jit_compile=True,
+            ),
+            (X, Y),
+        ),
+        "jit_compile, embedding": Case(
+            stack(
+                lambda: layers.Embedding(20, 4),
+                layers.Flatten,
+                lambda: layers.Dense(3),
+                shape=(6,),
+                jit_compile=True,
+            ),
+            (WORDS, Y),
+        ),
+        "jit_compile, own train_step": Case(
+            subclassed(OwnStep, jit_compile=True), (X, Y), custom_objects=own
+        ),
+        "buckets": Case(dense(optimizer=momentum), (X, Y), settings={"bucket_mb": 1e-5}),
+        "buckets, 3 steps": Case(
+            dense(steps_per_execution=3), (X, Y), settings={"bucket_mb": 1e-5}
+        ),
+        "shuffle=global": Case(dense(), (X, Y), settings={"shuffle": "global"}),
+        "shuffle=False": Case(dense(), (X, Y), settings={"shuffle": False}),
+        "one local step": Case(dense(), (X, Y), settings={"local_steps": 1}),
+        # Seven rows in batches of one: three or four steps, one of which has no row on a rank.
+        "empty steps": Case(dense(optimizer=momentum), (X[:7], Y[:7]), batch_size=1),
+        "empty steps, jit": Case(dense(jit_compile=True), (X[:7], Y[:7]), batch_size=1),
+        "empty steps, eager": Case(dense(run_eagerly=True), (X[:7], Y[:7]), batch_size=1),
+        "empty steps, own": Case(
+            subclassed(OwnStep), (X[:7], Y[:7]), batch_size=1, custom_objects=own
+        ),
+        "empty steps, mask": Case(tagger(), (WORDS[:7], TAGS[:7]), batch_size=1),
+        "empty steps, buckets": Case(
+            dense(), (X[:7], Y[:7]), batch_size=1, settings={"bucket_mb": 1e-5}
+        ),
+        "empty steps, accumulation": Case(
+            dense(optimizer=lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=3)),
+            (X[:7], Y[:7]),
+            batch_size=1,
+        ),
+        "empty shard": Case(
+            dense(optimizer=momentum),
+            (X[:9], Y[:9]),
+            batch_size=3,
+            settings={"shuffle": False},
+            shards=uneven,
+        ),
+    }
+
+
+CASES = {**optimizer_cases(), **model_cases(), **loss_cases(), **way_cases()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: Any) -> dict[str, Any]:
+    return train_all(CASES, tmp_path_factory.mktemp("cases"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
+    check_equal(CASES[name], trained[name])

@@ -1,0 +1,159 @@
+"""The flat buffer: layout, weighted means, buckets on a thread, accumulation."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybackend.collective import Alone
+from pybackend.engine.flat import Agreement, FlatExchange, Layout
+from pybackend.engine.sparse import all_combined, combined
+from pybackend.errors import PeerLostError
+
+shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
+
+
+class Pair:
+    """A collective of two ranks of which the other one holds ``factor`` times the same."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, factor: float = 3.0) -> None:
+        self.factor = factor
+        self.sizes: list[int] = []
+
+    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+        self.sizes.append(len(buffer))
+        buffer *= 1 + self.factor
+
+    def all_gather(self, part: Any) -> list[Any]:
+        return [part, part]
+
+
+class Broken(Pair):
+    """A collective whose peer is gone."""
+
+    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+        raise PeerLostError(1, "far", "closed the connection")
+
+
+def exchange(layout: Layout, collective: Any = None, **options: Any) -> FlatExchange:
+    found = collective or Alone()
+    return FlatExchange(found, layout, np.float32, Agreement(), nominal=8.0, **options)
+
+
+@given(shapes, st.sampled_from([1, 100, 300, 1e9]))
+def test_every_gradient_has_a_place_of_its_own(shapes: Any, bucket_bytes: float) -> None:
+    layout = Layout.of(shapes, 4, bucket_bytes)
+    taken = np.zeros(layout.size, int)
+    for shape, span in zip(shapes, layout.spans, strict=True):
+        assert span.stop - span.start == np.prod(shape, dtype=int)
+        assert span.start % 16 == 0  # 64 bytes
+        taken[span] += 1
+    assert taken.max(initial=0) <= 1
+    assert taken[-3:].sum() == 0  # the tail
+    assert sorted(n for bucket in layout.buckets for n in bucket) == list(range(len(shapes)))
+    assert [n for bucket in layout.buckets for n in bucket] == list(range(len(shapes)))[::-1]
+    assert layout.ranges[0].start == 0
+    assert all(a.stop == b.start for a, b in zip(layout.ranges, layout.ranges[1:], strict=False))
+    for part in layout.ranges[:-1]:
+        assert (part.stop - part.start) * 4 >= bucket_bytes
+
+
+def test_means_are_weighted_by_rows() -> None:
+    arrays = [np.array([[1.0, 2.0]], "float32"), np.array(4.0, "float32")]
+    flat = exchange(Layout.of([(1, 2), ()], 4, 1e9), Pair(factor=3.0))
+    means, total = flat.exchange(5.0, 2.0, arrays)
+    # The other rank's weights, gradients and loss sums are three times this one's.
+    assert total == 20.0
+    np.testing.assert_allclose(means[0], arrays[0])
+    assert means[1].shape == ()
+    assert flat.mean_loss == pytest.approx(2.0)
+
+
+def test_results_are_new_memory_aligned_for_tensorflow() -> None:
+    flat = exchange(Layout.of([(3,), (5,)], 4, 1e9))
+    one, _ = flat.exchange(1.0, 0.0, [np.ones(3, "float32"), np.ones(5, "float32")])
+    other, _ = flat.exchange(1.0, 0.0, [np.zeros(3, "float32"), np.zeros(5, "float32")])
+    assert one[0].tolist() == [1, 1, 1]  # TensorFlow may have kept it
+    assert all(array.ctypes.data % 64 == 0 for array in (*one, *other))
+
+
+@pytest.mark.parametrize("turn", [[0, 1], [1, 0]], ids=["in order", "out of order"])
+def test_buckets_travel_in_one_order_however_they_come(turn: list[int]) -> None:
+    peer = Pair()
+    flat = exchange(Layout.of([(20,), (40,), (60,)], 4, 100), peer)
+    arrays = [np.full(n, n, "float32") for n in (20, 40, 60)]
+    assert flat.layout.buckets == ((2,), (1,), (0,))
+    for _ in range(3):
+        peer.sizes.clear()
+        for bucket in [2, *turn]:
+            flat.post(bucket, 1.0, [arrays[n] for n in flat.layout.buckets[bucket]])
+        means, _ = flat.collect(1.0, 0.0)
+        for mean, array in zip(means, arrays, strict=True):
+            np.testing.assert_allclose(mean, array)
+        assert peer.sizes == [64, 48, 32 + 3]
+    flat.close()
+
+
+def test_a_lost_peer_is_told_when_the_buckets_are_collected() -> None:
+    flat = exchange(Layout.of([(20,), (40,)], 4, 100), Broken())
+    flat.post(0, 1.0, [np.ones(40, "float32")])
+    flat.post(1, 1.0, [np.ones(20, "float32")])
+    with pytest.raises(PeerLostError, match="worker 1 on far"):
+        flat.collect(1.0, 0.0)
+    flat.close()
+
+
+def test_no_thread_outlives_the_exchange() -> None:
+    before = threading.active_count()
+    flat = exchange(Layout.of([(20,), (40,)], 4, 100), Pair())
+    thread = next(t for t in threading.enumerate() if t.name == "tfdist-exchange")
+    flat.close()
+    thread.join(timeout=10)
+    assert threading.active_count() == before
+
+
+def test_accumulated_gradients_travel_once() -> None:
+    peer = Pair(factor=1.0)
+    flat = exchange(Layout.of([(4,)], 4, 1e9), peer)
+    steps = [np.full(4, value, "float32") for value in (1.0, 2.0, 6.0)]
+    for number, step in enumerate(steps):
+        means, _ = flat.accumulate(0.5, 0.0, [step], is_due=number == 2)
+        if number < 2:
+            assert peer.sizes == []
+            assert not means[0].any()
+    assert len(peer.sizes) == 1
+    np.testing.assert_allclose(means[0], np.full(4, 9.0))
+
+
+def test_a_wish_to_stop_reaches_all() -> None:
+    agreement = Agreement()
+    flat = FlatExchange(Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=1.0)
+    flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
+    assert not agreement.stop_agreed
+    agreement.stop_asked = True
+    flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
+    assert agreement.stop_agreed
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 3))
+def test_rows_of_one_index_are_added_up(indices: list[int], width: int) -> None:
+    values = np.random.default_rng(0).normal(size=(len(indices), width))
+    found, sums = combined(np.array(indices, np.int64), values)
+    assert found.tolist() == sorted(set(indices))
+    dense = np.zeros((10, width))
+    np.add.at(dense, np.array(indices, np.int64), values)
+    np.testing.assert_allclose(sums, dense[found], atol=1e-12)
+
+
+def test_sparse_sums_hold_only_rows_that_were_touched() -> None:
+    indices, values = np.array([7, 3, 7]), np.array([[1.0], [2.0], [3.0]], "float32")
+    found, sums = all_combined(Pair(), indices, values)
+    assert found.tolist() == [3, 7]
+    assert sums.tolist() == [[4.0], [8.0]]

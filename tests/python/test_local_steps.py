@@ -1,0 +1,100 @@
+"""Local steps: averages of weights, and DiLoCo, against their definition run in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import largest_difference
+from replicas import Case, Trained, check_equal, train_all
+from test_exact_cases import OwnStep, X, Y, dense, subclassed
+
+from pybackend.data.sharding import bounds, deal, order, steps_per_epoch
+
+ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
+DILOCO = {"local_steps": 3, "outer_learning_rate": 0.7, "outer_momentum": 0.9}
+CASES = {
+    "local sgd": Case(dense(), (X, Y), settings={"local_steps": 3}),
+    "diloco": Case(dense(**ADAM), (X, Y), settings=DILOCO, tolerance=1e-5),
+    "longer than an epoch": Case(dense(), (X, Y), settings={"local_steps": 100}),
+    "steps without rows": Case(dense(), (X[:7], Y[:7]), batch_size=1, settings={"local_steps": 2}),
+    "several steps at once": Case(
+        dense(steps_per_execution=3), (X, Y), settings={"local_steps": 2}
+    ),
+    "eager": Case(dense(run_eagerly=True), (X, Y), settings={"local_steps": 2}),
+    "jit_compile": Case(dense(jit_compile=True), (X, Y), settings={"local_steps": 3}),
+    "own train_step": Case(
+        subclassed(OwnStep),
+        (X, Y),
+        settings={"local_steps": 3},
+        custom_objects={"OwnStep": OwnStep},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: Any) -> dict[str, Any]:
+    return train_all(CASES, tmp_path_factory.mktemp("local"))
+
+
+def simulate(case: Case) -> Any:
+    """Two replicas in this process, each on its shard, and the outer step by its definition."""
+    x, y = case.data
+    every = case.settings["local_steps"]
+    rate = case.settings.get("outer_learning_rate", 1.0)
+    momentum = case.settings.get("outer_momentum", 0.0)
+    replicas = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        model = case.build()
+        model.jit_compile, model.run_eagerly, model.steps_per_execution = False, False, 1
+        replicas.append(model)
+    shards = [np.arange(len(x))[deal(len(x), 2, rank)] for rank in range(2)]
+    steps = steps_per_epoch([len(shard) for shard in shards], case.batch_size)
+    values = lambda m: [v.numpy().astype("float64") for v in m.trainable_variables]  # noqa: E731
+    last = values(replicas[0])
+    velocity = [np.zeros_like(value) for value in last]
+    rows_since = np.zeros(2)
+    for epoch in range(case.epochs):
+        for step in range(steps):
+            for rank, model in enumerate(replicas):
+                visits = shards[rank][order(len(shards[rank]), 3, epoch, rank, True)]
+                edges = bounds(len(visits), steps)
+                rows = visits[edges[step] : edges[step + 1]]
+                rows_since[rank] += len(rows)
+                if len(rows):
+                    model.train_on_batch(x[rows], y[rows])
+            if (step + 1) % every and step + 1 < steps:
+                continue
+            share = rows_since / rows_since.sum()
+            found = [values(model) for model in replicas]
+            for place, start in enumerate(last):
+                change = start - sum(share[r] * found[r][place] for r in range(2))
+                velocity[place] = momentum * velocity[place] + change
+                last[place] = start - rate * (change + momentum * velocity[place])
+            for model in replicas:
+                for variable, value in zip(model.trainable_variables, last, strict=True):
+                    variable.assign(value)
+            rows_since[:] = 0
+    return replicas[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_workers_do_what_the_definition_says(name: str, trained: dict[str, Any]) -> None:
+    case, found = CASES[name], trained[name]
+    assert isinstance(found, Trained), found
+    expected = simulate(case)
+    if name == "own train_step":  # what it keeps besides is averaged over the rows of an epoch
+        assert len(set(found.digests)) == 1
+        pairs = zip(expected.trainable_variables, found.model.trainable_variables, strict=True)
+        assert max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs) <= case.tolerance
+        return
+    assert len(set(found.digests)) == 1
+    assert largest_difference(expected, found.model) <= case.tolerance
+
+
+def test_local_steps_differ_from_one_process(trained: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        check_equal(CASES["longer than an epoch"], trained["longer than an epoch"])
