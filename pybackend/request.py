@@ -114,7 +114,7 @@ def model_files(
     if callbacks or custom_objects:
         extras: dict[str, Any] = {
             "callbacks": list(callbacks or []),
-            "custom_objects": dict(custom_objects or {}),
+            "custom_objects": _by_all_names(custom_objects or {}),
         }
         files[EXTRAS] = pickled(
             extras,
@@ -128,6 +128,19 @@ def model_files(
     check_model(model, job)
     trains = job.kind == "train"
     return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+
+
+def _by_all_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the names under which classes are registered here: workers know no registrations."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return dict(custom_objects)
+    registered = {
+        keras.saving.get_registered_name(value): value
+        for value in custom_objects.values()
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    return {**registered, **custom_objects}
 
 
 def source_of(model: Any) -> Literal["file", "function"]:

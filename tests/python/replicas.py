@@ -66,34 +66,51 @@ def train_all(cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
     return {name: _gathered(case, folder / name, name, per_rank) for name, case in cases.items()}
 
 
+class GlobalBatches(keras.utils.PyDataset):
+    """The rows that all workers use together, step by step, as `fit` takes them."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self._case = case
+        self._columns = columns_of(case.data, keras.config.floatx())
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._batches(0))
+
+    def __getitem__(self, step: int) -> Any:
+        rows = self._batches(self._epoch)[step]
+        return structure({key: array[rows] for key, array in self._columns.items()})
+
+    def on_epoch_end(self) -> None:
+        self._epoch += 1
+
+    def _batches(self, epoch: int) -> list[Any]:
+        return global_batches(
+            rows_of(self._columns),
+            WORKERS,
+            self._case.batch_size,
+            seed=3,
+            epoch=epoch,
+            shuffle=self._case.settings.get("shuffle", True),
+        )
+
+
 def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
-    """Train a case in this process on the batches that the workers see together."""
+    """Train a case in this process, by Keras's own fit."""
     keras.utils.set_random_seed(1)
     model = case.build()
     model.jit_compile = False
     model.run_eagerly = False
     model.steps_per_execution = 1
-    columns = columns_of(case.data, keras.config.floatx())
-    weights = case.settings.get("class_weight")
-    history: dict[str, list[Any]] = {}
-    for epoch in range(case.epochs):
-        model.reset_metrics()
-        for rows in global_batches(
-            rows_of(columns),
-            WORKERS,
-            case.batch_size,
-            seed=3,
-            epoch=epoch,
-            shuffle=case.settings.get("shuffle", True),
-        ):
-            batch = structure({key: array[rows] for key, array in columns.items()})
-            x, y, sample_weight = (*batch, None)[:3]
-            model.train_on_batch(x, y, sample_weight=sample_weight, class_weight=weights)
-        for name, value in model.get_metrics_result().items():
-            history.setdefault(name, []).append(np.asarray(value, np.float64))
-    # As at the end of `fit`: a moving average of the weights takes their place.
-    model.optimizer.finalize_variable_values(model.trainable_weights)
-    return model, history
+    fitted = model.fit(
+        GlobalBatches(case),
+        epochs=case.epochs,
+        shuffle=False,
+        class_weight=case.settings.get("class_weight"),
+        verbose=0,
+    )
+    return model, fitted.history
 
 
 def check_equal(case: Case, trained: Any) -> tuple[Any, dict[str, list[Any]]]:

@@ -362,7 +362,49 @@ def way_cases() -> dict[str, Case]:
     }
 
 
-CASES = {**optimizer_cases(), **model_cases(), **loss_cases(), **way_cases()}
+def metric_cases() -> dict[str, Case]:
+    """Every kind of state that Keras's metrics keep."""
+    m = keras.metrics
+    truth = np.eye(3, dtype="float32")[Y]
+    probabilities = stack(
+        lambda: layers.Dense(3, activation="softmax"),
+        loss="categorical_crossentropy",
+        metrics=lambda: [
+            "accuracy",
+            m.AUC(),
+            m.Precision(),
+            m.Recall(),
+            m.F1Score(average=None),
+            m.FBetaScore(),
+            m.TopKCategoricalAccuracy(k=2),
+            m.CosineSimilarity(),
+            m.MeanIoU(3, sparse_y_true=False, sparse_y_pred=False),
+            m.KLDivergence(),
+        ],
+    )
+    binary = stack(
+        lambda: layers.Dense(1, activation="sigmoid"),
+        loss="binary_crossentropy",
+        metrics=lambda: [
+            m.BinaryAccuracy(),
+            m.AUC(curve="PR", name="pr"),
+            m.SensitivityAtSpecificity(0.5),
+            m.TruePositives(),
+            m.FalseNegatives(),
+            m.RootMeanSquaredError(),
+            m.R2Score(),
+            m.MeanAbsoluteError(),
+        ],
+        weighted_metrics=lambda: [m.BinaryAccuracy(name="weighted")],
+    )
+    weights = np.linspace(0, 2, 101)
+    return {
+        "metrics of classes": Case(probabilities, (X, truth)),
+        "metrics of two classes": Case(binary, (X, (Y[:, None] > 0).astype("float32"), weights)),
+    }
+
+
+CASES = {**metric_cases(), **optimizer_cases(), **model_cases(), **loss_cases(), **way_cases()}
 
 
 @pytest.fixture(scope="module")
