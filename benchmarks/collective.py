@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ import pybackend
 from pybackend.collective import Compression, join_mesh
 from pybackend.rendezvous import address_of, listen, new_token
 
-SIZES = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
+Sizes = Mapping[str, tuple[int, int]]
+SIZES: Sizes = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
 """Per column: bytes of a float32 buffer, and how often it is exchanged in a round."""
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians over interleaved rounds and both processes."""
     cases: dict[str, Callable[[], list[dict[str, float]]]] = {
-        "bare sockets, the same bytes": lambda: _pair("sockets"),
-        "tfdist": lambda: _pair("mesh"),
-        "tfdist, bf16 on the wire": lambda: _pair("mesh bf16"),
-        "tfdist, fp16 on the wire": lambda: _pair("mesh fp16"),
+        "bare sockets, the same bytes": lambda: pair("sockets"),
+        "tfdist": lambda: pair("mesh"),
+        "tfdist, bf16 on the wire": lambda: pair("mesh bf16"),
+        "tfdist, fp16 on the wire": lambda: pair("mesh fp16"),
         "TensorFlow's ring": _tensorflow,
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
@@ -54,14 +55,14 @@ def timed(work: Callable[[], Any], times: int) -> float:
     return float(np.median(found)) * 1e3
 
 
-def _pair(what: str) -> list[dict[str, float]]:
+def pair(what: str, sizes: Sizes = SIZES) -> list[dict[str, float]]:
     """Two processes on one machine; the figures of each."""
     servers = [listen("127.0.0.1") for _ in range(2)]
     peers = [address_of(server) for server in servers]
     token = new_token()
     processes = []
     for rank, server in enumerate(servers):
-        order = [what, str(rank), str(server.fileno()), token, *peers]
+        order = [what, json.dumps(sizes), str(rank), str(server.fileno()), token, *peers]
         processes.append(
             subprocess.Popen(
                 [sys.executable, __file__, *order],
@@ -74,7 +75,9 @@ def _pair(what: str) -> list[dict[str, float]]:
     return [json.loads(process.communicate()[0]) for process in processes]
 
 
-def _member(what: str, rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
+def _member(
+    what: str, sizes: Sizes, rank: int, server: socket.socket, token: str, peers: list[str]
+) -> Any:
     if what == "sockets":
         exchange = _socket_exchange(rank, server, peers)
     else:
@@ -86,7 +89,7 @@ def _member(what: str, rank: int, server: socket.socket, token: str, peers: list
             mesh.all_reduce(buffer, codec)
 
     found = {}
-    for column, (size, times) in SIZES.items():
+    for column, (size, times) in sizes.items():
         buffer = np.full(size // 4, 1e-6, np.float32)
         found[column] = timed(lambda buffer=buffer: exchange(buffer), times)  # type: ignore[misc]
     return found
@@ -162,8 +165,9 @@ def _tensorflow_member(context: pybackend.WorkerContext, folder: str) -> dict[st
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        listening = socket.socket(fileno=int(sys.argv[3]))
-        shown = _member(sys.argv[1], int(sys.argv[2]), listening, sys.argv[4], sys.argv[5:])
+        _, exchanged, wanted, number, descriptor, secret, *addresses = sys.argv
+        listening = socket.socket(fileno=int(descriptor))
+        shown = _member(exchanged, json.loads(wanted), int(number), listening, secret, addresses)
         print(json.dumps(shown))
     else:
         print(json.dumps(measure(3), indent=2))

@@ -12,7 +12,10 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import collective
+import large
 import launch
+import single
 import step
 
 HERE = Path(__file__).parent
@@ -32,6 +35,9 @@ def main() -> None:
         },
         "rounds": rounds,
         "step, 2 workers x 1 thread, 64 images each": step.measure(rounds),
+        "all-reduce between 2 processes": collective.measure(rounds),
+        "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds),
+        "step, 1 worker": single.measure(rounds),
         "launch of a no-op, 2 workers, warm": launch.measure(rounds),
     }
     for title, rows in results.items():

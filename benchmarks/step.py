@@ -70,6 +70,7 @@ def stopwatch(base: type, path: str | None = None) -> Any:
                 {
                     "ms": (self.last[1] - self.first[1]) / steps * 1e3,
                     "cpu_ms": (self.last[2] - self.first[2]) / steps * 1e3,
+                    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 }
             )
 
@@ -81,29 +82,26 @@ def stopwatch(base: type, path: str | None = None) -> Any:
     return Stopwatch()
 
 
-def measure_tfdist(steps_per_execution: int = 1) -> list[dict[str, float]]:
-    """`barrier_train` with two workers."""
+def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[dict[str, float]]:
+    """`barrier_train`, timed on every worker."""
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
         pybackend.barrier_train(
             "local",
-            lambda: network(__import__("keras"), steps_per_execution),
-            digits(),
-            workers=WORKERS,
-            epochs=EPOCHS,
-            batch_size=BATCH,
+            build,
+            data,
+            epochs=epochs,
             callbacks=[stopwatch(keras.callbacks.Callback, folder)],
             verbose=0,
+            **options,
         )
-        return [
-            epoch
-            for path in sorted(Path(folder).iterdir())
-            for epoch in json.loads(path.read_text())
-        ]
+        return [e for path in sorted(Path(folder).iterdir()) for e in json.loads(path.read_text())]
 
 
-def measure_alone() -> list[dict[str, float]]:
+def train_apart(
+    build: Any, make_data: Any, batch_size: int, epochs: int = EPOCHS
+) -> list[dict[str, float]]:
     """Two processes that do not communicate, each with plain Keras on its half."""
 
     def work(context: pybackend.WorkerContext) -> Any:
@@ -111,14 +109,34 @@ def measure_alone() -> list[dict[str, float]]:
 
         from pybackend.engine.feed import Feed
 
-        x, y = digits()
-        half = slice(context.rank, ROWS, WORKERS)
-        feed = Feed({"x": x[half], "y": y[half]}, [ROWS // WORKERS], 0, BATCH, shuffle=True)
+        x, y = make_data()
+        half = slice(context.rank, len(x), WORKERS)
+        columns = {"x": x[half], "y": y[half]}
+        feed = Feed(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
+        del x, y
         watch = stopwatch(keras.callbacks.Callback)
-        network(keras).fit(feed.dataset(), epochs=EPOCHS, callbacks=[watch], verbose=0)
+        build().fit(feed.dataset(), epochs=epochs, callbacks=[watch], verbose=0)
         return watch.epochs[1:]
 
-    return _flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
+    return flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
+
+
+def measure_tfdist(
+    steps_per_execution: int = 1, workers: int = WORKERS, **options: Any
+) -> list[dict[str, float]]:
+    """The seed's network by tfdist, with two workers where no other number is given."""
+    return train(
+        lambda: network(__import__("keras"), steps_per_execution),
+        digits(),
+        workers=workers,
+        batch_size=BATCH,
+        **options,
+    )
+
+
+def measure_alone() -> list[dict[str, float]]:
+    """The seed's network in two processes that do not communicate."""
+    return train_apart(lambda: network(__import__("keras")), digits, BATCH)
 
 
 def measure_multi_worker() -> list[dict[str, float]]:
@@ -140,10 +158,11 @@ def measure_multi_worker() -> list[dict[str, float]]:
         model.fit(data.with_options(options), epochs=EPOCHS, callbacks=[watch], verbose=0)
         return watch.epochs[1:]
 
-    return _flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
+    return flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
 
 
-def _flat(per_rank: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+def flat(per_rank: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+    """The epochs of all ranks."""
     return [epoch for epochs in per_rank for epoch in epochs]
 
 
@@ -151,6 +170,7 @@ ENGINES = {
     "two processes, no communication": measure_alone,
     "tfdist": measure_tfdist,
     "tfdist, steps_per_execution=10": lambda: measure_tfdist(10),
+    "tfdist, transport=tf": lambda: measure_tfdist(transport="tf"),
     "tf_keras + MultiWorkerMirroredStrategy": measure_multi_worker,
 }
 

@@ -14,8 +14,6 @@ from pybackend.collective.mesh import Mesh
 
 Array = npt.NDArray[Any]
 
-join_ring = join_mesh
-
 __all__ = ["Alone", "Collective", "Compression", "CostModel", "Mesh", "all_sum", "join_mesh"]
 
 

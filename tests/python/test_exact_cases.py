@@ -181,7 +181,9 @@ def model_cases() -> dict[str, Case]:
     # Of another table size, so that the columns share no memory; few words come twice.
     return {
         "several inputs and outputs": Case(
-            several, ({"left": X, "right": -X}, {"a": Y, "b": X[:, :1]})
+            several,
+            ({"left": X, "right": -X}, {"a": Y, "b": X[:, :1]}),
+            unweighted=["a_loss", "b_loss"],
         ),
         "subclassed": Case(
             subclassed(Subclassed), (X, Y), custom_objects={"Subclassed": Subclassed}
@@ -286,7 +288,7 @@ def loss_cases() -> dict[str, Case]:
     return {
         "sample weights": Case(dense(), (X, Y, np.linspace(0, 2, 101))),
         "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 1, 1: 5, 2: 0.2}}),
-        "sample weights and mask": Case(tagger(), (WORDS, TAGS, np.linspace(0, 2, 101))),
+        "sample weights and mask": Case(tagger(), (WORDS, TAGS, _RNG.uniform(0, 2, (101, 6)))),
     }
 
 
@@ -341,7 +343,11 @@ def way_cases() -> dict[str, Case]:
         "empty steps, jit": Case(dense(jit_compile=True), (X[:7], Y[:7]), batch_size=1),
         "empty steps, eager": Case(dense(run_eagerly=True), (X[:7], Y[:7]), batch_size=1),
         "empty steps, own": Case(
-            subclassed(OwnStep), (X[:7], Y[:7]), batch_size=1, custom_objects=own
+            subclassed(OwnStep),
+            (X[:7], Y[:7]),
+            batch_size=1,
+            custom_objects=own,
+            trainable_only=True,
         ),
         "empty steps, mask": Case(tagger(), (WORDS[:7], TAGS[:7]), batch_size=1),
         "empty steps, buckets": Case(
@@ -371,29 +377,29 @@ def metric_cases() -> dict[str, Case]:
         loss="categorical_crossentropy",
         metrics=lambda: [
             "accuracy",
-            m.AUC(),
-            m.Precision(),
-            m.Recall(),
-            m.F1Score(average=None),
-            m.FBetaScore(),
-            m.TopKCategoricalAccuracy(k=2),
-            m.CosineSimilarity(),
-            m.MeanIoU(3, sparse_y_true=False, sparse_y_pred=False),
-            m.KLDivergence(),
+            m.AUC(name="auc"),
+            m.Precision(name="precision"),
+            m.Recall(name="recall"),
+            m.F1Score(average=None, name="f1"),
+            m.FBetaScore(name="fbeta"),
+            m.TopKCategoricalAccuracy(k=2, name="top"),
+            m.CosineSimilarity(name="cosine"),
+            m.MeanIoU(3, name="iou", sparse_y_true=False, sparse_y_pred=False),
+            m.KLDivergence(name="kl"),
         ],
     )
     binary = stack(
         lambda: layers.Dense(1, activation="sigmoid"),
         loss="binary_crossentropy",
         metrics=lambda: [
-            m.BinaryAccuracy(),
+            m.BinaryAccuracy(name="accuracy"),
             m.AUC(curve="PR", name="pr"),
-            m.SensitivityAtSpecificity(0.5),
-            m.TruePositives(),
-            m.FalseNegatives(),
-            m.RootMeanSquaredError(),
-            m.R2Score(),
-            m.MeanAbsoluteError(),
+            m.SensitivityAtSpecificity(0.5, name="sensitivity"),
+            m.TruePositives(name="tp"),
+            m.FalseNegatives(name="fn"),
+            m.RootMeanSquaredError(name="rmse"),
+            m.R2Score(name="r2"),
+            m.MeanAbsoluteError(name="mae"),
         ],
         weighted_metrics=lambda: [m.BinaryAccuracy(name="weighted")],
     )

@@ -1,0 +1,197 @@
+"""The exchange of gradients: what travels, what is skipped, what is drawn at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense, largest_difference
+from replicas import Case, Trained, train_all
+from test_exact_cases import X, Y, dense, layers, stack
+
+from pybackend import InputError, barrier_train
+from pybackend.collective import Alone
+from pybackend.engine.exchange import GradientExchange, Wire
+from pybackend.engine.feed import Feed
+from pybackend.engine.sparse import LARGE_TABLE
+from pybackend.engine.steps import Position
+
+FLOOD = X.copy()
+FLOOD[1] = 1e30  # of rank 1; its loss is beyond what half precision can hold
+
+
+class Listening(Alone):
+    """A collective of one that notes what passes."""
+
+    def __init__(self) -> None:
+        self.summed: list[int] = []
+        self.gathered: list[tuple[int, ...]] = []
+
+    def all_reduce(self, buffer: Any, codec: Any = None) -> None:
+        self.summed.append(len(buffer))
+
+    def all_gather(self, part: Any) -> list[Any]:
+        self.gathered.append(part.shape)
+        return [part]
+
+
+def listen_to(model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: int = 8) -> Any:
+    """Fit a model for one epoch with an exchange that is listened to."""
+    feed = Feed({"x": x, "y": y}, [len(x)], 0, batch_size)
+    heard = Listening()
+    model.optimizer.build(model.trainable_variables)
+    exchange = GradientExchange(
+        model, heard, Position(feed), Wire(batch_size, bucket_mb * 1e6), feed.may_be_empty
+    )
+    with exchange.installed():
+        exchange.begin_training()
+        exchange.begin_epoch()
+        model.fit(feed.dataset(), verbose=0)
+    return heard
+
+
+def test_a_small_model_travels_in_one_buffer() -> None:
+    assert listen_to(build_dense(), X[:16], Y[:16]).summed == [211, 211]
+
+
+def test_a_large_model_travels_in_buckets() -> None:
+    heard = listen_to(build_dense(), X[:8], Y[:8], bucket_mb=1e-4)
+    # Last layer first: its bias and kernel; then the first layer's, and the tail.
+    assert heard.summed == [64, 16, 131]
+
+
+def test_a_large_table_travels_as_the_rows_that_were_used() -> None:
+    table = LARGE_TABLE // 4
+    model = stack(
+        lambda: layers.Embedding(table, 4), layers.Flatten, lambda: layers.Dense(3), shape=(2,)
+    )()
+    words = np.array([[5, 9], [5, table - 1]])
+    heard = listen_to(model, words, Y[:2], batch_size=2)
+    assert sum(heard.summed) < 100
+    assert heard.gathered == [(3,), (3, 4)]
+
+
+def test_accumulated_gradients_travel_once() -> None:
+    model = dense(optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))()
+    # Seven steps: after three, after six, and what is left at the end of the epoch.
+    assert len(listen_to(model, X[:56], Y[:56]).summed) == 3
+
+
+def test_the_model_is_as_it_was_afterwards() -> None:
+    model = dense(jit_compile=True)()
+    listen_to(model, X[:16], Y[:16])
+    assert "apply" not in vars(model.optimizer)
+    assert "train_step" not in vars(model)
+    assert model.jit_compile is True
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: Any) -> dict[str, Any]:
+    dropping = stack(lambda: layers.Dropout(0.5), lambda: layers.Dense(3))
+    scaled = stack(
+        lambda: layers.Dense(12, activation="relu", dtype="mixed_float16"),
+        lambda: layers.Dense(3, dtype="float32"),
+        optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05), initial_scale=1024.0
+        ),
+    )
+    one = {"shuffle": False}
+    cases = {
+        "dropout": Case(dropping, (X, Y)),
+        "dropout again": Case(dropping, (X, Y)),
+        "overflow": Case(scaled, (FLOOD[:8], Y[:8]), epochs=1, batch_size=4, settings=one),
+        "no overflow": Case(scaled, (X[:8], Y[:8]), epochs=1, batch_size=4, settings=one),
+        "batch normalization": Case(
+            stack(layers.BatchNormalization, lambda: layers.Dense(3)), (X, Y)
+        ),
+    }
+    return train_all(cases, tmp_path_factory.mktemp("exchange"))
+
+
+def found(trained: dict[str, Any], name: str) -> Trained:
+    outcome = trained[name]
+    assert isinstance(outcome, Trained), outcome
+    assert len(set(outcome.digests)) == 1
+    return outcome
+
+
+def test_dropout_repeats_itself_by_the_seed(trained: dict[str, Any]) -> None:
+    one, other = found(trained, "dropout"), found(trained, "dropout again")
+    assert one.digests == other.digests
+
+
+def test_an_overflow_on_one_worker_skips_the_step_on_all(trained: dict[str, Any]) -> None:
+    keras.utils.set_random_seed(1)
+    skipped, stepped = found(trained, "overflow"), found(trained, "no overflow")
+    scale = {
+        name: next(
+            float(v.numpy()) for v in outcome.model.optimizer.variables if v.name == "dynamic_scale"
+        )
+        for name, outcome in {"skipped": skipped, "stepped": stepped}.items()
+    }
+    assert scale == {"skipped": 512.0, "stepped": 1024.0}
+    fresh = stack(
+        lambda: layers.Dense(12, activation="relu", dtype="mixed_float16"),
+        lambda: layers.Dense(3, dtype="float32"),
+    )()
+    assert largest_difference(fresh, skipped.model) == 0
+    assert largest_difference(fresh, stepped.model) > 0
+
+
+def test_moving_statistics_agree(trained: dict[str, Any]) -> None:
+    layer = found(trained, "batch normalization").model.layers[0]
+    assert np.abs(layer.moving_mean.numpy()).max() > 0
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str) -> None:
+    options: Any = {"workers": 2, "epochs": 3, "batch_size": 50, "seed": 1, "verbose": 0}
+    exact = barrier_train(None, dense_model, rows, **options)
+    close = barrier_train(None, dense_model, rows, compression=kind, **options)
+    assert largest_difference(exact.model, close.model) < 0.01
+    assert len({w.weights_sha256 for w in close.workers}) == 1
+
+
+@pytest.mark.parametrize("bucket_mb", [25.0, 1e-5], ids=["one buffer", "buckets"])
+def test_tensorflows_collectives_reach_the_same(
+    rows: Any, dense_model: Any, bucket_mb: float
+) -> None:
+    options: Any = {"workers": 2, "epochs": 2, "batch_size": 36, "seed": 1, "verbose": 0}
+    tcp = barrier_train(None, dense_model, rows, **options)
+    tf = barrier_train(None, dense_model, rows, transport="tf", bucket_mb=bucket_mb, **options)
+    assert largest_difference(tcp.model, tf.model) <= 1e-6
+    assert len({w.weights_sha256 for w in tf.workers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"transport": "mpi"}, "`transport` must be 'tcp' or 'tf', not 'mpi'"),
+        ({"compression": "int8"}, "`compression` must be None, 'fp16' or 'bf16'"),
+        ({"compression": "fp16", "transport": "tf"}, "`compression` needs transport='tcp'"),
+        ({"local_steps": 0}, "`local_steps` must be at least 1"),
+        ({"local_steps": 2, "transport": "tf"}, "`local_steps` needs transport='tcp'"),
+        ({"outer_momentum": 0.9}, "set `local_steps` to 2 or more"),
+        ({"local_steps": 2, "outer_momentum": 1}, "`outer_momentum` must be a number from 0"),
+        ({"local_steps": 2, "outer_learning_rate": 0}, "`outer_learning_rate` must be a positive"),
+        ({"bucket_mb": -1}, "`bucket_mb` must be a positive number"),
+        ({"shuffle": "globally"}, "`shuffle` must be True, False, 'shard' or 'global'"),
+        ({"shuffle": 1}, "`shuffle` must be True, False"),
+        ({"verify_weights": "yes"}, "`verify_weights` must be True or False"),
+        ({"class_weight": [1, 2]}, "`class_weight` must map classes to weights"),
+        ({"class_weight": {"cat": 1}}, "`class_weight` has the class 'cat'"),
+        ({"class_weight": {0: float("nan")}}, "`class_weight` has the weight nan"),
+    ],
+)
+def test_bad_arguments_are_refused_on_the_driver(
+    rows: Any, dense_model: Any, arguments: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        barrier_train(None, dense_model, rows, **arguments)
+
+
+def test_class_weights_exclude_sample_weights(rows: Any, dense_model: Any) -> None:
+    with pytest.raises(InputError, match="exclude each other"):
+        barrier_train(None, dense_model, (*rows, np.ones(500)), class_weight={0: 1, 1: 2, 2: 3})

@@ -1,0 +1,93 @@
+"""Evaluating and predicting over several workers: the figures and the order of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense, spark_session
+
+from pybackend import InputError, barrier_evaluate, barrier_predict
+
+
+def two_outputs() -> Any:
+    left, right = keras.Input((8,), name="left"), keras.Input((8,), name="right")
+    both = keras.layers.Concatenate()([left, right])
+    model = keras.Model(
+        {"left": left, "right": right},
+        {"a": keras.layers.Dense(3, name="a")(both), "b": keras.layers.Dense(1, name="b")(both)},
+    )
+    return model
+
+
+def test_evaluate_gives_the_figures_of_one_process(rows: Any) -> None:
+    x, y = rows[0][:101], (rows[1][:101, None] > 0).astype("float32")
+    weight = np.linspace(0, 2, 101).astype("float32")
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(
+        "sgd",
+        "binary_crossentropy",
+        metrics=[keras.metrics.AUC(name="auc"), keras.metrics.F1Score(name="f1")],
+        weighted_metrics=["accuracy"],
+    )
+    found = barrier_evaluate(None, model, (x, y, weight), workers=3, batch_size=16, verbose=0)
+    expected = model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-6)
+
+
+def test_predictions_come_in_the_order_of_the_rows(rows: Any) -> None:
+    x = rows[0][:101]
+    model = build_dense()
+    found = barrier_predict("local", model, x, workers=3, batch_size=16, verbose=0)
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), atol=1e-6)
+
+
+def test_several_inputs_and_outputs_of_an_uncompiled_model(rows: Any) -> None:
+    x = {"left": rows[0][:2], "right": rows[0][2:4]}  # of three workers, one has no row
+    model = two_outputs()
+    found = barrier_predict(None, model, x, workers=3, verbose=0)
+    expected = model.predict(x, verbose=0)
+    assert set(found) == {"a", "b"}
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6)
+
+
+def test_on_spark(rows: Any, dense_model: Any) -> None:
+    x, y = rows[0][:41], rows[1][:41]
+    with spark_session("local[2]") as session:
+        predicted = barrier_predict(session, dense_model, x, workers=2, verbose=0)
+        np.testing.assert_allclose(predicted, dense_model.predict(x, verbose=0), atol=1e-6)
+        frame = session.createDataFrame(
+            [(row.tolist(), int(c)) for row, c in zip(x, y, strict=True)], ["x", "y"]
+        )
+        found = barrier_evaluate(session, dense_model, frame, label="y", workers=2, verbose=0)
+    expected = dense_model.evaluate(x, y, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": np.ones((4, 5))}, r"shape \(5,\).*shape \(8,\)"),
+        ({"x": np.ones((0, 8))}, "no rows"),
+        ({"x": [["a"]]}, "numbers or booleans"),
+        ({"workers": 0}, "`workers` must be"),
+        ({"batch_size": 1.5}, "`batch_size` must be a whole number"),
+        ({"model": 3}, "`model` must be"),
+        ({"spark": 7}, "`spark` must be"),
+    ],
+)
+def test_bad_arguments_are_refused_on_the_driver(arguments: Any, message: str) -> None:
+    good = {"spark": None, "model": build_dense(), "x": np.ones((4, 8))}
+    with pytest.raises(InputError, match=message):
+        barrier_predict(**{**good, **arguments})
+
+
+def test_a_model_must_be_compiled_to_be_evaluated(rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    with pytest.raises(InputError, match="not compiled"):
+        barrier_evaluate(None, model, rows)
