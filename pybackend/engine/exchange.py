@@ -213,11 +213,16 @@ class GradientExchange:
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense))
             return _listed(tf.numpy_function(step, [weight, loss, *dense, *parts], types))
-        # Tokens tie the buckets to the end of the step; they wait for nothing else, so TensorFlow
-        # hands each over as soon as its gradients are there.
+        # Tokens tie the buckets to the end of the step. They wait for the gradients and, by this
+        # one weight, for the end of the step before: a gradient may depend on the data alone.
+        variables = self._model.trainable_variables
+        weights = next(v for v, kind in zip(variables, self._kinds, strict=True) if kind)
+        begun = tf.reshape(tf.convert_to_tensor(weights), [-1])[:1]
         tokens = [
             tf.numpy_function(
-                partial(self._post, flat, number), [weight, *(dense[n] for n in bucket)], tf.int32
+                partial(self._post, flat, number),
+                [begun, weight, *(dense[n] for n in bucket)],
+                tf.int32,
             )
             for number, bucket in enumerate(buckets)
         ]
@@ -234,11 +239,15 @@ class GradientExchange:
                 Layout.of(shapes, dtype.size, limit),
                 dtype.as_numpy_dtype,
                 self.agreement,
-                nominal=self._wire.nominal_rows,
+                nominal=self._nominal,
                 compression=self._wire.compression,
             )
             self._flats[key] = flat
         return self._flats[key]
+
+    def _nominal(self) -> float:
+        # Of masked steps nobody knows the total before.
+        return float(self._wire.nominal_rows if self._masked else self._position.total_rows)
 
     def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
         with self._remembering_errors():
@@ -251,7 +260,7 @@ class GradientExchange:
                 means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
             return self._finished(flat, means, arrays[dense:], weight, total)
 
-    def _post(self, flat: FlatExchange, bucket: int, weight: Any, *arrays: Any) -> Any:
+    def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self._remembering_errors():
             flat.post(bucket, weight, arrays)
             return np.int32(bucket)

@@ -7,6 +7,7 @@ behind the gradients, and the sum is divided by their total.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,8 +97,9 @@ class FlatExchange:
     dtype
         Of the buffer: float32, or float64 where any gradient is.
     nominal
-        About the total weight of a global batch. Divided out before the sum, so that the numbers
-        on the wire have the size of the mean gradient.
+        Returns what the total weight of this step's global batch will be, or about so, the same on
+        all workers. It is divided out before the sum: what travels has the size of a mean gradient,
+        and is one where the total turns out to be just that.
     compression
         ``"fp16"`` or ``"bf16"`` on the wire, or None.
     """
@@ -109,7 +111,7 @@ class FlatExchange:
         dtype: Any,
         agreement: Agreement,
         *,
-        nominal: float,
+        nominal: Callable[[], float],
         compression: Literal["fp16", "bf16"] | None = None,
     ) -> None:
         self.layout = layout
@@ -122,6 +124,7 @@ class FlatExchange:
         several = len(layout.buckets) > 1
         self._pipeline = Pipeline(len(layout.buckets), self._sum) if several else None
         self._pending: Array | None = None
+        self._buffers = Buffers(layout.size, self._dtype)
         self.mean_loss = 0.0
         """Of the global batch at the last step."""
 
@@ -135,16 +138,9 @@ class FlatExchange:
         loss
             This worker's mean loss, to be averaged in the same way.
         """
-        flat = self.empty()
-        self.fill(flat, weight, arrays)
-        return self.exchange_filled(flat, weight, loss)
-
-    def exchange_filled(self, flat: Array, weight: Any, loss: Any) -> Means:
-        """As `exchange`, for a buffer that `fill` has written."""
-        self._fill_tail(flat, weight, loss)
-        for bucket in range(len(self.layout.buckets)):
-            self._sum(flat, bucket)
-        return self._mean(flat)
+        flat = self._buffers.take()
+        self._fill_all(flat, weight / self._nominal(), arrays)
+        return self._exchange_filled(flat, weight, loss, self._nominal())
 
     def accumulate(self, share: float, loss: Any, arrays: Sequence[Array], is_due: bool) -> Means:
         """Add up the gradients of several steps here, and send their sum when it is due.
@@ -157,8 +153,8 @@ class FlatExchange:
         share
             This worker's part of the rows of the step's global batch, from 0 to 1.
         """
-        flat = self.empty()
-        self.fill(flat, share, arrays)
+        flat = self._buffers.take()
+        self._fill_all(flat, share, arrays)
         if self._pending is not None:
             flat[:-_TAIL] += self._pending[:-_TAIL]
         if not is_due:
@@ -166,13 +162,14 @@ class FlatExchange:
             return [np.zeros(shape, flat.dtype) for shape in self.layout.shapes], 1.0
         self._pending = None
         # The shares of all workers add up to one, so what is summed is a mean already.
-        return self.exchange_filled(flat, 1 / self._collective.world_size, loss)
+        return self._exchange_filled(flat, 1 / self._collective.world_size, loss, 1.0)
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
         """Hand over one bucket, which travels while the next is computed."""
         pipeline = self._pipeline
         assert pipeline is not None
-        self._fill(pipeline.buffer(self.empty), bucket, weight, arrays)
+        flat = pipeline.buffer(self._buffers.take)
+        self._fill(flat, bucket, weight / self._nominal(), arrays)
         if bucket < len(self.layout.buckets) - 1:
             pipeline.ready(bucket)
 
@@ -180,9 +177,9 @@ class FlatExchange:
         """The means, once all buckets were posted; as `exchange`."""
         pipeline = self._pipeline
         assert pipeline is not None
-        self._fill_tail(pipeline.buffer(self.empty), weight, loss)
+        self._fill_tail(pipeline.buffer(self._buffers.take), weight, loss)
         pipeline.ready(len(self.layout.buckets) - 1)
-        return self._mean(pipeline.finish())
+        return self._mean(pipeline.finish(), self._nominal())
 
     def close(self) -> None:
         """End the thread that sends buckets, where there is one."""
@@ -190,29 +187,20 @@ class FlatExchange:
             self._pipeline.close()
             self._pipeline = None
 
-    def empty(self) -> Array:
-        """A new buffer: the last one may belong to TensorFlow, which keeps what it is given."""
-        spare = _ALIGNMENT // self._dtype.itemsize
-        raw = np.empty(self.layout.size + spare, self._dtype)
-        skip = -raw.ctypes.data % _ALIGNMENT // self._dtype.itemsize
-        return raw[skip : skip + self.layout.size]
+    def _exchange_filled(self, flat: Array, weight: Any, loss: Any, nominal: float) -> Means:
+        self._fill_tail(flat, weight, loss)
+        for bucket in range(len(self.layout.buckets)):
+            self._sum(flat, bucket)
+        return self._mean(flat, nominal)
 
-    def views(self, flat: Array) -> list[Array]:
-        """The gradients in a buffer, in their shapes."""
-        return [
-            flat[span].reshape(shape)
-            for span, shape in zip(self.layout.spans, self.layout.shapes, strict=True)
-        ]
-
-    def fill(self, flat: Array, weight: Any, arrays: Sequence[Array]) -> None:
-        """Write all arrays, weighted, into a buffer."""
+    def _fill_all(self, flat: Array, factor: float, arrays: Sequence[Array]) -> None:
         for bucket, members in enumerate(self.layout.buckets):
-            self._fill(flat, bucket, weight, [arrays[number] for number in members])
+            self._fill(flat, bucket, factor, [arrays[number] for number in members])
 
-    def _fill(self, flat: Array, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
-        factor = self._dtype.type(weight / self._nominal)
+    def _fill(self, flat: Array, bucket: int, factor: float, arrays: Sequence[Array]) -> None:
         for number, array in zip(self.layout.buckets[bucket], arrays, strict=True):
-            np.multiply(array.reshape(-1), factor, out=flat[self.layout.spans[number]])
+            part = flat[self.layout.spans[number]]
+            np.multiply(array.reshape(-1), self._dtype.type(factor), out=part)
 
     def _fill_tail(self, flat: Array, weight: Any, loss: Any) -> None:
         flat[-_TAIL:] = (weight, self._agreement.stop_asked, weight * loss)
@@ -226,12 +214,46 @@ class FlatExchange:
             part = slice(part.start, part.stop - _TAIL)
         self._collective.all_reduce(flat[part], codec)
 
-    def _mean(self, flat: Array) -> Means:
+    def _mean(self, flat: Array, nominal: float) -> Means:
         total, stop, loss = (float(value) for value in flat[-_TAIL:])
-        flat *= self._dtype.type(self._nominal / total)
+        if total != nominal:
+            flat *= self._dtype.type(nominal / total)
         self._agreement.stop_agreed |= stop > 0
         self.mean_loss = loss / total
-        return self.views(flat), total
+        places = zip(self.layout.spans, self.layout.shapes, strict=True)
+        return [flat[span].reshape(shape) for span, shape in places], total
+
+
+class Buffers:
+    """Memory for the flat buffer of each step, aligned so that TensorFlow takes it over as it is.
+
+    TensorFlow may keep what it is given, even as the value of a variable: a buffer is used again
+    only when nobody else holds it. New memory at every step would be cleared by the system first.
+    """
+
+    def __init__(self, size: int, dtype: Any) -> None:
+        self._size = size
+        self._dtype = dtype
+        self._spare = _ALIGNMENT // dtype.itemsize
+        self._made: list[Array] = []
+        self._unused = 0
+
+    def take(self) -> Array:
+        """A buffer of any content; zeros where no gradient lies."""
+        for place in range(len(self._made)):
+            if self._holders(place) == self._unused:
+                return self._aligned(self._made[place])
+        self._made.append(np.zeros(self._size + self._spare, self._dtype))
+        self._unused = self._holders(-1)
+        return self._aligned(self._made[-1])
+
+    def _holders(self, place: int) -> int:
+        """References to a buffer: views of it, and a fixed number of our own."""
+        return sys.getrefcount(self._made[place])
+
+    def _aligned(self, raw: Array) -> Array:
+        skip = -raw.ctypes.data % _ALIGNMENT // self._dtype.itemsize
+        return raw[skip : skip + self._size]
 
 
 class Pipeline:

@@ -108,7 +108,7 @@ class LocalSteps:
             layout,
             wide,
             self.agreement,
-            nominal=float(nominal_rows * every),
+            nominal=lambda: float(nominal_rows * every),
             compression=compression,
         )
         self._outer = OuterOptimizer(exchange, learning_rate, momentum)

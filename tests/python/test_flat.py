@@ -44,7 +44,7 @@ class Broken(Pair):
 
 def exchange(layout: Layout, collective: Any = None, **options: Any) -> FlatExchange:
     found = collective or Alone()
-    return FlatExchange(found, layout, np.float32, Agreement(), nominal=8.0, **options)
+    return FlatExchange(found, layout, np.float32, Agreement(), nominal=lambda: 8.0, **options)
 
 
 @given(shapes, st.sampled_from([1, 100, 300, 1e9]))
@@ -76,12 +76,21 @@ def test_means_are_weighted_by_rows() -> None:
     assert flat.mean_loss == pytest.approx(2.0)
 
 
-def test_results_are_new_memory_aligned_for_tensorflow() -> None:
+def test_memory_is_used_again_only_when_nobody_holds_it() -> None:
     flat = exchange(Layout.of([(3,), (5,)], 4, 1e9))
-    one, _ = flat.exchange(1.0, 0.0, [np.ones(3, "float32"), np.ones(5, "float32")])
-    other, _ = flat.exchange(1.0, 0.0, [np.zeros(3, "float32"), np.zeros(5, "float32")])
-    assert one[0].tolist() == [1, 1, 1]  # TensorFlow may have kept it
-    assert all(array.ctypes.data % 64 == 0 for array in (*one, *other))
+    ones, zeros = ([np.full(n, value, "float32") for n in (3, 5)] for value in (1, 0))
+    kept, _ = flat.exchange(1.0, 0.0, ones)
+    others, _ = flat.exchange(1.0, 0.0, zeros)
+    assert kept[0].tolist() == [1, 1, 1]  # TensorFlow may have kept it
+    assert all(array.ctypes.data % 64 == 0 for array in (*kept, *others))
+    part = kept[1][:1]
+    place = kept[0].ctypes.data
+    del kept
+    again, _ = flat.exchange(1.0, 0.0, zeros)
+    assert part.tolist() == [1]  # one view of it is enough
+    assert again[0].ctypes.data != place
+    del part
+    assert flat.exchange(1.0, 0.0, zeros)[0][0].ctypes.data == place
 
 
 @pytest.mark.parametrize("turn", [[0, 1], [1, 0]], ids=["in order", "out of order"])
@@ -134,7 +143,9 @@ def test_accumulated_gradients_travel_once() -> None:
 
 def test_a_wish_to_stop_reaches_all() -> None:
     agreement = Agreement()
-    flat = FlatExchange(Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=1.0)
+    flat = FlatExchange(
+        Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=lambda: 1.0
+    )
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
     assert not agreement.stop_agreed
     agreement.stop_asked = True
