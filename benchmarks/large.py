@@ -51,7 +51,9 @@ def measure_exchange() -> list[dict[str, float]]:
 CASES: dict[str, Callable[[], list[dict[str, float]]]] = {
     "compute: no communication": lambda: step.train_apart(network, rows, BATCH, EPOCHS),
     "communication: all-reduce alone": measure_exchange,
-    "tfdist, overlapping (25 MB buckets)": lambda: measure_tfdist(25),
+    "tfdist, buckets of 5 MB": lambda: measure_tfdist(5),
+    "tfdist, buckets of 25 MB (default)": lambda: measure_tfdist(25),
+    "tfdist, buckets of 60 MB": lambda: measure_tfdist(60),
     "tfdist, one buffer after the backward pass": lambda: measure_tfdist(float("inf")),
 }
 

@@ -9,7 +9,7 @@ as in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.masks import ValidCount, masks_reach_the_loss
 from pybackend.engine.sparse import LARGE_TABLE, all_combined
 from pybackend.engine.split import SplitStep
-from pybackend.engine.steps import Position, StepOrSkip, rows_in
+from pybackend.engine.steps import Position, StepOrSkip, replaced, rows_in, uncompiled
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Wire:
     nominal_rows: int
     bucket_bytes: float
     compression: Literal["fp16", "bf16"] | None = None
+
+
+Kinds = list[str | None]
+"""Per gradient ``"dense"``, ``"sparse"`` or None where there is none."""
 
 
 class GradientExchange:
@@ -68,10 +72,15 @@ class GradientExchange:
         self._masked = masks_reach_the_loss(model)
         self._valid = ValidCount() if self._masked else None
         self._rows: Any = None
-        self._kinds: list[str | None] = []
+        self._kinds: Kinds = []
+        # Of the step being traced: its calls of apply, and the last of its exchanges.
+        self._applied: list[tuple[Kinds, Any]] = []
+        self._previous: list[Any] = []
         self._flats: dict[Any, FlatExchange] = {}
         # Where masks decide the weights, no worker knows a step's total without asking.
-        exchanges_all = self._masked or graph is not None
+        # A train_step of the user's own may call apply as often as it likes.
+        is_plain = type(model).train_step.__module__.startswith("keras.")
+        exchanges_all = self._masked or graph is not None or not is_plain
         self._micro_steps = 1 if exchanges_all else accumulation_steps(model.optimizer)
         self._calls = 0
         self._loss_sum = 0.0
@@ -85,32 +94,27 @@ class GradientExchange:
     def installed(self) -> Iterator[None]:
         """Exchange gradients while the context lasts; the model is as it was afterwards."""
         model, optimizer = self._model, self._model.optimizer
-        train_step, apply, compiled = model.train_step, optimizer.apply, model.jit_compile
-        if self._valid is not None:
-            model.compute_loss = self._valid.watching(model.compute_loss)
-        if compiled:
-            # XLA compiles what lies before and after the exchange, but not the exchange.
-            model.jit_compile = False
-            model.train_step = SplitStep(model, train_step, apply, self)
-        else:
-            optimizer.apply = self._averaging(apply)
-            model.train_step = self._counting(train_step, apply)
-        # A model that was fitted before keeps the function traced then, without the exchange.
-        model.make_train_function(force=True)
-        try:
-            yield
-        finally:
-            for holder, name in (
-                (optimizer, "apply"),
-                (model, "train_step"),
-                (model, "compute_loss"),
-            ):
-                vars(holder).pop(name, None)
-            if compiled:
-                model.jit_compile = compiled
+        train_step, apply = model.train_step, optimizer.apply
+        with ExitStack() as stack:
+            if self._valid is not None:
+                watched = self._valid.watching(model.compute_loss)
+                stack.enter_context(replaced(model, "compute_loss", watched))
+            if model.jit_compile:
+                # XLA compiles what lies before and after the exchange, but not the exchange.
+                stack.enter_context(uncompiled(model))
+                step: Any = SplitStep(model, train_step, apply, self)
+            else:
+                stack.enter_context(replaced(optimizer, "apply", self._averaging(apply)))
+                step = self._counting(train_step, apply)
+            stack.enter_context(replaced(model, "train_step", step))
+            # A model that was fitted before keeps the function traced then, without the exchange.
             model.make_train_function(force=True)
-            for flat in self._flats.values():
-                flat.close()
+            try:
+                yield
+            finally:
+                for flat in self._flats.values():
+                    flat.close()
+        model.make_train_function(force=True)
 
     def begin_training(self) -> None:
         """Read how far the optimizer is: a callback may have restored it."""
@@ -134,26 +138,32 @@ class GradientExchange:
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
             self._rows = rows_in(data)
+            self._applied, self._previous = [], []
             return train_step(data)
 
         def skip() -> None:
-            variables = self._model.trainable_variables
-            apply(self.averaged(self.zeros(), 0.0, 0.0), variables)
+            # As often as a step with rows applies gradients, and to the same variables.
+            self._previous = []
+            applied: list[tuple[Kinds | None, Any]] = [*self._applied]
+            for kinds, variables in applied or [(None, None)]:
+                apply(self.averaged(self.zeros(kinds, variables), 0.0, 0.0), variables)
 
         if not self._may_be_empty:
             return counting_train_step
         return StepOrSkip(self._model, counting_train_step, skip)
 
-    def zeros(self) -> list[Any]:
+    def zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Gradients of a step without rows, of the kinds that the others have."""
-        variables = self._model.trainable_variables
-        kinds = self._kinds or ["dense"] * len(variables)
+        variables = variables or self._model.trainable_variables
+        kinds = kinds or self._kinds or ["dense"] * len(variables)
         return [_zero(v, kind) for v, kind in zip(variables, kinds, strict=True)]
 
     def _averaging(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             weight, loss = self.weight_and_loss(self._rows)
-            return apply(self.averaged(list(grads), weight, loss), trainable_variables)
+            means = self.averaged(list(grads), weight, loss)
+            self._applied.append((self._kinds, trainable_variables))
+            return apply(means, trainable_variables)
 
         return averaging_apply
 
@@ -169,7 +179,7 @@ class GradientExchange:
         Parameters
         ----------
         gradients
-            Tensors, ``IndexedSlices`` and None, one per trainable variable.
+            Tensors, ``IndexedSlices`` and None.
         weight, loss
             Scalars: what each gradient is the mean over, and this worker's mean loss.
         """
@@ -182,9 +192,11 @@ class GradientExchange:
         # Half precision cannot hold a sum weighted by rows: it is exchanged as float32.
         wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
         parts = [part for n in sparse for part in (gradients[n].indices, gradients[n].values)]
-        means = self._means(
-            [tf.cast(t, wide) for t in tensors], parts, tf.cast(weight, wide), tf.cast(loss, wide)
-        )
+        wide_tensors = [tf.cast(tensor, wide) for tensor in tensors]
+        # A step that applies twice exchanges twice, in one order on all workers.
+        with tf.control_dependencies(self._previous):
+            means = self._means(wide_tensors, parts, tf.cast(weight, wide), tf.cast(loss, wide))
+        self._previous = [] if tf.executing_eagerly() else means[:1]
         result = list(gradients)
         for n, tensor, mean in zip(dense, tensors, means, strict=False):
             mean.set_shape(tensor.shape)
@@ -212,12 +224,10 @@ class GradientExchange:
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense))
-            return _listed(tf.numpy_function(step, [weight, loss, *dense, *parts], types))
+            return list(tf.numpy_function(step, [weight, loss, *dense, *parts], types))
         # Tokens tie the buckets to the end of the step. They wait for the gradients and, by this
         # one weight, for the end of the step before: a gradient may depend on the data alone.
-        variables = self._model.trainable_variables
-        weights = next(v for v, kind in zip(variables, self._kinds, strict=True) if kind)
-        begun = tf.reshape(tf.convert_to_tensor(weights), [-1])[:1]
+        begun = tf.reshape(tf.convert_to_tensor(self._model.trainable_variables[0]), [-1])[:1]
         tokens = [
             tf.numpy_function(
                 partial(self._post, flat, number),
@@ -227,7 +237,7 @@ class GradientExchange:
             for number, bucket in enumerate(buckets)
         ]
         collect = partial(self._collect, flat, len(tokens))
-        return _listed(tf.numpy_function(collect, [weight, loss, *tokens, *parts], types))
+        return list(tf.numpy_function(collect, [weight, loss, *tokens, *parts], types))
 
     def _flat(self, shapes: list[tuple[int, ...]], dtype: Any) -> FlatExchange:
         key = (tuple(shapes), dtype.name)
@@ -322,7 +332,3 @@ def _zero(variable: Any, kind: str | None) -> Any:
     return tf.IndexedSlices(
         tf.zeros([0, *shape[1:]], dtype), tf.zeros([0], tf.int64), tf.constant(shape)
     )
-
-
-def _listed(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.engine.flat import Agreement, FlatExchange, Layout
-from pybackend.engine.steps import StepOrSkip, rows_in
+from pybackend.engine.steps import StepOrSkip, replaced, rows_in, uncompiled
 
 Array = npt.NDArray[Any]
 
@@ -122,21 +122,15 @@ class LocalSteps:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Average weights while the context lasts; the model is as it was afterwards."""
-        model, compiled = self._model, self._model.jit_compile
+        model = self._model
         train_step = model.train_step
-        if compiled:
+        if model.jit_compile:
             # The average stands outside what XLA compiles.
-            model.jit_compile = False
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
-        model.train_step = self._counting(train_step)
-        model.make_train_function(force=True)
-        try:
-            yield
-        finally:
-            del model.train_step
-            if compiled:
-                model.jit_compile = compiled
+        with uncompiled(model), replaced(model, "train_step", self._counting(train_step)):
             model.make_train_function(force=True)
+            yield
+        model.make_train_function(force=True)
 
     def begin_training(self) -> None:
         """Take the weights that all workers share as the point to start from."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
+
+_ABSENT = object()
 
 
 class Position:
@@ -32,12 +35,38 @@ class Position:
     @property
     def total_rows(self) -> int:
         """Rows of the global batch at this step."""
-        return int(self._feed.total_rows[self.step])
+        # A train_step that exchanges twice is beyond the end before the epoch is.
+        return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 
     @property
     def is_last(self) -> bool:
         """Whether the epoch ends with this step."""
         return self.step == self._feed.steps - 1
+
+
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Give one object an attribute of its own for a while."""
+    kept = vars(holder).get(name, _ABSENT)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        if kept is _ABSENT:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, kept)
+
+
+@contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """Switch a model's ``jit_compile`` off for a while."""
+    compiled = model.jit_compile
+    model.jit_compile = False
+    try:
+        yield
+    finally:
+        model.jit_compile = compiled
 
 
 def rows_in(data: Any) -> Any:

@@ -118,6 +118,8 @@ class EpochSync(keras.callbacks.Callback):
         self._told = False
         self._began = 0.0
         self._steps = 0
+        self.steps_done = 0
+        """Steps of all epochs so far."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._feed.epoch = epoch
@@ -134,6 +136,7 @@ class EpochSync(keras.callbacks.Callback):
         if not self._told and self._collective.world_size > 1:
             self._tell_about_metrics()
         self._coupling.end_epoch()
+        self.steps_done += self._steps
         rows = self._feed.rows_at(self._steps - 1)
         agreed = over_all_rows(self.model, logs, self._collective, rows)
         if self._coupling.mean_loss is not None and "loss" in agreed:

@@ -103,13 +103,13 @@ def train(
         rows = shaped_for(read_columns(folder / "validation"), model)
         held_out = HeldOut(rows, counts["validation"], job.batch_size)
     began = time.monotonic()
-    history = _fit(model, collective, feed, held_out, callbacks, job, emit)
+    history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
     digest = _write_model(model, kind, folder) if kind is not None else None
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
-        steps=feed.steps * max(map(len, history.values()), default=0),
+        steps=steps,
         seconds=seconds,
         weights_sha256=weights_digest(model),
         model_sha256=digest,
@@ -124,14 +124,16 @@ def _fit(
     callbacks: list[Any],
     job: Job,
     emit: Callable[[dict[str, Any]], object],
-) -> dict[str, list[Any]]:
+) -> tuple[dict[str, list[Any]], int]:
+    """History and steps taken."""
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
     if job.class_weight is not None:
         options["class_weight"] = dict(job.class_weight)
     if collective.world_size == 1:
         sync = EpochSync(collective, Uncoupled(), feed, held_out, emit, job.epochs)
         # The feed shuffles; Keras is not asked to.
-        return dict(model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options).history)
+        fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
+        return dict(fitted.history), sync.steps_done
     _share_state(model, collective, emit)
     coupling = _coupling(model, collective, feed, job, emit)
     own = callbacks_for(collective.rank, callbacks)
@@ -145,7 +147,7 @@ def _fit(
             fitted = model.fit(feed.dataset(), callbacks=[sync, *own, last], **options)
     except tf.errors.OpError as error:
         raise coupling.error or error from None
-    return dict(fitted.history)
+    return dict(fitted.history), sync.steps_done
 
 
 def _share_state(

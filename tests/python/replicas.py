@@ -100,6 +100,17 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
     ]
 
 
+def chosen(cases: Mapping[str, Case], request: Any) -> dict[str, Case]:
+    """The cases that the tests of this run ask for by their parameter ``name``."""
+    specs = [
+        getattr(item, "callspec", None)
+        for item in request.session.items
+        if item.module is request.module
+    ]
+    names = {spec.params.get("name") for spec in specs if spec is not None}
+    return {name: case for name, case in cases.items() if name in names}
+
+
 def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
     """Train a case in this process, by Keras's own fit."""
     keras.utils.set_random_seed(1)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal, train_all
+from replicas import Case, check_equal, chosen, train_all
 
 from pybackend.engine.sparse import LARGE_TABLE
 
@@ -137,11 +137,29 @@ class OwnStep(Subclassed):
         return {"loss": self._loss_tracker.result()}
 
 
+@keras.saving.register_keras_serializable("tests")
+class TwoUpdates(Subclassed):
+    """Applies its gradients in two parts, which do not depend on each other."""
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        self.optimizer.apply(gradients[:2], self.trainable_variables[:2])
+        self.optimizer.apply(gradients[2:], self.trainable_variables[2:])
+        return {"loss": self._loss_tracker.result()}
+
+
 def subclassed(kind: type, **compiled: Any) -> Callable[[], Any]:
     def build() -> Any:
         model = kind()
         model.build((None, 8))
         model.compile(**{"optimizer": "sgd", "loss": LOGITS, **compiled})
+        model.optimizer.build(model.trainable_variables)
         return model
 
     return build
@@ -189,6 +207,21 @@ def model_cases() -> dict[str, Case]:
             subclassed(Subclassed), (X, Y), custom_objects={"Subclassed": Subclassed}
         ),
         "own train_step": Case(subclassed(OwnStep), (X, Y), custom_objects={"OwnStep": OwnStep}),
+        "two updates a step": Case(
+            subclassed(TwoUpdates), (X, Y), custom_objects={"TwoUpdates": TwoUpdates}
+        ),
+        "two updates, buckets, empty steps": Case(
+            subclassed(TwoUpdates, steps_per_execution=2),
+            (X[:7], Y[:7]),
+            batch_size=1,
+            settings={"bucket_mb": 1e-5},
+            custom_objects={"TwoUpdates": TwoUpdates},
+        ),
+        "two updates, eager": Case(
+            subclassed(TwoUpdates, run_eagerly=True),
+            (X, Y),
+            custom_objects={"TwoUpdates": TwoUpdates},
+        ),
         "frozen layer": Case(frozen, (X, Y)),
         "frozen before": Case(thawed, (X, Y)),
         "small embedding": Case(
@@ -414,8 +447,8 @@ CASES = {**metric_cases(), **optimizer_cases(), **model_cases(), **loss_cases(),
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(CASES, tmp_path_factory.mktemp("cases"))
+def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
+    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)
