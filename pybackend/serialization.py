@@ -10,11 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
 import json
 import logging
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pybackend.errors import InputError, SerializationError
+from pybackend.hdf5 import (
+    drop_optimizer_state,
+    keras_version,
+    refuse_endless,
+    take_optimizer_state,
+    write_compile_settings,
+)
 
 Format = Literal["h5", "keras"]
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -71,9 +75,9 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
                 f"Keras cannot write the model {model.name!r} as .{format}: {error}"
             ) from error
         if path.suffix == ".h5":
-            _write_compile_settings(path, model, include_optimizer)
+            write_compile_settings(path, model, include_optimizer)
         elif not include_optimizer:
-            _drop_optimizer_state(path)
+            drop_optimizer_state(path)
         return path.read_bytes()
 
 
@@ -120,10 +124,10 @@ def model_from_bytes(
         path = Path(folder) / f"model{suffix}"
         path.write_bytes(data)
         if sha256 is None and suffix == ".h5":
-            _refuse_endless(path)
+            refuse_endless(path)
         _refuse_foreign(path)
         try:
-            state = _take_optimizer_state(path) if path.suffix == ".h5" else []
+            state = take_optimizer_state(path) if path.suffix == ".h5" else []
             model = keras.saving.load_model(
                 path,
                 custom_objects=dict(custom_objects or {}),
@@ -251,35 +255,6 @@ def _recognize(data: bytes) -> str:
     )
 
 
-# Reads what Keras will read, all names and attributes.
-_TRIAL = """
-import sys, h5py
-with h5py.File(sys.argv[1], "r") as file:
-    dict(file.attrs)
-    file.visititems(lambda name, item: dict(item.attrs) and None)
-"""
-_TRIAL_SECONDS = 20.0
-
-
-def _refuse_endless(path: Path) -> None:
-    """Refuse a damaged HDF5 file in which the HDF5 library would loop for ever.
-
-    Another process tries it, as nothing else can end such a loop. Not needed where a digest has
-    shown the file to be intact; other damage is found by the reading itself.
-    """
-    try:
-        subprocess.run(
-            [sys.executable, "-c", _TRIAL, str(path)],
-            capture_output=True,
-            timeout=_TRIAL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SerializationError(
-            f"the model file is corrupted: reading it did not end within {_TRIAL_SECONDS:g} s"
-        ) from error
-
-
 def _refuse_foreign(path: Path) -> None:
     """Refuse damaged files and those of Keras 2 before Keras reads them."""
     try:
@@ -292,7 +267,7 @@ def _refuse_foreign(path: Path) -> None:
                     )
                 version = str(json.loads(archive.read("metadata.json"))["keras_version"])
         else:
-            version = _keras_version_of_hdf5(path)
+            version = keras_version(path)
     except SerializationError:
         raise
     except Exception as error:  # what zipfile, zlib and h5py make of damage is without end
@@ -302,96 +277,6 @@ def _refuse_foreign(path: Path) -> None:
             f"the file was written by Keras {version or '(unknown)'}, not Keras 3. Load it with "
             "the package that wrote it, and save it again with Keras 3, if you trust it"
         )
-
-
-def _keras_version_of_hdf5(path: Path) -> str:
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        if "model_config" not in file.attrs:
-            raise SerializationError(
-                "the HDF5 file holds no model: expected one written by `model_to_base64` "
-                "or `model.save`, with its architecture, not weights alone"
-            )
-        version = file.attrs.get("keras_version", "")
-        return version.decode() if isinstance(version, bytes) else str(version)
-
-
-# Keras 3 restores an optimizer from its own HDF5 group with no variables to update: the next
-# `fit` fails with "Unknown variable". So the state lives in a group of ours, and Keras's is
-# removed before Keras sees it (a loaded model then starts with a fresh optimizer).
-_STATE = "tfdist_optimizer_state"
-
-
-def _write_compile_settings(path: Path, model: Any, include_optimizer: bool) -> None:
-    import h5py
-
-    if not model.compiled:
-        return
-    settings = dict(model.get_compile_config() or {})
-    optimizer = settings.pop("optimizer", None)
-    if optimizer is None:
-        return
-    settings["optimizer_config"] = optimizer
-    settings["loss"] = _by_full_name(settings.get("loss"))
-    with h5py.File(path, "r+") as file:
-        file.attrs["training_config"] = json.dumps(settings).encode()
-        if include_optimizer and model.optimizer.built:
-            group = file.create_group(_STATE)
-            for index, variable in enumerate(model.optimizer.variables):
-                group.create_dataset(str(index), data=variable.numpy())
-
-
-def _by_full_name(loss: Any) -> Any:
-    """A compile setting of losses without short names: Keras cannot read "mse" from HDF5."""
-    import keras
-
-    if isinstance(loss, str):
-        try:
-            return keras.losses.serialize(keras.losses.get(loss))
-        except ValueError as error:
-            raise SerializationError(
-                f"Keras cannot read the loss {loss!r} back from HDF5: use format='keras', or "
-                "compile the model with a loss object, e.g. keras.losses.MeanSquaredError()"
-            ) from error
-    if isinstance(loss, dict) and "class_name" not in loss:
-        return {name: _by_full_name(item) for name, item in loss.items()}
-    if isinstance(loss, (list, tuple)):
-        return [_by_full_name(item) for item in loss]
-    return loss
-
-
-def _take_optimizer_state(path: Path) -> list[Any]:
-    import h5py
-
-    with h5py.File(path, "r+") as file:
-        group = file.get(_STATE, {})
-        state = [group[str(index)][()] for index in range(len(group))]
-        for name in ("optimizer_weights", _STATE):
-            if name in file:
-                del file[name]
-        return state
-
-
-def _drop_optimizer_state(path: Path) -> None:
-    import h5py
-
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    weights = io.BytesIO(members["model.weights.h5"])
-    with h5py.File(weights, "r+") as file:
-        if "optimizer" not in file:
-            return
-        # A loss-scaling optimizer has another one inside.
-        stored: list[str] = []
-        file["optimizer"].visit(stored.append)
-        for name in stored:
-            if name.rpartition("/")[0].endswith("vars"):
-                del file["optimizer"][name]
-    members["model.weights.h5"] = weights.getvalue()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
 
 
 @contextmanager

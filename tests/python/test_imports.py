@@ -19,7 +19,7 @@ ROOT = Path(pybackend.__file__).parent
 LAYERS = [
     ["errors"],
     ["cluster", "context", "job", "result", "values"],
-    ["code", "collective", "data", "events", "rendezvous", "serialization"],
+    ["code", "collective", "data", "events", "hdf5", "rendezvous", "serialization"],
     ["engine", "worker"],
     ["launchers", "progress"],
     ["api", "request", "scoring"],

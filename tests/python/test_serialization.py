@@ -563,8 +563,8 @@ def test_a_file_without_a_version_is_refused(model: Any) -> None:
 def test_a_file_in_which_hdf5_loops_for_ever_is_given_up(monkeypatch: Any) -> None:
     from pathlib import Path
 
-    from pybackend import serialization
+    from pybackend import hdf5, serialization
 
-    monkeypatch.setattr(serialization, "_TRIAL_SECONDS", 3.0)
+    monkeypatch.setattr(hdf5, "_TRIAL_SECONDS", 3.0)
     with pytest.raises(SerializationError, match="did not end within 3 s"):
         serialization.load_model(Path(__file__).with_name("files") / "endless.h5")
