@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pybackend
-from pybackend import barrier_run, barrier_train, train_mnist
+from pybackend import barrier_evaluate, barrier_predict, barrier_run, barrier_train, train_mnist
 
 X = np.zeros((20, 3), "float32")
 Y = np.arange(20)
@@ -76,6 +76,55 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "data fewer than workers": (
         train(data=(X[:2], Y[:2]), workers=3),
         "`data` has 2 rows, fewer than workers=3",
+    ),
+    "transport unknown": (train(transport="mpi"), "`transport` must be 'tcp' or 'tf', not 'mpi'"),
+    "compression unknown": (
+        train(compression="int8"),
+        "`compression` must be None, 'fp16' or 'bf16', not 'int8'",
+    ),
+    "compression of TensorFlow's": (
+        train(compression="fp16", transport="tf"),
+        "`compression` needs transport='tcp'",
+    ),
+    "local_steps zero": (train(local_steps=0), "`local_steps` must be at least 1"),
+    "local_steps of TensorFlow's": (
+        train(local_steps=2, transport="tf"),
+        "`local_steps` needs transport='tcp'",
+    ),
+    "outer_momentum alone": (train(outer_momentum=0.9), "set `local_steps` to 2 or more"),
+    "outer_momentum one": (
+        train(local_steps=2, outer_momentum=1),
+        "`outer_momentum` must be a number from 0 to below 1",
+    ),
+    "outer_learning_rate zero": (
+        train(local_steps=2, outer_learning_rate=0),
+        "`outer_learning_rate` must be a positive number",
+    ),
+    "bucket_mb negative": (train(bucket_mb=-1), "`bucket_mb` must be a positive number"),
+    "shuffle unknown": (
+        train(shuffle="globally"),
+        "`shuffle` must be True, False, 'shard' or 'global'",
+    ),
+    "verify_weights text": (train(verify_weights="yes"), "`verify_weights` must be True or False"),
+    "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
+    "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
+    "class_weight NaN": (
+        train(class_weight={0: float("nan")}),
+        "`class_weight` has the weight nan",
+    ),
+    "class_weight beside sample weights": (
+        train(data=(X, Y, np.ones(20)), class_weight={0: 1}),
+        "`class_weight` and sample weights exclude each other",
+    ),
+    "evaluate workers": (
+        lambda: barrier_evaluate(None, build, (X, Y), workers=0),
+        "`workers` must be at least 1",
+    ),
+    "evaluate data": (lambda: barrier_evaluate(None, build, X), "`data`"),
+    "predict x": (lambda: barrier_predict(None, build, X[:0]), "`x` has no rows"),
+    "predict batch_size": (
+        lambda: barrier_predict(None, build, X, batch_size=0.5),
+        "`batch_size` must be a whole number",
     ),
     "workers zero": (train(workers=0), "`workers`"),
     "workers negative": (train(workers=-1), "`workers`"),

@@ -11,7 +11,7 @@ from conftest import build_dense, largest_difference
 from replicas import Case, Trained, train_all
 from test_exact_cases import X, Y, dense, layers, stack
 
-from pybackend import InputError, barrier_train
+from pybackend import barrier_train
 from pybackend.collective import Alone
 from pybackend.engine.exchange import GradientExchange, Wire
 from pybackend.engine.feed import Feed
@@ -156,35 +156,3 @@ def test_tensorflows_collectives_reach_the_same(
     tf = barrier_train(None, dense_model, rows, transport="tf", bucket_mb=bucket_mb, **options)
     assert largest_difference(tcp.model, tf.model) <= 1e-6
     assert len({w.weights_sha256 for w in tf.workers}) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"transport": "mpi"}, "`transport` must be 'tcp' or 'tf', not 'mpi'"),
-        ({"compression": "int8"}, "`compression` must be None, 'fp16' or 'bf16'"),
-        ({"compression": "fp16", "transport": "tf"}, "`compression` needs transport='tcp'"),
-        ({"local_steps": 0}, "`local_steps` must be at least 1"),
-        ({"local_steps": 2, "transport": "tf"}, "`local_steps` needs transport='tcp'"),
-        ({"outer_momentum": 0.9}, "set `local_steps` to 2 or more"),
-        ({"local_steps": 2, "outer_momentum": 1}, "`outer_momentum` must be a number from 0"),
-        ({"local_steps": 2, "outer_learning_rate": 0}, "`outer_learning_rate` must be a positive"),
-        ({"bucket_mb": -1}, "`bucket_mb` must be a positive number"),
-        ({"shuffle": "globally"}, "`shuffle` must be True, False, 'shard' or 'global'"),
-        ({"shuffle": 1}, "`shuffle` must be True, False"),
-        ({"verify_weights": "yes"}, "`verify_weights` must be True or False"),
-        ({"class_weight": [1, 2]}, "`class_weight` must map classes to weights"),
-        ({"class_weight": {"cat": 1}}, "`class_weight` has the class 'cat'"),
-        ({"class_weight": {0: float("nan")}}, "`class_weight` has the weight nan"),
-    ],
-)
-def test_bad_arguments_are_refused_on_the_driver(
-    rows: Any, dense_model: Any, arguments: Any, message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        barrier_train(None, dense_model, rows, **arguments)
-
-
-def test_class_weights_exclude_sample_weights(rows: Any, dense_model: Any) -> None:
-    with pytest.raises(InputError, match="exclude each other"):
-        barrier_train(None, dense_model, (*rows, np.ones(500)), class_weight={0: 1, 1: 2, 2: 3})
