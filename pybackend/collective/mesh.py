@@ -29,7 +29,7 @@ class Mesh:
     Parameters
     ----------
     links
-        A link for each rank in `wiring.neighbours`.
+        A link for each rank in `neighbours`.
     rank, world_size
         This rank, and how many there are.
     timeout

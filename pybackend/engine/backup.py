@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.sync import broadcast_state
@@ -18,7 +18,7 @@ def epoch_to_resume(callbacks: Sequence[Any], collective: Collective) -> int:
     epoch = 0
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore) and collective.rank == 0:
-            epoch = _saved_epoch(Path(callback.backup_dir))
+            epoch = _saved_epoch(str(callback.backup_dir))
     return int(all_sum(collective, [epoch])[0])
 
 
@@ -33,8 +33,10 @@ class ShareRestored(keras.callbacks.Callback):
         broadcast_state(self.model, self._collective)
 
 
-def _saved_epoch(folder: Path) -> int:
-    try:
-        return int(json.loads((folder / "training_metadata.json").read_text())["epoch"])
-    except (OSError, ValueError, KeyError):
+def _saved_epoch(folder: str) -> int:
+    """What the callback itself reads: nothing where there is no backup yet."""
+    path = f"{folder}/training_metadata.json"
+    if not tf.io.gfile.exists(path):
         return 0
+    with tf.io.gfile.GFile(path) as file:
+        return int(json.loads(file.read())["epoch"])

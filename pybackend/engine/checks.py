@@ -5,12 +5,15 @@ Each is refused by name before training starts: a wrong result would look like a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from pybackend.engine.masks import all_layers, check_masks, masks_reach_the_loss
+from pybackend.engine.layers import all_layers, flat
+from pybackend.engine.masks import check_masks, masks_reach_the_loss
 from pybackend.errors import InputError
 from pybackend.job import Job
 
@@ -48,7 +51,7 @@ def check_model(model: Any, job: Job) -> None:
         )
     if job.workers == 1 or job.kind != "train":
         return
-    _check_optimizers(model)
+    _check_optimizers(model, job)
     if job.local_steps == 1:
         _check_losses(model)
         check_masks(model)
@@ -70,23 +73,40 @@ def callbacks_for(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     return [c for c in callbacks if rank == 0 or not isinstance(c, _RANK_0_ONLY)]
 
 
-def check_loss_of_rows(model: Any, rows: tuple[Any, ...]) -> None:
-    """Refuse a loss of the user's own that gives one number for a whole batch.
+def check_loss_of_rows(model: Any, rows: Sequence[Any]) -> None:
+    """Refuse a loss that is no mean over rows: only such a one can be averaged over workers.
 
-    Keras takes such a number as it is, so it may be a sum as well as a mean: only a loss per row
-    can be averaged over workers. ``rows`` are two rows (x, y) of the training data.
+    A mean over two rows is the mean of what each gives by itself. Sums are not, nor are losses
+    that compare the rows of a batch, wherever they come from: the loss, `add_loss`, a regularizer
+    of activities, a `compute_loss` of the user's own.
+
+    Parameters
+    ----------
+    rows
+        Two data sets (x, y) or (x, y, sample_weight) of one row each.
     """
-    loss = model.loss
-    fn = loss.call if isinstance(loss, keras.losses.Loss) else loss
-    if not callable(fn) or str(getattr(fn, "__module__", "")).startswith("keras."):
-        return
-    value = fn(keras.ops.convert_to_tensor(rows[1]), model(rows[0]))
-    if len(value.shape) == 0:
-        name = getattr(loss, "name", None) or getattr(loss, "__name__", "loss")
+    both = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *rows)
+    apart = [_loss_of(model, *row) for row in rows]
+    together = _loss_of(model, *both)
+    expected = sum(apart) / len(apart)
+    # Half precision rounds at the third digit.
+    is_half = any("16" in str(layer.compute_dtype) for layer in all_layers(model))
+    bound = (0.01 if is_half else 1e-4) * max(abs(together), abs(expected), 1e-3)
+    if abs(together - expected) > bound:
         raise InputError(
-            f"the loss {name!r} returns one number for a batch; return one per row, so that it "
-            "can be averaged over the rows of all workers (for a mean, leave out the axis 0)"
+            f"the loss of two rows is {together:.6g}, but {apart[0]:.6g} and {apart[1]:.6g} for "
+            "each by itself: it is no mean over the rows of a batch, so it cannot be averaged over "
+            "workers. Return one value per row from a loss (leave out the axis 0), and give "
+            "`add_loss` a mean"
         )
+
+
+def _loss_of(model: Any, x: Any, y: Any, sample_weight: Any = None) -> float:
+    y_pred = model(x, training=False)
+    given = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
+    if "training" in inspect.signature(model.compute_loss).parameters:
+        given["training"] = False
+    return float(model.compute_loss(**given))
 
 
 def unsummed_metrics(model: Any) -> list[str]:
@@ -99,7 +119,19 @@ def unsummed_metrics(model: Any) -> list[str]:
     ]
 
 
-def _check_optimizers(model: Any) -> None:
+def _check_optimizers(model: Any, job: Job) -> None:
+    optimizer = model.optimizer
+    if not type(optimizer).apply_gradients.__module__.startswith("keras."):
+        raise InputError(
+            f"the optimizer {type(optimizer).__name__} has an apply_gradients of its own, which "
+            "would see one worker's gradients: override `update_step` instead"
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if job.local_steps > 1 and inner.use_ema:
+        raise InputError(
+            "`local_steps` and an optimizer with use_ema=True exclude each other: the moving "
+            "averages would be each worker's own"
+        )
     # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
     others = [
         name
@@ -107,7 +139,7 @@ def _check_optimizers(model: Any) -> None:
         for name, value in vars(part).items()
         if any(
             isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer
-            for leaf in _flat(value)
+            for leaf in flat(value)
         )
     ]
     if others:
@@ -118,7 +150,12 @@ def _check_optimizers(model: Any) -> None:
 
 
 def _check_losses(model: Any) -> None:
-    for loss in _flat(model.loss):
+    for loss in flat(model.loss):
+        if isinstance(loss, keras.losses.Circle):
+            raise InputError(
+                "the loss Circle compares the rows of a batch with each other, of which a worker "
+                "sees only its own"
+            )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in _MEANS:
             name = getattr(loss, "name", type(loss).__name__)
@@ -141,11 +178,3 @@ def _check_layers(model: Any) -> None:
                 "worker's own rows: use synchronized=False (its moving statistics are averaged "
                 "over the workers after each epoch)"
             )
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return [leaf for item in value.values() for leaf in _flat(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _flat(item)]
-    return [] if value is None else [value]

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import Columns, rows_of
+from pybackend.data.arrays import Columns, rows_of, structure
 from pybackend.data.spool import read_columns
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.load import load
@@ -32,6 +33,7 @@ class HeldOut:
 
     def __init__(self, columns: Columns, counts: Sequence[int], batch_size: int) -> None:
         self._counts = np.array(counts)
+        self._columns = columns
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
         self._data = own_rows(columns, batch_size) if rows_of(columns) else None
 
@@ -39,9 +41,19 @@ class HeldOut:
         """Loss and metrics over all workers' rows; the same on every rank."""
         model.reset_metrics()
         logs = {}
-        if self._data is not None:
+        if self._data is None:
+            build_metrics(model, self._columns)
+        else:
             logs = model.evaluate(self._data, verbose=0, return_dict=True)
         return over_all_rows(model, logs, collective, self._counts)
+
+
+def build_metrics(model: Any, columns: Columns) -> None:
+    """Have Keras create the metrics' variables, as a first step with rows would."""
+    row = {key: np.zeros((1, *array.shape[1:]), array.dtype) for key, array in columns.items()}
+    x, y, weight = (*structure(row), None)[:3]
+    model.test_on_batch(x, y, sample_weight=weight)
+    model.reset_metrics()
 
 
 def own_rows(columns: Columns, batch_size: int) -> Any:
@@ -67,5 +79,11 @@ def score(
     if job.kind == "evaluate":
         found = HeldOut(columns, counts["train"], job.batch_size).evaluate(model, collective)
     elif rows_of(columns):
-        found = encode_value(model.predict(own_rows(columns, job.batch_size), verbose=0))
+        outputs = model.predict(own_rows(columns, job.batch_size), verbose=0)
+        found = encode_value(keras.tree.map_structure(_plain_numbers, outputs))
     return found, time.monotonic() - began
+
+
+def _plain_numbers(array: Any) -> Any:
+    """NumPy has no bfloat16 of its own; float32 holds its values."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

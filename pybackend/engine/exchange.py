@@ -21,9 +21,9 @@ from pybackend.collective import Collective
 from pybackend.engine.flat import Agreement, FlatExchange, Layout
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.masks import ValidCount, masks_reach_the_loss
-from pybackend.engine.sparse import LARGE_TABLE, all_combined
+from pybackend.engine.sparse import all_slices
 from pybackend.engine.split import SplitStep
-from pybackend.engine.steps import Position, StepOrSkip, replaced, rows_in, uncompiled
+from pybackend.engine.steps import Position, StepOrSkip, is_plain, replaced, rows_in, uncompiled
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class GradientExchange:
         self._flats: dict[Any, FlatExchange] = {}
         # Where masks decide the weights, no worker knows a step's total without asking.
         # A train_step of the user's own may call apply as often as it likes.
-        is_plain = type(model).train_step.__module__.startswith("keras.")
-        exchanges_all = self._masked or graph is not None or not is_plain
+        exchanges_all = self._masked or graph is not None or not is_plain(model)
         self._micro_steps = 1 if exchanges_all else accumulation_steps(model.optimizer)
         self._calls = 0
         self._loss_sum = 0.0
@@ -146,7 +145,8 @@ class GradientExchange:
             self._previous = []
             applied: list[tuple[Kinds | None, Any]] = [*self._applied]
             for kinds, variables in applied or [(None, None)]:
-                apply(self.averaged(self.zeros(kinds, variables), 0.0, 0.0), variables)
+                zeros = self.zeros(kinds, variables)
+                apply(self.averaged(zeros, 0.0, 0.0, variables), variables)
 
         if not self._may_be_empty:
             return counting_train_step
@@ -161,7 +161,7 @@ class GradientExchange:
     def _averaging(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             weight, loss = self.weight_and_loss(self._rows)
-            means = self.averaged(list(grads), weight, loss)
+            means = self.averaged(list(grads), weight, loss, trainable_variables)
             self._applied.append((self._kinds, trainable_variables))
             return apply(means, trainable_variables)
 
@@ -173,13 +173,17 @@ class GradientExchange:
             return tf.cast(rows, tf.float32), tf.constant(0.0)
         return self._valid.weight(rows), self._valid.loss
 
-    def averaged(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]:
+    def averaged(
+        self, gradients: list[Any], weight: Any, loss: Any, variables: Any = None
+    ) -> list[Any]:
         """Mean gradients over the global batch; the same on every worker.
 
         Parameters
         ----------
         gradients
             Tensors, ``IndexedSlices`` and None.
+        variables
+            What they are the gradients of; None for all trainable variables.
         weight, loss
             Scalars: what each gradient is the mean over, and this worker's mean loss.
         """
@@ -188,14 +192,23 @@ class GradientExchange:
         sparse = [n for n, kind in enumerate(self._kinds) if kind == "sparse"]
         if not dense and not sparse:
             return gradients
-        tensors = [tf.convert_to_tensor(gradients[n]) for n in dense]
+        variables = list(variables or self._model.trainable_variables)
+        # TensorFlow does not know the shape of every gradient, of a Dense on sequences for one.
+        tensors = [
+            tf.ensure_shape(tf.convert_to_tensor(gradients[n]), variables[n].shape) for n in dense
+        ]
         # Half precision cannot hold a sum weighted by rows: it is exchanged as float32.
         wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
-        parts = [part for n in sparse for part in (gradients[n].indices, gradients[n].values)]
+        # Of one type on all workers, also where there are no rows.
+        slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
+        parts = [part for pair in slices for part in pair]
         wide_tensors = [tf.cast(tensor, wide) for tensor in tensors]
         # A step that applies twice exchanges twice, in one order on all workers.
         with tf.control_dependencies(self._previous):
-            means = self._means(wide_tensors, parts, tf.cast(weight, wide), tf.cast(loss, wide))
+            smallest = min((variables[n] for n in [*dense, *sparse]), key=_size)
+            means = self._means(
+                wide_tensors, parts, tf.cast(weight, wide), tf.cast(loss, wide), smallest
+            )
         self._previous = [] if tf.executing_eagerly() else means[:1]
         result = list(gradients)
         for n, tensor, mean in zip(dense, tensors, means, strict=False):
@@ -204,8 +217,9 @@ class GradientExchange:
         for place, n in enumerate(sparse):
             indices, values = means[len(dense) + 2 * place :][:2]
             indices.set_shape([None])
-            values.set_shape([None, *gradients[n].values.shape[1:]])
-            result[n] = tf.IndexedSlices(values, indices, gradients[n].dense_shape)
+            shape = list(variables[n].shape)
+            values.set_shape([None, *shape[1:]])
+            result[n] = tf.IndexedSlices(values, indices, tf.constant(shape, tf.int64))
         return result
 
     def _kind(self, gradient: Any) -> str | None:
@@ -213,10 +227,11 @@ class GradientExchange:
             return None
         # What is accumulated, or summed by TensorFlow, is dense.
         adds_up = self._micro_steps > 1 or self._graph is not None
-        is_sparse = isinstance(gradient, tf.IndexedSlices) and not adds_up
-        return "sparse" if is_sparse and _is_large(gradient) else "dense"
+        return "sparse" if isinstance(gradient, tf.IndexedSlices) and not adds_up else "dense"
 
-    def _means(self, dense: list[Any], parts: list[Any], weight: Any, loss: Any) -> list[Any]:
+    def _means(
+        self, dense: list[Any], parts: list[Any], weight: Any, loss: Any, smallest: Any
+    ) -> list[Any]:
         if self._graph is not None:
             return self._graph.means(dense, weight)
         flat = self._flat([tuple(t.shape) for t in dense], weight.dtype)
@@ -225,9 +240,10 @@ class GradientExchange:
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense))
             return list(tf.numpy_function(step, [weight, loss, *dense, *parts], types))
-        # Tokens tie the buckets to the end of the step. They wait for the gradients and, by this
-        # one weight, for the end of the step before: a gradient may depend on the data alone.
-        begun = tf.reshape(tf.convert_to_tensor(self._model.trainable_variables[0]), [-1])[:1]
+        # Tokens tie the buckets to the end of the step. They wait for the gradients and, by a
+        # weight that is updated, for the end of the step before: a gradient may depend on the
+        # data alone.
+        begun = tf.reshape(tf.convert_to_tensor(smallest), [-1])[:1]
         tokens = [
             tf.numpy_function(
                 partial(self._post, flat, number),
@@ -287,7 +303,7 @@ class GradientExchange:
         factor = weight / total
         for indices, values in zip(parts[::2], parts[1::2], strict=True):
             scaled = (values * factor).astype(values.dtype)
-            means = [*means, *all_combined(self._collective, indices, scaled)]
+            means = [*means, *all_slices(self._collective, indices, scaled)]
         rows = self._position.total_rows
         self._loss_sum += flat.mean_loss * rows
         self._rows_sum += rows
@@ -318,17 +334,15 @@ def _steps_counted(optimizer: Any) -> int:
     return next(int(v.numpy()) for v in optimizer.variables if v.name == "iteration")
 
 
-def _is_large(gradient: Any) -> bool:
-    shape = tf.get_static_value(gradient.dense_shape)
-    return shape is not None and int(np.prod(shape, dtype=np.int64)) >= LARGE_TABLE
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64))
 
 
 def _zero(variable: Any, kind: str | None) -> Any:
     if kind is None:
         return None
-    shape, dtype = variable.shape, variable.dtype
+    shape, dtype = list(variable.shape), variable.dtype
     if kind == "dense":
         return tf.zeros(shape, dtype)
-    return tf.IndexedSlices(
-        tf.zeros([0, *shape[1:]], dtype), tf.zeros([0], tf.int64), tf.constant(shape)
-    )
+    rows = tf.zeros([0, *shape[1:]], dtype)
+    return tf.IndexedSlices(rows, tf.zeros([0], tf.int64), tf.constant(shape, tf.int64))

@@ -5,12 +5,14 @@ A worker's mean then weighs as much as the number of valid steps in its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from pybackend.engine.layers import all_layers
 from pybackend.errors import InputError
 
 # So small that it changes no sum of counts, but a batch that is masked whole has a mean, too.
@@ -38,63 +40,64 @@ class ValidCount:
 
     def watching(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
         """``compute_loss`` of a model, watched."""
+        signature = inspect.signature(compute_loss)
 
-        def watched(
-            x: Any = None,
-            y: Any = None,
-            y_pred: Any = None,
-            sample_weight: Any = None,
-            training: bool = True,
-        ) -> Any:
-            if isinstance(y_pred, (dict, list, tuple)):
+        def watched(*args: Any, **options: Any) -> Any:
+            given = signature.bind(*args, **options).arguments
+            if isinstance(given.get("y_pred"), (dict, list, tuple)) and len(given["y_pred"]) > 1:
                 raise InputError(
                     "the model masks time steps and has several outputs: use one output, or "
                     "sample weights in place of the mask"
                 )
-            loss = compute_loss(x, y, y_pred, sample_weight, training)
-            self._valid = self._count(y, y_pred)
-            self.loss = loss
-            return loss
+            self.loss = compute_loss(*args, **options)
+            self._valid = self._count(given.get("y"), given.get("y_pred"))
+            return self.loss
 
+        # Keras looks whether there is a parameter `training`.
+        watched.__signature__ = signature  # type: ignore[attr-defined]
         return watched
 
     def weight(self, rows: Any) -> Any:
         """What this worker's gradients weigh in the step that is being traced."""
-        return self._valid + _NEXT_TO_NOTHING * tf.cast(rows, self._valid.dtype)
+        rows = tf.cast(rows, tf.float32)
+        if self._valid is None:  # a train_step of the user's own that computes its loss itself
+            return rows
+        return tf.cast(self._valid, tf.float32) + _NEXT_TO_NOTHING * rows
 
 
 def masks_reach_the_loss(model: Any) -> bool:
     """Whether a mask may leave time steps out of the loss."""
-    masking = any(
-        isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
-        for layer in all_layers(model)
-    )
-    return masking and _keeps_time_axis(model)
+    return any(map(_masks, all_layers(model))) and _keeps_time_axis(model)
+
+
+def _masks(layer: Any) -> bool:
+    is_own = not type(layer).compute_mask.__module__.startswith("keras.")
+    return is_own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
 
 
 def check_masks(model: Any) -> None:
-    """Refuse masks in a model with several losses, of which each would need weights of its own.
+    """Refuse masks beside other losses or means, of which each would need weights of its own.
 
     Raises
     ------
     InputError
-        Names the model.
+        Names the model or the layer.
     """
+    if not masks_reach_the_loss(model):
+        return
     outputs = _outputs(model)
-    if masks_reach_the_loss(model) and outputs is not None and len(outputs) > 1:
+    if outputs is not None and len(outputs) > 1:
         raise InputError(
             f"the model {model.name!r} masks time steps and has {len(outputs)} outputs: each loss "
             "would be a mean over another number of steps. Use one output, or sample weights in "
             "place of the mask"
         )
-
-
-def all_layers(model: Any) -> Iterable[Any]:
-    """Layers of a model and of the models inside it."""
-    for layer in model.layers:
-        yield layer
-        if hasattr(layer, "layers"):
-            yield from all_layers(layer)
+    for layer in all_layers(model):
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise InputError(
+                f"layer {layer.name!r} has an activity regularizer, a mean over rows, in a model "
+                "whose masks make the loss a mean over time steps: use one without the other"
+            )
 
 
 def _keeps_time_axis(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sums gradients of large embedding tables over the workers without making them dense."""
+"""Gradients of embeddings over the workers: the rows that their batches touched, never a table."""
 
 from __future__ import annotations
 
@@ -11,33 +11,20 @@ from pybackend.collective import Collective
 
 Array = npt.NDArray[Any]
 
-# A table of fewer elements travels dense, with the other gradients: that is cheaper.
-LARGE_TABLE = 1 << 20
 
+def all_slices(collective: Collective, indices: Array, values: Array) -> tuple[Array, Array]:
+    """All workers' rows one after the other, in the order of the ranks.
 
-def combined(indices: Array, values: Array) -> tuple[Array, Array]:
-    """Add up the rows of ``values`` that share an index; indices come back sorted.
+    Rows of one index are not added up: Keras's optimizers take each by itself (a square in Adam, a
+    norm in clipping), so that is what equals a single process.
 
     Parameters
     ----------
     indices
-        Shape (n,), whole numbers.
+        Shape (n,), whole numbers; n differs between the workers.
     values
         Shape (n, ...).
     """
-    if not len(indices):
-        return indices, values
-    order = np.argsort(indices, kind="stable")
-    ordered = indices[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    return ordered[starts], np.add.reduceat(values[order], starts, axis=0)
-
-
-def all_combined(collective: Collective, indices: Array, values: Array) -> tuple[Array, Array]:
-    """The sum over all workers, as sorted indices and rows; the same bits on each.
-
-    Each worker sends only the rows that its own batch has touched.
-    """
-    own = combined(indices, values)
-    everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in own]
-    return combined(*(np.concatenate(parts) for parts in everyone))
+    everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in (indices, values)]
+    all_indices, all_values = (np.concatenate(parts) for parts in everyone)
+    return all_indices, all_values

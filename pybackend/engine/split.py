@@ -73,9 +73,7 @@ class SplitStep:
             del optimizer.apply
         self._present = [gradient is not None for gradient in caught]
         weight, loss = self._exchange.weight_and_loss(rows_in(data))
-        # XLA needs shapes that are known before: sparse gradients become dense.
-        dense = [tf.convert_to_tensor(gradient) for gradient in caught if gradient is not None]
-        return dense, weight, loss, logs
+        return [gradient for gradient in caught if gradient is not None], weight, loss, logs
 
     def _applied(self, means: list[Any]) -> None:
         variables = self._model.trainable_variables

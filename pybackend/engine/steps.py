@@ -69,6 +69,11 @@ def uncompiled(model: Any) -> Iterator[None]:
         model.jit_compile = compiled
 
 
+def is_plain(model: Any) -> bool:
+    """Whether a model trains by Keras's own ``train_step``."""
+    return str(type(model).train_step.__module__).startswith("keras.")
+
+
 def rows_in(data: Any) -> Any:
     """Number of rows of a batch, as a scalar int32 tensor."""
     return tf.shape(tf.nest.flatten(data)[0])[0]

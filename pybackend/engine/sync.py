@@ -122,6 +122,12 @@ class EpochSync(keras.callbacks.Callback):
         """Steps of all epochs so far."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
+        if epochs != epoch:
+            raise ClusterError(
+                f"worker {self._collective.rank} begins epoch {epoch + 1}, others do not: a "
+                "callback has restored them to different epochs"
+            )
         self._feed.epoch = epoch
         self._coupling.begin_epoch()
         self._agreed = [np.array(v.numpy()) for v in self._statistics()]

@@ -23,14 +23,15 @@ from pybackend.engine.checks import (
     check_loss_of_rows,
     check_model,
 )
-from pybackend.engine.evaluate import HeldOut
+from pybackend.engine.evaluate import HeldOut, build_metrics
 from pybackend.engine.exchange import GradientExchange, Wire
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.load import load
 from pybackend.engine.local_steps import LocalSteps
+from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
-from pybackend.engine.steps import Position
+from pybackend.engine.steps import Position, is_plain
 from pybackend.engine.sync import (
     EpochSync,
     StopTogether,
@@ -87,7 +88,7 @@ def train(
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     check_model(model, job)
-    _check_loss(model, columns)
+    _check_loss(model, columns, job)
     kind = _loadable_format(model, job, extras.get("custom_objects")) if rank == 0 else None
     feed = Feed(
         columns,
@@ -99,6 +100,8 @@ def train(
         limit=job.steps_per_epoch,
     )
     held_out = None
+    if model.run_eagerly and feed.may_be_empty:
+        build_metrics(model, columns)
     if "validation" in counts:
         rows = shaped_for(read_columns(folder / "validation"), model)
         held_out = HeldOut(rows, counts["validation"], job.batch_size)
@@ -172,8 +175,7 @@ def _coupling(
     job: Job,
     emit: Callable[[dict[str, Any]], object],
 ) -> GradientExchange | LocalSteps:
-    is_plain = type(model).train_step.__module__.startswith("keras.")
-    if model.jit_compile and not is_plain and job.local_steps == 1:
+    if model.jit_compile and not is_plain(model) and job.local_steps == 1:
         text = "jit_compile is off: XLA cannot compile the exchange inside a train_step of your own"
         emit({"event": "note", "text": text})
         model.jit_compile = False
@@ -237,13 +239,12 @@ def _write_model(model: Any, kind: Format, folder: Path) -> str:
     return sha256_of(data)
 
 
-def _check_loss(model: Any, columns: Any) -> None:
-    """Try a loss of the user's own on two rows, where the model has one input and output."""
-    if "x" in columns and "y" in columns and len(columns["x"]):
-        x, y = columns["x"], columns["y"]
+def _check_loss(model: Any, columns: Any, job: Job) -> None:
+    """Try the loss on two rows, where several workers average it and masks do not weight it."""
+    count = len(next(iter(columns.values())))
+    averaged = job.workers > 1 and job.local_steps == 1 and is_plain(model)
+    if averaged and count and not masks_reach_the_loss(model):
         # One row serves twice where there is no second.
-        check_loss_of_rows(model, (_two(x), _two(y)))
-
-
-def _two(rows: Any) -> Any:
-    return np.concatenate([rows[:1], rows[min(1, len(rows) - 1) :][:1]])
+        picks = [slice(0, 1), slice(min(1, count - 1), min(1, count - 1) + 1)]
+        rows = [structure({key: np.array(a[p]) for key, a in columns.items()}) for p in picks]
+        check_loss_of_rows(model, rows)

@@ -76,7 +76,7 @@ class Child:
         self._server = listen(host)
         self._reservation = _reserve(host) if job.needs_tensorflow_server else None
         self.address = address_of(self._server)
-        """``host:port`` at which the worker accepts its ring neighbour."""
+        """``host:port`` at which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
         """``host:port`` held for TensorFlow's own server, where the job needs one."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-"))

@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "evaluate workers": (
         lambda: barrier_evaluate(None, build, (X, Y), workers=0),
-        "`workers` must be at least 1",
+        "`workers` must be",
     ),
     "evaluate data": (lambda: barrier_evaluate(None, build, X), "`data`"),
     "predict x": (lambda: barrier_predict(None, build, X[:0]), "`x` has no rows"),

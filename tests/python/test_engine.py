@@ -227,19 +227,124 @@ def test_further_optimizers_are_refused(held: Any) -> None:
         check_model(model, TWO)
 
 
-def test_a_loss_of_ones_own_must_be_one_per_row() -> None:
-    rows = np.ones((2, 8), "float32"), np.zeros((2, 1), "float32")
+RNG = np.random.default_rng(3)
+ONE, OTHER = (
+    (RNG.normal(size=(1, 8)).astype("float32"), RNG.uniform(size=(1, 3)).astype("float32"))
+    for _ in range(2)
+)
 
-    def summed(y: Any, predicted: Any) -> Any:
-        return keras.ops.sum((y - predicted) ** 2)
 
-    def per_row(y: Any, predicted: Any) -> Any:
-        return keras.ops.sum((y - predicted) ** 2, axis=-1)
+def summed(y: Any, predicted: Any) -> Any:
+    return keras.ops.sum((y - predicted) ** 2)
 
-    check_loss_of_rows(compiled(keras.layers.Dense(1), loss=per_row), rows)
-    check_loss_of_rows(compiled(keras.layers.Dense(1)), rows)
-    with pytest.raises(InputError, match="'summed' returns one number for a batch"):
-        check_loss_of_rows(compiled(keras.layers.Dense(1), loss=summed), rows)
+
+def averaged(y: Any, predicted: Any) -> Any:
+    return keras.ops.mean((y - predicted) ** 2)
+
+
+class AddsSum(keras.layers.Layer):
+    """Adds a loss that is a sum over the rows of a batch."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.sum(x**2))
+        return x
+
+
+class SumsItsLoss(keras.Sequential):
+    """Adds up the losses of rows, without a parameter `training`."""
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        return keras.ops.sum((y - y_pred) ** 2)
+
+
+def own_compute_loss() -> Any:
+    model = SumsItsLoss([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd")
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: compiled(keras.layers.Dense(3), loss=summed),
+        lambda: compiled(keras.layers.Dense(3), loss=[summed]),
+        lambda: compiled(keras.layers.Dense(3, activation="sigmoid"), loss=keras.losses.Dice()),
+        lambda: compiled(keras.layers.Dense(3, activation="sigmoid"), loss=keras.losses.Tversky()),
+        lambda: compiled(AddsSum(), keras.layers.Dense(3)),
+        own_compute_loss,
+    ],
+    ids=["sum", "sum in a list", "dice", "tversky", "add_loss", "compute_loss"],
+)
+def test_a_loss_must_be_a_mean_over_rows(model: Any) -> None:
+    with pytest.raises(InputError, match="no mean over the rows of a batch"):
+        check_loss_of_rows(model(), [ONE, OTHER])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: compiled(keras.layers.Dense(3)),
+        lambda: compiled(keras.layers.Dense(3), loss=averaged),
+        lambda: compiled(keras.layers.Dense(3), loss=lambda y, p: keras.ops.sum((y - p) ** 2, -1)),
+        lambda: compiled(
+            keras.layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l2"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+        ),
+    ],
+    ids=["mse", "mean", "per row", "regularizers"],
+)
+def test_means_over_rows_are_taken(model: Any) -> None:
+    check_loss_of_rows(model(), [ONE, OTHER])
+
+
+class Inside(keras.layers.Layer):
+    """Keeps a layer in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {"norm": [keras.layers.BatchNormalization(synchronized=True)]}
+
+    def call(self, x: Any) -> Any:
+        return self.kept["norm"][0](x)
+
+
+class OwnApply(keras.optimizers.SGD):
+    """Changes gradients before they are averaged."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(g * 2, v) for g, v in grads_and_vars])
+
+
+def compiled_with(optimizer: Any, loss: Any = "mse") -> Any:
+    model = compiled(keras.layers.Dense(3))
+    model.compile(optimizer, loss)
+    return model
+
+
+def masks_and_activities() -> Any:
+    words = keras.layers.Embedding(5, 2, mask_zero=True, activity_regularizer="l2")
+    return compiled(words, keras.layers.Dense(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (lambda: compiled(Inside()), {}, "synchronized=True"),
+        (lambda: compiled_with("sgd", keras.losses.Circle()), {}, "Circle compares the rows"),
+        (lambda: compiled_with(OwnApply(0.1)), {}, "apply_gradients of its own"),
+        (
+            lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
+            {"local_steps": 2},
+            "use_ema=True exclude each other",
+        ),
+        (masks_and_activities, {}, "has an activity regularizer"),
+    ],
+    ids=["inside", "circle", "apply_gradients", "ema", "mask"],
+)
+def test_what_cannot_be_exact_is_refused(model: Any, settings: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_model(model(), Job(kind="train", workers=2, **settings))
 
 
 class StopInTheMiddle(keras.callbacks.Callback):

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from replicas import Case, check_equal, chosen, train_all
 
-from pybackend.engine.sparse import LARGE_TABLE
-
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")
 Y = _RNG.integers(0, 3, 101)
 WORDS = _RNG.integers(1, 20, (101, 6))
 WORDS[:, 4:] *= _RNG.integers(0, 2, (101, 2))  # zeros, which a mask leaves out
+SEQUENCES = _RNG.normal(size=(101, 6, 2)).astype("float32")
 TAGS = _RNG.integers(0, 3, (101, 6))
 # 101 rows are 51 and 50, which is 4 steps of 13, 13, 12, 13 and 12, 13, 12, 13 rows: all uneven.
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -193,10 +192,74 @@ def tagger(**options: Any) -> Callable[[], Any]:
     )
 
 
+def classified_words(
+    optimizer: Callable[[], Any], table: int = 20, **options: Any
+) -> Callable[[], Any]:
+    return stack(
+        lambda: layers.Embedding(table, 4),
+        layers.GlobalAveragePooling1D,
+        lambda: layers.Dense(3),
+        shape=(6,),
+        optimizer=optimizer,
+        **options,
+    )
+
+
+@keras.saving.register_keras_serializable("tests")
+class Hidden(keras.layers.Layer):
+    """Keeps layers inside: an embedding whose mask goes on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.words = layers.Embedding(20, 4, mask_zero=True)
+
+    def build(self, shape: Any) -> None:
+        self.words.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.words(x)
+
+    def compute_mask(self, x: Any, previous_mask: Any = None) -> Any:
+        return self.words.compute_mask(x)
+
+
+def embedding_cases() -> dict[str, Case]:
+    """Words come more than once in a batch: optimizers take each of their rows by itself."""
+    o = keras.optimizers
+    made: dict[str, tuple[Callable[[], Any], float]] = {
+        "sgd": (lambda: o.SGD(0.5), 1e-6),
+        "adam": (lambda: o.Adam(0.01), 1e-5),
+        "clipnorm": (lambda: o.SGD(0.5, clipnorm=0.01), 1e-6),
+        "global_clipnorm": (lambda: o.SGD(0.5, global_clipnorm=0.01), 1e-6),
+        "clipvalue": (lambda: o.SGD(0.5, clipvalue=0.001), 1e-6),
+        "ema": (lambda: o.SGD(0.5, use_ema=True, weight_decay=0.01), 1e-6),
+    }
+    large = _RNG.integers(0, 1 << 18, (101, 6))
+    large[::2, 0] = 7
+    sgd = lambda: o.SGD(0.5)  # noqa: E731
+    return {
+        **{
+            f"embedding {name}": Case(classified_words(make), (WORDS, Y), tolerance=tolerance)
+            for name, (make, tolerance) in made.items()
+        },
+        "embedding adam, jit": Case(
+            classified_words(made["adam"][0], jit_compile=True), (WORDS, Y), tolerance=1e-5
+        ),
+        "large embedding": Case(
+            classified_words(made["global_clipnorm"][0], 1 << 18), (large, Y), epochs=1
+        ),
+        "large embedding adam": Case(
+            classified_words(made["adam"][0], 1 << 18), (large, Y), epochs=1, tolerance=1e-5
+        ),
+        "embedding, empty steps": Case(classified_words(sgd), (WORDS[:7], Y[:7]), batch_size=1),
+        "embedding of int32, empty steps": Case(
+            classified_words(sgd), (WORDS[:7].astype("int32"), Y[:7]), batch_size=1
+        ),
+        "embedding, buckets": Case(classified_words(sgd), (WORDS, Y), settings={"bucket_mb": 1e-5}),
+    }
+
+
 def model_cases() -> dict[str, Case]:
-    table = LARGE_TABLE // 4
-    words = _RNG.integers(0, table, (101, 6))
-    # Of another table size, so that the columns share no memory; few words come twice.
     return {
         "several inputs and outputs": Case(
             several,
@@ -224,37 +287,19 @@ def model_cases() -> dict[str, Case]:
         ),
         "frozen layer": Case(frozen, (X, Y)),
         "frozen before": Case(thawed, (X, Y)),
-        "small embedding": Case(
-            stack(
-                lambda: layers.Embedding(20, 4),
-                layers.GlobalAveragePooling1D,
-                lambda: layers.Dense(3),
-                shape=(6,),
-            ),
-            (WORDS, Y),
+        # TensorFlow does not know the shape of this kernel's gradient.
+        "dense on sequences": Case(
+            stack(lambda: layers.Dense(3), shape=(6, 2)),
+            (SEQUENCES, TAGS),
         ),
-        "large embedding": Case(
-            stack(
-                lambda: layers.Embedding(table, 4),
-                layers.Flatten,
-                lambda: layers.Dense(3),
-                shape=(6,),
-                optimizer=lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.5),
-            ),
-            (words, Y),
-            epochs=1,
+        "dense on sequences, jit": Case(
+            stack(lambda: layers.Dense(3), shape=(6, 2), jit_compile=True),
+            (SEQUENCES, TAGS),
         ),
-        "large embedding adam": Case(
-            stack(
-                lambda: layers.Embedding(table, 4),
-                layers.GlobalAveragePooling1D,
-                lambda: layers.Dense(3),
-                shape=(6,),
-                optimizer=lambda: keras.optimizers.Adam(0.01),
-            ),
-            (words, Y),
-            epochs=1,
-            tolerance=1e-5,
+        "mask of a layer inside": Case(
+            stack(Hidden, lambda: layers.Dense(3), shape=(6,)),
+            (WORDS, TAGS),
+            custom_objects={"Hidden": Hidden},
         ),
         "rnn": Case(
             stack(lambda: layers.SimpleRNN(5), lambda: layers.Dense(3), shape=(4, 2)),
@@ -375,6 +420,13 @@ def way_cases() -> dict[str, Case]:
         "empty steps": Case(dense(optimizer=momentum), (X[:7], Y[:7]), batch_size=1),
         "empty steps, jit": Case(dense(jit_compile=True), (X[:7], Y[:7]), batch_size=1),
         "empty steps, eager": Case(dense(run_eagerly=True), (X[:7], Y[:7]), batch_size=1),
+        "empty steps, eager, metrics": Case(
+            dense(run_eagerly=True, metrics=lambda: ["accuracy"]),
+            (X[:9], Y[:9]),
+            batch_size=3,
+            settings={"shuffle": False},
+            shards=[slice(0, 9), slice(9, 9)],
+        ),
         "empty steps, own": Case(
             subclassed(OwnStep),
             (X[:7], Y[:7]),
@@ -443,7 +495,14 @@ def metric_cases() -> dict[str, Case]:
     }
 
 
-CASES = {**metric_cases(), **optimizer_cases(), **model_cases(), **loss_cases(), **way_cases()}
+CASES = {
+    **metric_cases(),
+    **embedding_cases(),
+    **optimizer_cases(),
+    **model_cases(),
+    **loss_cases(),
+    **way_cases(),
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pybackend.collective import Alone
 from pybackend.engine.flat import Agreement, FlatExchange, Layout
-from pybackend.engine.sparse import all_combined, combined
+from pybackend.engine.sparse import all_slices
 from pybackend.errors import PeerLostError
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
@@ -153,18 +153,8 @@ def test_a_wish_to_stop_reaches_all() -> None:
     assert agreement.stop_agreed
 
 
-@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 3))
-def test_rows_of_one_index_are_added_up(indices: list[int], width: int) -> None:
-    values = np.random.default_rng(0).normal(size=(len(indices), width))
-    found, sums = combined(np.array(indices, np.int64), values)
-    assert found.tolist() == sorted(set(indices))
-    dense = np.zeros((10, width))
-    np.add.at(dense, np.array(indices, np.int64), values)
-    np.testing.assert_allclose(sums, dense[found], atol=1e-12)
-
-
-def test_sparse_sums_hold_only_rows_that_were_touched() -> None:
+def test_slices_of_all_workers_stay_apart() -> None:
     indices, values = np.array([7, 3, 7]), np.array([[1.0], [2.0], [3.0]], "float32")
-    found, sums = all_combined(Pair(), indices, values)
-    assert found.tolist() == [3, 7]
-    assert sums.tolist() == [[4.0], [8.0]]
+    found, rows = all_slices(Pair(), indices, values)
+    assert found.tolist() == [7, 3, 7, 7, 3, 7]
+    assert rows.tolist() == [[1.0], [2.0], [3.0], [1.0], [2.0], [3.0]]

@@ -56,6 +56,21 @@ def test_several_inputs_and_outputs_of_an_uncompiled_model(rows: Any) -> None:
         np.testing.assert_allclose(found[name], array, atol=1e-6)
 
 
+def test_fewer_rows_than_workers(rows: Any) -> None:
+    model = build_dense()  # its metrics have seen no row
+    found = barrier_evaluate(None, model, (rows[0][:1], rows[1][:1]), workers=2, verbose=0)
+    expected = model.evaluate(rows[0][:1], rows[1][:1], verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_half_precision_outputs(rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, dtype="bfloat16")])
+    found = barrier_predict(None, model, rows[0][:5], workers=2, verbose=0)
+    assert found.dtype == "float32"
+    expected = model.predict(rows[0][:5], verbose=0).astype("float32")
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_on_spark(rows: Any, dense_model: Any) -> None:
     x, y = rows[0][:41], rows[1][:41]
     with spark_session("local[2]") as session:

@@ -1,0 +1,30 @@
+"""What a model is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+
+def all_layers(model: Any) -> list[Any]:
+    """A model's layers, and those that they keep inside in whatever attribute."""
+    found: dict[int, Any] = {id(model): model}
+    waiting = [model]
+    while waiting:
+        for leaf in flat(list(vars(waiting.pop()).values())):
+            if isinstance(leaf, keras.layers.Layer) and id(leaf) not in found:
+                found[id(leaf)] = leaf
+                waiting.append(leaf)
+    del found[id(model)]
+    return list(found.values())
+
+
+def flat(value: Any) -> list[Any]:
+    """The leaves of nested lists, tuples and dicts; None is no leaf."""
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in flat(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flat(item)]
+    return [] if value is None else [value]
