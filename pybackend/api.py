@@ -114,6 +114,8 @@ def barrier_train(
         With local steps: how the average change is applied. 0.7 and 0.9 give DiLoCo.
     verify_weights
         Compare the workers' weights after every epoch, not only at the start and the end.
+        With one worker there is nothing to exchange: all arguments from ``transport`` on to this
+        one do nothing then.
     verbose
         0 silent, 1 a line per epoch, 2 also what the workers print.
     timeout

@@ -55,10 +55,13 @@ class CostModel:
         fold = 2 * message + add if folded(world_size) else 0.0
         return rounds * (message + add) + fold
 
-    def best(self, nbytes: float, world_size: int) -> Algorithm:
-        """The algorithm that is predicted to be faster."""
-        doubling = self.doubling(nbytes, world_size) <= self.ring(nbytes, world_size)
-        return "doubling" if doubling else "ring"
+    def best(self, nbytes: float, world_size: int, ring_bytes: float | None = None) -> Algorithm:
+        """The algorithm that is predicted to be faster.
+
+        ``ring_bytes`` is what would go round the ring, where that is not all of ``nbytes``.
+        """
+        ring = self.ring(nbytes if ring_bytes is None else ring_bytes, world_size)
+        return "doubling" if self.doubling(nbytes, world_size) <= ring else "ring"
 
 
 def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:

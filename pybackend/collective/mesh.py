@@ -170,9 +170,7 @@ class Mesh:
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
         if self.algorithm != "auto":
             return self.algorithm
-        model, size = self.cost_model, self.world_size
-        faster = model.doubling(doubling_bytes, size) <= model.ring(ring_bytes, size)
-        return "doubling" if faster else "ring"
+        return self.cost_model.best(doubling_bytes, self.world_size, ring_bytes)
 
     def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
         self._count += 1

@@ -70,7 +70,7 @@ class GradientExchange:
         self._wire = wire
         self._may_be_empty = may_be_empty
         self._masked = masks_reach_the_loss(model)
-        self._valid = ValidCount() if self._masked else None
+        self._valid = ValidCount(model) if self._masked else None
         self._rows: Any = None
         self._kinds: Kinds = []
         # Of the step being traced: its calls of apply, and the last of its exchanges.

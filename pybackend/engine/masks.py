@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pybackend.engine.layers import all_layers
+from pybackend.engine.layers import all_layers, flat
 from pybackend.errors import InputError
 
 # So small that it changes no sum of counts, but a batch that is masked whole has a mean, too.
@@ -22,18 +22,23 @@ _NEXT_TO_NOTHING = 1e-9
 class _Counted(keras.losses.Loss):
     """The number of losses that a mask leaves: Keras applies the mask, this one adds up ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignored_class: Any) -> None:
         super().__init__(reduction="sum", name="valid_steps")
+        self._ignored_class = ignored_class
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return keras.ops.ones_like(y_pred[..., 0])
+        ones = keras.ops.ones_like(y_pred[..., 0])
+        if self._ignored_class is None:
+            return ones
+        labels = keras.ops.reshape(y_true, keras.ops.shape(ones))
+        return ones * keras.ops.cast(labels != self._ignored_class, ones.dtype)
 
 
 class ValidCount:
     """Watches a model's ``compute_loss`` for the number of valid steps in a batch."""
 
-    def __init__(self) -> None:
-        self._count = _Counted()
+    def __init__(self, model: Any) -> None:
+        self._count = _Counted(_ignored_class(model))
         self._valid: Any = None
         self.loss: Any = 0.0
         """The batch's mean loss, as tensor of the step that is being traced."""
@@ -66,8 +71,15 @@ class ValidCount:
 
 
 def masks_reach_the_loss(model: Any) -> bool:
-    """Whether a mask may leave time steps out of the loss."""
+    """Whether a mask, or a class that the loss ignores, may leave rows or time steps out of it."""
+    if _ignored_class(model) is not None:
+        return True
     return any(map(_masks, all_layers(model))) and _keeps_time_axis(model)
+
+
+def _ignored_class(model: Any) -> Any:
+    ignored = [getattr(loss, "ignore_class", None) for loss in flat(model.loss)]
+    return next((number for number in ignored if number is not None), None)
 
 
 def _masks(layer: Any) -> bool:
@@ -88,9 +100,9 @@ def check_masks(model: Any) -> None:
     outputs = _outputs(model)
     if outputs is not None and len(outputs) > 1:
         raise InputError(
-            f"the model {model.name!r} masks time steps and has {len(outputs)} outputs: each loss "
-            "would be a mean over another number of steps. Use one output, or sample weights in "
-            "place of the mask"
+            f"the model {model.name!r} leaves time steps or a class out of the loss and has "
+            f"{len(outputs)} outputs: each loss would be a mean over another number of "
+            "steps. Use one output, or sample weights in place of the mask"
         )
     for layer in all_layers(model):
         if getattr(layer, "activity_regularizer", None) is not None:

@@ -210,7 +210,7 @@ def two_masked_outputs() -> Any:
             ),
             "reduction='sum'",
         ),
-        (two_masked_outputs, "masks time steps and has 2 outputs"),
+        (two_masked_outputs, "leaves time steps or a class out of the loss and has 2 outputs"),
     ],
     ids=["uncompiled", "synchronized", "sum", "mask"],
 )

@@ -366,6 +366,25 @@ def loss_cases() -> dict[str, Case]:
     return {
         "sample weights": Case(dense(), (X, Y, np.linspace(0, 2, 101))),
         "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 1, 1: 5, 2: 0.2}}),
+        "ignored class": Case(
+            stack(
+                lambda: layers.Dense(3, kernel_regularizer="l2"),
+                loss=lambda: keras.losses.SparseCategoricalCrossentropy(
+                    from_logits=True, ignore_class=1
+                ),
+            ),
+            (X, Y),
+        ),
+        "ignored class of sequences": Case(
+            stack(
+                lambda: layers.Dense(3),
+                shape=(6, 2),
+                loss=lambda: keras.losses.SparseCategoricalCrossentropy(
+                    from_logits=True, ignore_class=-1
+                ),
+            ),
+            (SEQUENCES, np.where(TAGS == 2, -1, TAGS)),
+        ),
         "sample weights and mask": Case(tagger(), (WORDS, TAGS, _RNG.uniform(0, 2, (101, 6)))),
     }
 
