@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import step
 
 import pybackend
@@ -12,20 +11,9 @@ import pybackend
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians over interleaved rounds and all timed epochs."""
-    cases = {"plain Keras": _plain, "tfdist, workers=1": lambda: step.measure_tfdist(workers=1)}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, case in cases.items():
-            found[name] += case()
-    reference = float(np.median([e["ms"] for e in found["plain Keras"]]))
-    return {
-        name: {
-            "ms_per_step": (ms := float(np.median([e["ms"] for e in epochs]))),
-            "cpu_ms_per_step": float(np.median([e["cpu_ms"] for e in epochs])),
-            "ratio": ms / reference,
-        }
-        for name, epochs in found.items()
-    }
+    return step.compared(
+        {"plain Keras": _plain, "tfdist, workers=1": lambda: step.measure_tfdist(workers=1)}, rounds
+    )
 
 
 def _plain() -> list[dict[str, float]]:

@@ -9,6 +9,7 @@ import json
 import resource
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,19 @@ ENGINES = {
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Medians over interleaved rounds, both workers and all timed epochs."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
+    """Medians over interleaved rounds, all workers and all timed epochs."""
+    return compared(ENGINES, rounds)
+
+
+def compared(
+    cases: Mapping[str, Callable[[], list[dict[str, float]]]], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Run the cases in turns; ratios are to the first."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(rounds):
-        for name, engine in ENGINES.items():
-            found[name] += engine()
-    reference = float(np.median([e["ms"] for e in found["two processes, no communication"]]))
+        for name, case in cases.items():
+            found[name] += case()
+    reference = float(np.median([e["ms"] for e in next(iter(found.values()))]))
     return {
         name: {
             "ms_per_step": (ms := float(np.median([e["ms"] for e in epochs]))),
