@@ -1,4 +1,7 @@
-"""Training by several workers equals training by one process on the same global batches."""
+"""Training by several workers equals training by one process on the same global batches.
+
+The whole way, by `barrier_train`; `test_exact_cases` tries more of what Keras offers.
+"""
 
 from __future__ import annotations
 
@@ -184,67 +187,3 @@ def test_same_seed_same_weights_other_seed_others(rows: Any) -> None:
     first = train(1)
     assert train(1) == first
     assert train(2) != first
-
-
-def variants() -> dict[str, Any]:
-    """Models that reach the exchange in different ways, built by name."""
-
-    def wide(**compile_options: Any) -> Any:
-        model = build_dense()
-        model.compile(
-            **{"optimizer": keras.optimizers.SGD(0.05, momentum=0.9), **compile_options},
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        return model
-
-    def embedded() -> Any:
-        # Its gradient is sparse (IndexedSlices).
-        model = keras.Sequential(
-            [
-                keras.Input((8,)),
-                keras.layers.Rescaling(3.0, offset=10.0),
-                keras.layers.Embedding(30, 4),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(3),
-            ]
-        )
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    def frozen() -> Any:
-        model = build_dense()
-        model.layers[0].trainable = False
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    return {
-        "steps_per_execution": lambda: wide(steps_per_execution=4),
-        "run_eagerly": lambda: wide(run_eagerly=True),
-        "jit_compile": lambda: wide(jit_compile=True),
-        "sparse gradients": embedded,
-        "accumulation": lambda: wide(
-            optimizer=keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
-        ),
-        "moving average": lambda: wide(
-            optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=3)
-        ),
-        "schedule": lambda: wide(
-            optimizer=keras.optimizers.SGD(
-                keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.5
-            )
-        ),
-        "frozen layer": frozen,
-    }
-
-
-@pytest.mark.parametrize("name", sorted(variants()))
-def test_ways_of_compiling(name: str, rows: Any) -> None:
-    keras.utils.set_random_seed(12)
-    model = variants()[name]()
-    # 250 rows per worker in batches of 36: 7 steps, no multiple of 4, and uneven batches.
-    result = barrier_train(None, model, rows, workers=2, epochs=2, batch_size=36, seed=2, verbose=0)
-    assert [w.steps for w in result.workers] == [14, 14]
-    model.jit_compile = False
-    model.steps_per_execution = 1
-    replay(model, *rows, workers=2, batch_size=36, epochs=2, seed=2)
-    assert largest_difference(model, result.model) <= (1e-5 if name == "frozen layer" else 1e-6)
