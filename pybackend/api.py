@@ -22,6 +22,7 @@ from pybackend.request import (
     model_files,
     session_of,
     source_of,
+    with_own_classes,
 )
 from pybackend.result import TrainResult
 from pybackend.serialization import model_from_base64, sha256_of
@@ -95,7 +96,8 @@ def barrier_train(
     features, label
         Columns of a DataFrame: inputs (None: all but the label) and the label.
     custom_objects
-        Name to class or function, for layers, losses and metrics of your own.
+        Name to class or function, for layers, losses and metrics of your own. Classes that a given
+        model is made of, and functions that it has as losses, are found without.
     safe_mode
         False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
     transport
@@ -171,6 +173,7 @@ def barrier_train(
     files = model_files(model, custom_objects, job, callbacks)
     if job.model_source == "file":
         check_shapes(model, datasets)
+        custom_objects = with_own_classes(model, custom_objects)
     outcome = launched(session, job, files, datasets)
     kind, content, digest = _intact_model(outcome)
     history = outcome.reports[0].value

@@ -77,6 +77,8 @@ def dataset(
         raise InputError(
             "`class_weight` and sample weights exclude each other: multiply them into one"
         )
+    if job.class_weight is not None and "y" not in columns:
+        raise InputError("`class_weight` needs a model with one output: weight rows instead")
     if name == "data" and job.kind == "train":
         arrays.check_enough_rows(rows, job.workers)
         check_steps(rows, job)
@@ -110,6 +112,8 @@ def model_files(
             "`custom_objects` must map names to classes or functions, not "
             f"{type(custom_objects).__name__}"
         )
+    if job.model_source == "file":
+        custom_objects = with_own_classes(model, custom_objects)
     files = {}
     if callbacks or custom_objects:
         extras: dict[str, Any] = {
@@ -128,6 +132,13 @@ def model_files(
     check_model(model, job)
     trains = job.kind == "train"
     return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+
+
+def with_own_classes(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Add the classes and functions of the user's own that a model is seen to consist of."""
+    from pybackend.engine.layers import own_objects
+
+    return {**own_objects(model), **(custom_objects or {})}
 
 
 def _by_all_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:

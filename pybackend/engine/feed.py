@@ -75,6 +75,16 @@ class Feed:
         # A copy in TensorFlow's memory: gathering rows then needs no Python at all.
         self._tensors = {key: tf.constant(array) for key, array in columns.items()}
 
+    def with_all_classes(self, class_weight: dict[int, float]) -> dict[int, float]:
+        """Weight 1 for the classes that are not named: Keras looks each one up."""
+        labels = self._tensors["y"].numpy()
+        last = max(class_weight)
+        if labels.ndim > 1 and labels.shape[-1] > 1:  # one-hot
+            last = max(last, labels.shape[-1] - 1)
+        elif labels.size:
+            last = max(last, int(labels.max()))
+        return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
+
     def rows_at(self, step: int) -> Any:
         """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
         return self._rows_by_rank[:, step]

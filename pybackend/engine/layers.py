@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,18 @@ def all_layers(model: Any) -> list[Any]:
                 waiting.append(leaf)
     del found[id(model)]
     return list(found.values())
+
+
+def own_objects(model: Any) -> dict[str, Any]:
+    """Classes and functions in a model that are not Keras's, by name."""
+    parts = [model, *all_layers(model), *flat(getattr(model, "loss", None))]
+    kinds = [part if inspect.isfunction(part) else type(part) for part in parts]
+    return {
+        kind.__name__: kind
+        for kind in kinds
+        if not kind.__module__.startswith(("keras.", "builtins", "tensorflow."))
+        and kind.__name__.isidentifier()
+    }
 
 
 def flat(value: Any) -> list[Any]:

@@ -131,7 +131,7 @@ def _fit(
     """History and steps taken."""
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
     if job.class_weight is not None:
-        options["class_weight"] = dict(job.class_weight)
+        options["class_weight"] = feed.with_all_classes(dict(job.class_weight))
     if collective.world_size == 1:
         sync = EpochSync(collective, Uncoupled(), feed, held_out, emit, job.epochs)
         # The feed shuffles; Keras is not asked to.

@@ -22,7 +22,7 @@ from pybackend.data.arrays import columns_of, rows_of, shard, structure
 from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
 from pybackend.data.spool import write_columns
 from pybackend.job import Job, train_job
-from pybackend.request import keras_defaults, model_files, source_of
+from pybackend.request import keras_defaults, model_files, source_of, with_own_classes
 from pybackend.serialization import load_model
 from pybackend.worker import JOB
 
@@ -119,12 +119,13 @@ def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
     model.run_eagerly = False
     model.steps_per_execution = 1
     data, steps = global_data(case)
+    weights = case.settings.get("class_weight")
     fitted = model.fit(
         data,
         epochs=case.epochs,
         steps_per_epoch=steps,
         shuffle=False,
-        class_weight=case.settings.get("class_weight"),
+        class_weight=weights and {n: weights.get(n, 1.0) for n in range(3)},
         verbose=0,
     )
     return model, fitted.history
@@ -227,7 +228,8 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     if errors:
         return "\n".join(errors)
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
-    model = load_model(path, custom_objects=case.custom_objects, safe_mode=False)
+    known = with_own_classes(case.build(), case.custom_objects)
+    model = load_model(path, custom_objects=known, safe_mode=False)
     return Trained(
         model,
         outcomes[0]["history"],

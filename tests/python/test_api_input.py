@@ -112,6 +112,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(class_weight={0: float("nan")}),
         "`class_weight` has the weight nan",
     ),
+    "class_weight of two outputs": (
+        train(data=(X, {"a": Y, "b": Y}), class_weight={0: 1}),
+        "`class_weight` needs a model with one output",
+    ),
     "class_weight beside sample weights": (
         train(data=(X, Y, np.ones(20)), class_weight={0: 1}),
         "`class_weight` and sample weights exclude each other",

@@ -266,9 +266,8 @@ def model_cases() -> dict[str, Case]:
             ({"left": X, "right": -X}, {"a": Y, "b": X[:, :1]}),
             unweighted=["a_loss", "b_loss"],
         ),
-        "subclassed": Case(
-            subclassed(Subclassed), (X, Y), custom_objects={"Subclassed": Subclassed}
-        ),
+        # Its class is found without being named.
+        "subclassed": Case(subclassed(Subclassed), (X, Y)),
         "own train_step": Case(subclassed(OwnStep), (X, Y), custom_objects={"OwnStep": OwnStep}),
         "two updates a step": Case(
             subclassed(TwoUpdates), (X, Y), custom_objects={"TwoUpdates": TwoUpdates}
@@ -366,6 +365,7 @@ def loss_cases() -> dict[str, Case]:
     return {
         "sample weights": Case(dense(), (X, Y, np.linspace(0, 2, 101))),
         "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 1, 1: 5, 2: 0.2}}),
+        "class weights, one named": Case(dense(), (X, Y), settings={"class_weight": {0: 3}}),
         "ignored class": Case(
             stack(
                 lambda: layers.Dense(3, kernel_regularizer="l2"),
