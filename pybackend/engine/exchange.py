@@ -136,21 +136,25 @@ class GradientExchange:
         self, train_step: Callable[[Any], Any], apply: Callable[..., Any]
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
-            self._rows = rows_in(data)
-            self._applied, self._previous = [], []
+            self.begin_step(rows_in(data))
             return train_step(data)
 
         def skip() -> None:
             # As often as a step with rows applies gradients, and to the same variables.
-            self._previous = []
             applied: list[tuple[Kinds | None, Any]] = [*self._applied]
+            self.begin_step(tf.constant(0))
             for kinds, variables in applied or [(None, None)]:
                 zeros = self.zeros(kinds, variables)
                 apply(self.averaged(zeros, 0.0, 0.0, variables), variables)
+            self._applied = [(kinds, variables) for kinds, variables in applied if kinds]
 
         if not self._may_be_empty:
             return counting_train_step
         return StepOrSkip(self._model, counting_train_step, skip)
+
+    def begin_step(self, rows: Any) -> None:
+        """Forget the exchanges of the step before, and of the branch of a graph before."""
+        self._rows, self._applied, self._previous = rows, [], []
 
     def zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Gradients of a step without rows, of the kinds that the others have."""
@@ -160,10 +164,11 @@ class GradientExchange:
 
     def _averaging(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+            variables = None if trainable_variables is None else list(trainable_variables)
             weight, loss = self.weight_and_loss(self._rows)
-            means = self.averaged(list(grads), weight, loss, trainable_variables)
-            self._applied.append((self._kinds, trainable_variables))
-            return apply(means, trainable_variables)
+            means = self.averaged(list(grads), weight, loss, variables)
+            self._applied.append((self._kinds, variables))
+            return apply(means, variables)
 
         return averaging_apply
 

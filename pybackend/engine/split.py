@@ -55,6 +55,7 @@ class SplitStep:
     def _finish(self, gradients: list[Any], weight: Any, loss: Any) -> None:
         found = iter(gradients)
         listed = [next(found) if present else None for present in self._present]
+        self._exchange.begin_step(None)
         means = self._exchange.averaged(listed, weight, loss)
         self._update([mean for mean in means if mean is not None])
 
