@@ -74,6 +74,11 @@ def rows_of(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
+def row_of_zeros(columns: Columns) -> Columns:
+    """One row of the columns' shapes and types, which they have even where they have no rows."""
+    return {key: np.zeros((1, *array.shape[1:]), array.dtype) for key, array in columns.items()}
+
+
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
     """The rows of one worker; views, not copies."""
     part = deal(rows_of(columns), workers, rank)

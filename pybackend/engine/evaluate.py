@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import Columns, rows_of, structure
+from pybackend.data.arrays import Columns, row_of_zeros, rows_of, structure
 from pybackend.data.spool import read_columns
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.load import load
@@ -50,8 +50,7 @@ class HeldOut:
 
 def build_metrics(model: Any, columns: Columns) -> None:
     """Have Keras create the metrics' variables, as a first step with rows would."""
-    row = {key: np.zeros((1, *array.shape[1:]), array.dtype) for key, array in columns.items()}
-    x, y, weight = (*structure(row), None)[:3]
+    x, y, weight = (*structure(row_of_zeros(columns)), None)[:3]
     model.test_on_batch(x, y, sample_weight=weight)
     model.reset_metrics()
 

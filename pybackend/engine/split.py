@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from pybackend.engine.steps import StepOrSkip, rows_in
+from pybackend.engine.steps import StepOrSkip, replaced, rows_in
 
 if TYPE_CHECKING:
     from pybackend.engine.exchange import GradientExchange
@@ -66,12 +66,8 @@ class SplitStep:
         def catch(gradients: Any, trainable_variables: Any = None) -> None:
             caught.extend(gradients)
 
-        optimizer = self._model.optimizer
-        optimizer.apply = catch
-        try:
+        with replaced(self._model.optimizer, "apply", catch):
             logs = self._train_step(data)
-        finally:
-            del optimizer.apply
         self._present = [gradient is not None for gradient in caught]
         weight, loss = self._exchange.weight_and_loss(rows_in(data))
         return [gradient for gradient in caught if gradient is not None], weight, loss, logs

@@ -178,7 +178,7 @@ class EpochSync(keras.callbacks.Callback):
     def _agree_on_statistics(self) -> None:
         """Average what the forward pass has moved (batch normalization), weighted by rows.
 
-        Only the change since the last agreement is averaged, so weights that do not move, such
+        Only the change since the epoch began is averaged, so weights that do not move, such
         as frozen layers', keep their bits.
         """
         if self._collective.world_size == 1:
@@ -188,8 +188,7 @@ class EpochSync(keras.callbacks.Callback):
             before = self._agreed[place].astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
-            self._agreed[place] = agreed.astype(self._agreed[place].dtype)
-            variable.assign(self._agreed[place])
+            variable.assign(agreed.astype(self._agreed[place].dtype))
 
 
 class StopTogether(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.collective.tensorflow import GraphReduce
-from pybackend.data.arrays import structure
+from pybackend.data.arrays import row_of_zeros, structure
 from pybackend.data.spool import read_columns
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.checks import (
@@ -201,9 +201,7 @@ def _coupling(
 def _build(model: Any, columns: Any) -> None:
     """Create all weights and the optimizer's state, so that they can be made equal."""
     if not model.built:
-        # One row of zeros has the right shape and type even where the shard is empty.
-        row = {key: np.zeros((1, *a.shape[1:]), a.dtype) for key, a in columns.items()}
-        model(structure(row)[0])
+        model(structure(row_of_zeros(columns))[0])
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

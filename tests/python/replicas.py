@@ -6,7 +6,6 @@ engine, by the very function that workers call.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -237,8 +236,3 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
         outcomes[0]["notes"],
         [outcome["seconds"] for outcome in outcomes],
     )
-
-
-def rank() -> int:
-    """Of the worker that asks."""
-    return int(os.environ["TFDIST_RANK"])
