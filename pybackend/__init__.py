@@ -15,12 +15,14 @@ _HOME = {
     "ClusterError": "errors",
     "InputError": "errors",
     "PeerLostError": "errors",
+    "RError": "errors",
     "SerializationError": "errors",
     "TfdistError": "errors",
     "WorkerFailedError": "errors",
     "ClusterSpec": "cluster",
     "make_tf_config": "cluster",
     "read_tf_config": "cluster",
+    "RFunction": "r.function",
     "WorkerContext": "context",
     "TrainResult": "result",
     "WorkerReport": "result",
@@ -43,6 +45,8 @@ __all__ = [
     "ClusterSpec",
     "InputError",
     "PeerLostError",
+    "RError",
+    "RFunction",
     "SerializationError",
     "TfdistError",
     "TrainResult",
@@ -77,10 +81,12 @@ if TYPE_CHECKING:
         ClusterError,
         InputError,
         PeerLostError,
+        RError,
         SerializationError,
         TfdistError,
         WorkerFailedError,
     )
+    from pybackend.r.function import RFunction
     from pybackend.result import TrainResult, WorkerReport
     from pybackend.scoring import barrier_evaluate, barrier_predict
     from pybackend.serialization import (

@@ -13,9 +13,11 @@ import numpy as np
 
 from pybackend.doctor import doctor
 from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
+from pybackend.launchers.apply import SparklyrWorkers
 from pybackend.launchers.attach import attach_spark
+from pybackend.probe import probe
 
-__all__ = ["attach_spark", "capture", "doctor", "row_major"]
+__all__ = ["SparklyrWorkers", "attach_spark", "capture", "doctor", "probe", "row_major"]
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -44,8 +44,26 @@ def _parser() -> argparse.ArgumentParser:
     mnist.add_argument("--out", metavar="FILE", help="write the model here (*.h5)")
     mnist.set_defaults(command=_mnist)
 
-    doctor = commands.add_parser("doctor", help="show what this machine has to train with")
-    doctor.set_defaults(command=_doctor)
+    doctor = commands.add_parser(
+        "doctor", help="show what this machine, or every host of a cluster, has to train with"
+    )
+    doctor.add_argument(
+        "--master",
+        type=_master,
+        metavar="URL",
+        help="probe this Spark: local[2], spark://host:7077, "
+        "sc://host:15002 (Spark Connect), yarn, k8s://...",
+    )
+    doctor.add_argument("--workers", type=_positive, metavar="N", help="slots (default: all)")
+    doctor.add_argument(
+        "--conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the Spark session; may be repeated",
+    )
+    doctor.set_defaults(command=_doctor, wrong=doctor.error)
 
     config = commands.add_parser("tf-config", help="print a checked TF_CONFIG")
     config.add_argument("--workers", default="", metavar="HOST:PORT,...", help="by index")
@@ -76,16 +94,35 @@ def _mnist(options: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> int:
     from pybackend.doctor import doctor
 
+    if options.master is not None:
+        return _probe(options)
+    if options.workers or options.conf:
+        options.wrong("--workers and --conf need --master")
     found = doctor()
-    problems = found.pop("problems")
+    problems, verdict = found.pop("problems"), found.pop("verdict")
     for name, value in found.items():
         print(f"{name:15} {_shown(value)}")
     for problem in problems:
         print(f"problem: {problem}")
+    print(verdict)
     return 1 if problems else 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from pybackend.own_session import own_session
+    from pybackend.probe import probe
+
+    with own_session(options.master, dict(options.conf)) as session:
+        report = probe(session, options.workers)
+    for host in report["hosts"]:
+        print(host["name"], *host["lines"], sep="\n  ")
+    for problem in report["problems"]:
+        print(f"problem: {problem}")
+    print(report["verdict"])
+    return 1 if report["problems"] else 0
 
 
 def _tf_config(options: argparse.Namespace) -> int:
@@ -100,6 +137,28 @@ def _tf_config(options: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _master(text: str) -> str:
+    from pybackend.own_session import check_master
+
+    try:
+        return check_master(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text!r}")
+    return name, value
 
 
 def _listed(text: str | None) -> list[str] | None:

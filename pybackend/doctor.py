@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import pybackend
@@ -18,14 +20,28 @@ _DISTRIBUTIONS = {
     "keras": ("keras",),
     "numpy": ("numpy",),
     "h5py": ("h5py",),
+    "cloudpickle": ("cloudpickle",),
     "pyspark": ("pyspark", "pyspark-client", "databricks-connect"),
     "pyarrow": ("pyarrow",),
+    "rpy2": ("rpy2",),
 }
-# As in pyproject.toml: for Python 3.10, Keras is mended in its 3.12 series.
+# As in pyproject.toml.
 _LEAST = {
-    "tensorflow": (2, 18),
-    "keras": (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4),
+    "tensorflow": "2.18",
+    "keras": "3.13.2",
+    "numpy": "1.26",
+    "h5py": "3.10",
+    "cloudpickle": "3.0",
 }
+# For Python 3.10, Keras is mended in its 3.12 series.
+_LEAST_310 = {**_LEAST, "keras": "3.12.4"}
+_LEAST_ON_SPARK = {"pyarrow": "15"}
+_ASK_R = """
+reticulate <- tryCatch(as.character(utils::packageVersion("reticulate")), error = function(e) "")
+cat("R", as.character(getRversion()), reticulate)
+"""
+# For a program of the system that only has to say its version.
+_PROGRAM_SECONDS = 20.0
 
 
 def doctor() -> dict[str, Any]:
@@ -34,23 +50,81 @@ def doctor() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``python``, ``python_version``, ``version``, one entry per package, ``java``, ``cores``,
-        ``memory_gb``, ``gpus`` (list of names) and ``problems`` (list of text).
+        What `facts` returns, ``java``, ``problems`` (list of text) and ``verdict``: whether this
+        machine is ready, or what to do first.
     """
-    found: dict[str, Any] = {
+    found = {**facts(), "java": java()}
+    return {**found, "problems": _problems(found), "verdict": _verdict(found)}
+
+
+def facts() -> dict[str, Any]:
+    """What a machine says of itself, as plain data; quick enough for every worker of a cluster.
+
+    Returns
+    -------
+    dict
+        ``python``, ``python_version``, ``version``, one entry per package, ``rscript``, ``r`` and
+        ``reticulate`` (the R package), ``cores``, ``memory_gb``, ``gpus`` (list of names).
+    """
+    return {
         "python": sys.executable,
         "python_version": platform.python_version(),
         "version": pybackend.__version__,
         **{name: _version(names) for name, names in _DISTRIBUTIONS.items()},
-        "java": _java(),
+        **_r(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "memory_gb": _memory_gb(),
         "gpus": _gpus(),
     }
-    found["problems"] = _problems(found)
-    return found
+
+
+def lacking(found: Mapping[str, Any], on_spark: bool = False) -> list[tuple[str, str | None, str]]:
+    """Packages that a worker needs and `facts` misses: name, version there, version needed."""
+    is_310 = found["python_version"].startswith("3.10.")
+    least = {**(_LEAST_310 if is_310 else _LEAST), **(_LEAST_ON_SPARK if on_spark else {})}
+    return [
+        (name, found[name], wanted)
+        for name, wanted in least.items()
+        if found[name] is None or _numbers(found[name]) < _numbers(wanted)
+    ]
+
+
+def java() -> str | None:
+    """Version of the Java that Spark would start; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    match = re.search(r'version "([^"]+)"', _output(program, "-version"))
+    return match[1] if match else None
+
+
+def _problems(found: dict[str, Any]) -> list[str]:
+    problems = [
+        f"{name} is not installed: install {name} >= {wanted}"
+        if have is None
+        else f"{name} {have} is too old: install {name} >= {wanted}"
+        for name, have, wanted in lacking(found)
+    ]
+    if found["pyspark"] is not None and found["pyarrow"] is None:
+        problems.append("pyspark is installed without pyarrow, which training on Spark needs")
+    if found["pyspark"] is not None and found["java"] is None:
+        problems.append("no Java was found: a local Spark needs Java 17")
+    return problems
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    if lacking(found):
+        return f"not ready: first run {install(found)}"
+    if problems := _problems(found):
+        return f"ready on this machine; for Spark, mend first: {problems[0]}"
+    return "ready: try `tfdist mnist`"
+
+
+def install(found: Mapping[str, Any], on_spark: bool = False) -> str:
+    """The command that installs what is lacking."""
+    wanted = " ".join(f"'{name}>={least}'" for name, _, least in lacking(found, on_spark))
+    return f"{found['python']} -m pip install {wanted}"
 
 
 def _version(names: tuple[str, ...]) -> str | None:
@@ -62,29 +136,20 @@ def _version(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _problems(found: dict[str, Any]) -> list[str]:
-    problems = []
-    for name, least in _LEAST.items():
-        wanted = ".".join(map(str, least))
-        have = found[name]
-        if have is None:
-            problems.append(f"{name} is not installed: install {name} >= {wanted}")
-        elif tuple(int(n) for n in re.findall(r"\d+", have)[:3]) < least:
-            problems.append(f"{name} {have} is too old: install {name} >= {wanted}")
-    if found["pyspark"] is not None and found["pyarrow"] is None:
-        problems.append("pyspark is installed without pyarrow, which training on Spark needs")
-    if found["pyspark"] is not None and found["java"] is None:
-        problems.append("no Java was found: a local Spark needs Java 17")
-    return problems
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:3])
 
 
-def _java() -> str | None:
-    java = shutil.which("java")
-    if java is None:
-        return None
-    shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'version "([^"]+)"', shown.stderr)
-    return match[1] if match else None
+def _r() -> dict[str, str | None]:
+    """Where R is and which; R itself knows its libraries, and starts bare in a twentieth second."""
+    rscript = shutil.which("Rscript")
+    bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
+    said = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
+    return {
+        "rscript": rscript,
+        "r": said[1] if said else None,
+        "reticulate": (said[2] or None) if said else None,
+    }
 
 
 def _memory_gb() -> float | None:
@@ -96,13 +161,25 @@ def _memory_gb() -> float | None:
 
 
 def _gpus() -> list[str]:
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return []
-    shown = subprocess.run(
-        [smi, "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [line.strip() for line in shown.stdout.splitlines() if shown.returncode == 0]
+    shown = _output(shutil.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader")
+    return [line.strip() for line in shown.splitlines()]
+
+
+def _output(program: str | None, *arguments: str) -> str:
+    """What a program says; nothing where it is absent, fails, or takes too long."""
+    if program is None:
+        return ""
+    try:
+        shown = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=True,
+            timeout=_PROGRAM_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return shown.stdout

@@ -5,6 +5,7 @@ TfdistError
 ├── ClusterError          the cluster, or its description, cannot run the job
 ├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
 ├── PeerLostError         a worker lost the connection to another worker
+├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
 """
 
@@ -31,6 +32,25 @@ class ClusterError(TfdistError):
 
 class SerializationError(TfdistError):
     """A model or a value cannot be encoded or decoded."""
+
+
+class RError(TfdistError):
+    """A function written in R failed, or there is no R to run it.
+
+    Parameters
+    ----------
+    reason
+        R's own message.
+    calls
+        R's call stack, a numbered line per call; empty where R did not run.
+    """
+
+    def __init__(self, reason: str, calls: str = "") -> None:
+        self.calls = calls
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[type[RError], tuple[str, str]]:
+        return type(self), (str(self), self.calls)
 
 
 class PeerLostError(TfdistError):

@@ -7,12 +7,17 @@ import json
 import queue
 import socket
 import threading
+import time
+from collections import deque
 from typing import Any
 
 from pybackend.rendezvous import Doorkeeper, address_of, greet_as_client, listen
 
 _PURPOSE = "events"
 _LONGEST_LINE = 1 << 20
+_CONNECT_SECONDS = 3.0
+# Events that wait for the connection; the oldest give way.
+_MOST_WAITING = 10_000
 
 
 class EventServer:
@@ -50,44 +55,92 @@ class EventServer:
 
 
 class EventClient:
-    """Sends events to the driver where it can be reached, and drops them where it cannot."""
+    """Sends events to the driver where it can be reached, and drops them where it cannot.
+
+    It connects in the background, so that a driver behind a firewall delays no worker. Events
+    wait for the connection.
+    """
 
     def __init__(self, address: str | None, token: str, rank: int) -> None:
         self._lock = threading.Lock()
-        self._connection = self._connect(address, token, rank) if address else None
+        self._connection: socket.socket | None = None
+        self._waiting: deque[bytes] | None = None
+        self._settled = threading.Event()
+        self._latest = time.monotonic() + _CONNECT_SECONDS
+        if address is not None:
+            self._waiting = deque(maxlen=_MOST_WAITING)
+            greeting = (address, token, rank)
+            threading.Thread(target=self._open, args=greeting, daemon=True).start()
 
     def __call__(self, event: dict[str, Any]) -> bool:
-        """Send one event; returns whether it went out.
+        """Send one event; returns whether it is known to have gone out.
 
         A driver that no longer listens is no reason to stop training.
         """
+        line = json.dumps(event).encode() + b"\n"
         with self._lock:
-            if self._connection is None:
+            if self._waiting is not None:
+                self._waiting.append(line)
                 return False
-            try:
-                self._connection.sendall(json.dumps(event).encode() + b"\n")
-            except OSError:
-                self._connection.close()
-                self._connection = None
-            return self._connection is not None
+            return self._send(line)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, once what waits for it is sent."""
         with self._lock:
+            is_connecting = self._waiting is not None
+        if is_connecting:
+            self._settled.wait(max(0.0, self._latest - time.monotonic()))
+        with self._lock:
+            self._waiting = None
             if self._connection is not None:
                 self._connection.close()
             self._connection = None
 
-    @staticmethod
-    def _connect(address: str, token: str, rank: int) -> socket.socket | None:
-        host, _, port = address.rpartition(":")
+    def _open(self, address: str, token: str, rank: int) -> None:
+        connection = _connect(address, token, rank)
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                self._connection = connection
+                for line in waiting:
+                    self._send(line)
+            elif connection is not None:  # it was closed in the meantime
+                connection.close()
+        self._settled.set()
+
+    def _send(self, line: bytes) -> bool:
+        if self._connection is None:
+            return False
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+            self._connection.sendall(line)
         except OSError:
-            return None
-        try:
-            greet_as_client(connection, token, rank, _PURPOSE)
-        except OSError:
-            connection.close()
-            return None
-        return connection
+            self._connection.close()
+            self._connection = None
+        return self._connection is not None
+
+
+def own_address(peer: str) -> str | None:
+    """This machine's address on the way to a host, None where there is no way; nothing is sent."""
+    try:
+        # Any port will do: connecting a datagram socket only looks up the route.
+        infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
+        family, _, _, _, address = infos[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _connect(address: str, token: str, rank: int) -> socket.socket | None:
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+    except OSError:
+        return None
+    try:
+        greet_as_client(connection, token, rank, _PURPOSE, patience=_CONNECT_SECONDS)
+    except OSError:
+        connection.close()
+        return None
+    return connection

@@ -30,6 +30,8 @@ def session_of(spark: Any) -> Any:
     if spark is None or (isinstance(spark, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", spark)):
         return None
     kind = type(spark)
+    if kind.__module__ == "pybackend.launchers.apply":
+        return spark
     if kind.__module__.startswith("pyspark.") and kind.__name__ == "SparkSession":
         return spark
     hint = " (pass SparkSession.builder.getOrCreate())" if kind.__name__ == "SparkContext" else ""
@@ -48,8 +50,11 @@ def launched(
     if session is None:
         return local.launch(job, files, datasets, on_event)
     # pyspark is optional: its launcher is imported where there is a session.
+    from pybackend.launchers import apply as apply_launcher
     from pybackend.launchers import spark as spark_launcher
 
+    if isinstance(session, apply_launcher.SparklyrWorkers):
+        return apply_launcher.launch(session, job, files, datasets, on_event)
     return spark_launcher.launch(session, job, files, datasets, on_event)
 
 

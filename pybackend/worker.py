@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from pybackend.collective import Alone, Collective, join_mesh
-from pybackend.errors import InputError, PeerLostError, SerializationError
+from pybackend.errors import InputError, PeerLostError, RError, SerializationError
 from pybackend.job import FUNCTION, Job
 from pybackend.result import Failure, WorkerReport
 
@@ -161,10 +161,16 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
         host,
         exception_type=type(error).__name__,
         message=str(error),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_traceback(error),
         time=time.time(),
         advice=_advice(error),
     )
+
+
+def _traceback(error: BaseException) -> str:
+    if isinstance(error, RError):  # Python's frames would say nothing about it
+        return error.calls
+    return "".join(traceback.format_exception(error))
 
 
 def _advice(error: BaseException) -> str:
@@ -176,6 +182,8 @@ def _advice(error: BaseException) -> str:
         return "lower batch_size, or give each worker more memory"
     if isinstance(error, SerializationError):
         return "see the message; a model of your own classes needs `custom_objects`"
+    if isinstance(error, RError):
+        return "mend the R function, or what the message names, then start again"
     if isinstance(error, InputError):
         return "correct the argument that the message names"
     return "mend the error in the traceback above, then start the training again"
@@ -188,9 +196,12 @@ def _publish(report: WorkerReport, folder: Path) -> None:
     partial.replace(folder / REPORT)
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def leave(status: int) -> NoReturn:
+    """End this process. Not by sys.exit: TensorFlow's threads and R can hang the end."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: TensorFlow's threads can hang the interpreter's own end.
-    os._exit(code)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -2,6 +2,8 @@
 # `make test` uses: from TFDIST_CRAN where that is set, else from R's own
 # repositories.
 for_make <- c("lintr", "rcmdcheck", "roxygen2")
+# Tests need it, users may: DESCRIPTION names what the package itself calls.
+for_tests <- "pysparklyr"
 
 library_path <- normalizePath(Sys.getenv("R_LIBS"), mustWork = TRUE)
 prebuilt <- Sys.getenv("TFDIST_CRAN")
@@ -26,7 +28,7 @@ too_old <- Filter(
   \(p) utils::compareVersion(have[[p]], minimum[[match(p, named)]]) < 0,
   old
 )
-wanted <- setdiff(c(named, for_make), c(base, setdiff(names(have), too_old)))
+wanted <- setdiff(c(named, for_make, for_tests), c(base, setdiff(names(have), too_old)))
 if (length(wanted) == 0) {
   quit(status = 0)
 }

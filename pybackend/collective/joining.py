@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pybackend.collective.cost import Algorithm
+from pybackend.collective.dialling import dial, split_address
 from pybackend.collective.links import Link
 from pybackend.collective.mesh import Mesh, neighbours
-from pybackend.errors import PeerLostError
+from pybackend.errors import PeerLostError, TfdistError
 from pybackend.rendezvous import Doorkeeper, greet_as_client
 
 PURPOSE = "mesh"
@@ -49,6 +50,8 @@ def join_mesh(
     ------
     PeerLostError
         Names the peer that refuses, closes, or is silent.
+    ClusterError
+        Within seconds, where the network does not let this rank reach a peer.
     """
     wiring = _Wiring(server, peers, rank, token, timeout)
     try:
@@ -91,7 +94,7 @@ class _Wiring:
         self._closed = False
         self._lock = threading.Lock()
         self._unfinished: set[socket.socket] = set()
-        self._results: queue.Queue[tuple[int, socket.socket | PeerLostError]] = queue.Queue()
+        self._results: queue.Queue[tuple[int, socket.socket | TfdistError]] = queue.Queue()
         self._made: dict[int, socket.socket] = {}
         self._wanted = set(neighbours(rank, len(peers)))
         self._dialled = {other for other in self._wanted if dials(rank, other, len(peers))}
@@ -107,7 +110,7 @@ class _Wiring:
             except queue.Empty:
                 self._look()
                 continue
-            if isinstance(result, PeerLostError):
+            if isinstance(result, TfdistError):
                 raise result
             if other in self._made:
                 result.close()
@@ -125,7 +128,7 @@ class _Wiring:
             rest = [*self._unfinished, *self._made.values()]
             while not self._results.empty():
                 result = self._results.get()[1]
-                rest += [] if isinstance(result, PeerLostError) else [result]
+                rest += [] if isinstance(result, TfdistError) else [result]
         for connection in rest:
             with contextlib.suppress(OSError):
                 # Wakes a thread that waits for a greeting; it closes the connection.
@@ -153,7 +156,7 @@ class _Wiring:
     def _dial(self, other: int) -> None:
         try:
             connection = self._connect(other)
-        except PeerLostError as error:
+        except TfdistError as error:
             self._results.put((other, error))
             return
         with self._lock:
@@ -187,11 +190,7 @@ class _Wiring:
             time.sleep(_RETRY_SECONDS)
 
     def _reach(self, other: int) -> socket.socket:
-        peer = self._peers[other]
-        try:
-            connection = socket.create_connection(split_address(peer), timeout=self._remaining())
-        except OSError as error:
-            raise self._lost(other, f"cannot be reached at {peer} ({error})") from error
+        connection = dial(self._peers, self._rank, other, self._remaining())
         with self._lock:
             if not self._closed:
                 self._unfinished.add(connection)
@@ -215,12 +214,6 @@ class _Wiring:
 
     def _lost(self, other: int, reason: str) -> PeerLostError:
         return PeerLostError(other, split_address(self._peers[other])[0], reason)
-
-
-def split_address(peer: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; brackets around IPv6 are dropped."""
-    host, _, port = peer.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _at_end(connection: socket.socket) -> bool:

@@ -11,6 +11,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.r.function import RFunction
 from pybackend.serialization import model_from_bytes
 
 
@@ -20,6 +21,8 @@ class Loaded:
 
     model: Any
     extras: dict[str, Any]
+    is_of_r: bool
+    """Whether a function written in R has built it: its losses may be functions of R, too."""
 
 
 def load(job: Job, folder: Path) -> Loaded:
@@ -30,7 +33,15 @@ def load(job: Job, folder: Path) -> Loaded:
     # A function of the user's builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
     extras = _unpickled(folder / EXTRAS) or {}
-    return Loaded(_model(job, folder, extras.get("custom_objects")), extras)
+    if job.model_source == "function":
+        function = _unpickled(folder / MODEL_FUNCTION)
+        return Loaded(_built(function), extras, isinstance(function, RFunction))
+    model = model_from_bytes(
+        (folder / MODEL_FILE).read_bytes(),
+        custom_objects=extras.get("custom_objects"),
+        safe_mode=job.safe_mode,
+    )
+    return Loaded(model, extras, False)
 
 
 def _unpickled(path: Path) -> Any:
@@ -38,16 +49,8 @@ def _unpickled(path: Path) -> Any:
     return cloudpickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def _model(job: Job, folder: Path, custom_objects: Any) -> Any:
-    if job.model_source == "function":
-        model = _unpickled(folder / MODEL_FUNCTION)()
-        if not isinstance(model, keras.Model):
-            raise InputError(
-                f"the `model` function returned {type(model).__name__}, not a Keras model"
-            )
-        return model
-    return model_from_bytes(
-        (folder / MODEL_FILE).read_bytes(),
-        custom_objects=custom_objects,
-        safe_mode=job.safe_mode,
-    )
+def _built(function: Any) -> Any:
+    model = function()
+    if not isinstance(model, keras.Model):
+        raise InputError(f"the `model` function returned {type(model).__name__}, not a Keras model")
+    return model

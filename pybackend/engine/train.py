@@ -31,6 +31,7 @@ from pybackend.engine.load import load
 from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
+from pybackend.engine.save import loadable, write_model
 from pybackend.engine.steps import Position, is_plain
 from pybackend.engine.sync import (
     EpochSync,
@@ -41,9 +42,7 @@ from pybackend.engine.sync import (
     separate_randomness,
     weights_digest,
 )
-from pybackend.errors import SerializationError
 from pybackend.job import Job
-from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,16 @@ def train(
     """
     rank = collective.rank
     loaded = load(job, folder)
-    model, extras = loaded.model, loaded.extras
+    model = loaded.model
     columns = shaped_for(read_columns(folder / "train"), model)
-    callbacks = list(extras.get("callbacks") or [])
+    callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     _build(model, columns)
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     check_model(model, job)
     _check_loss(model, columns, job)
-    kind = _loadable_format(model, job, extras.get("custom_objects")) if rank == 0 else None
+    saving = loadable(loaded, job, emit) if rank == 0 else None
     feed = Feed(
         columns,
         counts["train"],
@@ -108,7 +107,7 @@ def train(
     began = time.monotonic()
     history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
-    digest = _write_model(model, kind, folder) if kind is not None else None
+    digest = write_model(model, saving, folder) if saving is not None else None
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
@@ -204,37 +203,6 @@ def _build(model: Any, columns: Any) -> None:
         model(structure(row_of_zeros(columns))[0])
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-
-
-def _loadable_format(model: Any, job: Job, custom_objects: Any) -> Format:
-    """The format in which the driver will be able to load the model: HDF5 where it can be.
-
-    Found before training: to fail after hours of it would be too late.
-    """
-    formats: tuple[Format, ...] = ("h5", "keras")
-    failure: SerializationError | None = None
-    for kind in formats:
-        try:
-            data = model_to_bytes(model, format=kind)
-            model_from_bytes(
-                data,
-                custom_objects=custom_objects,
-                safe_mode=job.safe_mode,
-                sha256=sha256_of(data),
-            )
-            return kind
-        except SerializationError as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
-
-
-def _write_model(model: Any, kind: Format, folder: Path) -> str:
-    data = model_to_bytes(model, format=kind)
-    partial = folder / "trained.partial"
-    partial.write_bytes(data)
-    partial.replace(folder / f"trained.{kind}")
-    return sha256_of(data)
 
 
 def _check_loss(model: Any, columns: Any, job: Job) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Child:
         Receives the worker's events (dicts with ``"event"``), called from a thread.
     environment
         Variables for the worker besides this process's own.
+    rscript
+        Path of the Rscript that is to be the process, with Python embedded; None: Python itself.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class Child:
         host: str,
         emit: Emit,
         environment: Mapping[str, str] | None = None,
+        rscript: str | None = None,
     ) -> None:
         self.job = job
         self.rank = rank
         self.host = host
         self._emit = emit
         self._environment = dict(environment or {})
+        self._rscript = rscript
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,16 +102,15 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, files: Mapping[str, bytes]) -> None:
+    def start(self, contents: Mapping[str, bytes]) -> None:
         """Write its files and start the process; it imports TensorFlow and waits for `go`."""
         (self.folder / JOB).write_text(self.job.to_json())
-        for name, content in files.items():
+        for name, content in contents.items():
             (self.folder / name).write_bytes(content)
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", _START, str(self.folder)]
-            + [str(descriptor) for descriptor in descriptors],
+            [*self._interpreter(), str(self.folder), *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -173,6 +177,14 @@ class Child:
                 return kind, path.read_bytes()
         return None
 
+    def _interpreter(self) -> list[str]:
+        if self._rscript is None:
+            return [sys.executable, "-u", "-c", _START]
+        script = self.folder / "worker.R"
+        # Not the file itself: this package may be in an archive.
+        script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
+        return [self._rscript, "--vanilla", str(script)]
+
     def _variables(self) -> dict[str, str]:
         # The worker imports what this process can import, a zip sent by Spark included.
         paths = [os.path.abspath(p or ".") for p in sys.path]
@@ -184,6 +196,8 @@ class Child:
             # TensorFlow leaves files behind when its process ends at once: they go with the folder.
             "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            # Where R embeds Python, or Python R: one and the same Python.
+            "RETICULATE_PYTHON": sys.executable,
             **self._environment,
             "TFDIST_RANK": str(self.rank),
             "TFDIST_HOST": self.host,

@@ -18,7 +18,7 @@ _STAMP = (1980, 1, 1, 0, 0, 0)
 
 def ship_package(session: Any) -> None:
     """Make ``import pybackend`` give the executors what the driver has."""
-    sources = _sources()
+    sources = package_sources()
     name = f"pybackend-{_digest(sources)[:16]}.zip"
     if is_connect(session):
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
@@ -36,11 +36,13 @@ def ship_package(session: Any) -> None:
         shipped.add(name)
 
 
-def _sources() -> dict[str, bytes]:
+def package_sources() -> dict[str, bytes]:
+    """This package's files by their names in an archive from which it can be imported."""
     root = Path(pybackend.__file__).parent
     return {
         str(Path("pybackend") / path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*.py"))
+        for path in sorted(root.rglob("*"))
+        if path.suffix in (".py", ".R")
     }
 
 

@@ -11,8 +11,7 @@ import queue
 import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -20,12 +19,13 @@ from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
 from pybackend.data.blobs import blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
-from pybackend.events import EventServer
+from pybackend.events import EventServer, own_address
 from pybackend.job import Job
 from pybackend.launchers.child import Emit
 from pybackend.launchers.outcome import Outcome
 from pybackend.launchers.shipping import ship_package
 from pybackend.launchers.slots import check_slots, is_connect, is_one_machine, setting
+from pybackend.launchers.spark_job import IdleWatch, SparkJob, job_of
 from pybackend.launchers.spark_task import (
     SCHEMA,
     SET_COLUMN,
@@ -36,14 +36,6 @@ from pybackend.launchers.spark_task import (
 )
 from pybackend.rendezvous import new_token
 from pybackend.result import Failure, WorkerReport, root_cause_first
-
-# How often Spark is asked whether a task of ours runs. Where none does, something else holds the
-# slots, or there are none.
-_IDLE_SECONDS = 60.0
-_IDLE = (
-    "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
-    "Free slots, or use fewer workers"
-)
 
 
 def launch(
@@ -79,7 +71,7 @@ def launch(
     loopback = is_one_machine(session)
     with ExitStack() as stack:
         stack.enter_context(_this_python(session))
-        frame, source = _input(session, job, datasets)
+        frame, source = input_frame(session, job, datasets)
         server = _event_server(stack, session, token, loopback)
         task = Task(job, files, source, token, server.address if server else None, loopback)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
@@ -90,7 +82,7 @@ def launch(
     return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)
 
 
-def _input(
+def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
 ) -> tuple[Any, RowsOfFrame | Blobs | None]:
     """A DataFrame with one partition per worker, and how a task reads its partition."""
@@ -105,14 +97,12 @@ def _input(
 
 
 def _frame_of_rows(job: Job, datasets: Mapping[str, Selection]) -> tuple[Any, RowsOfFrame]:
-    from pyspark.sql.functions import lit
-
     train = datasets["train"]
     held_out = datasets.get("validation")
     frame = train.frame
     if held_out is not None:
-        frame = frame.withColumn(SET_COLUMN, lit(0)).unionByName(
-            held_out.frame.withColumn(SET_COLUMN, lit(1))
+        frame = frame.selectExpr("*", f"0 AS {SET_COLUMN}").unionByName(
+            held_out.frame.selectExpr("*", f"1 AS {SET_COLUMN}")
         )
     source = RowsOfFrame(train.features, train.label, held_out is not None)
     # Spread evenly, and mixed where partitions are sorted by label.
@@ -145,9 +135,12 @@ def _partition_keys(session: Any, workers: int) -> list[int]:
 
 
 def _event_server(stack: ExitStack, session: Any, token: str, loopback: bool) -> EventServer | None:
-    """Listen for progress where executors can reach the driver; None where they cannot."""
-    host = "127.0.0.1" if loopback else setting(session, "spark.driver.host")
-    if is_connect(session) or not host:
+    """Listen for progress where executors may reach this process; None where they cannot."""
+    if is_connect(session):
+        host = own_address(session.client.host)
+    else:
+        host = "127.0.0.1" if loopback else setting(session, "spark.driver.host")
+    if not host:
         return None
     try:
         return stack.enter_context(EventServer(host, token))
@@ -160,41 +153,60 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
     outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
     events = server.queue if server else queue.Queue[dict[str, Any]]()
     failures: dict[int, Failure] = {}
-    with _cancellable(session) as (enter, cancel, is_busy):
 
-        def run() -> None:
-            try:
-                enter()
-                outcome.put(result.collect())
-            except BaseException as error:
-                outcome.put(error)
+    def submit() -> None:
+        try:
+            outcome.put(result.collect())
+        except BaseException as error:
+            outcome.put(error)
 
-        thread = _thread(session, run)
+    with job_of(session) as job:
+        thread = job.thread(submit)
+        watch = IdleWatch(job)
         thread.start()
-        deadline = time.monotonic() + _IDLE_SECONDS
         try:
             while thread.is_alive() or not events.empty():
                 with suppress(queue.Empty):
                     _handle(events.get(timeout=0.1), failures, on_event)
-                if time.monotonic() > deadline:
-                    if not is_busy():
-                        raise ClusterError(_IDLE)
-                    deadline = time.monotonic() + _IDLE_SECONDS
+                watch.look()
         except BaseException:
-            cancel()
-            thread.join(timeout=10)
+            _end(job, thread)
             raise
     finished = outcome.get()
     if isinstance(finished, BaseException):
-        failures.update({f.rank: f for f in failures_in(str(finished))})
-        with suppress(queue.Empty):
-            # What a worker has sent may still be on its way when Spark has already given up.
-            while server and not failures:
-                _handle(events.get(timeout=2), failures, on_event)
+        _gather_failures(finished, failures, server, on_event)
         if failures:
             raise WorkerFailedError(root_cause_first(list(failures.values())))
         raise _explained(finished) from finished
     return finished
+
+
+def _end(job: SparkJob, thread: threading.Thread) -> None:
+    """Cancel a job, and wait a little for its end."""
+
+    def cancel() -> None:
+        # Again and again: a job that is just being submitted cannot be cancelled yet.
+        for _ in range(10):
+            with suppress(Exception):
+                job.cancel()
+            thread.join(timeout=1)
+            if not thread.is_alive():
+                return
+
+    # Not on this thread: a Connect server that is gone lets its client wait for minutes.
+    threading.Thread(target=cancel, daemon=True).start()
+    thread.join(timeout=10)
+
+
+def _gather_failures(
+    error: BaseException, failures: dict[int, Failure], server: EventServer | None, on_event: Emit
+) -> None:
+    """Add what Spark's own error tells of the workers, or what they have sent."""
+    failures.update({f.rank: f for f in failures_in(str(error))})
+    with suppress(queue.Empty):
+        # What a worker has sent may still be on its way when Spark has already given up.
+        while server and not failures:
+            _handle(server.queue.get(timeout=2), failures, on_event)
 
 
 def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit) -> None:
@@ -204,45 +216,11 @@ def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit)
         on_event(event)
 
 
-Handles = tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]
-
-
-@contextmanager
-def _cancellable(session: Any) -> Iterator[Handles]:
-    """How to mark the running thread's jobs, cancel them, and ask whether a task runs."""
-    tag = f"tfdist-{new_token()[:12]}"
-    if is_connect(session):
-        yield (lambda: session.addTag(tag), lambda: session.interruptTag(tag), lambda: True)
-        return
-    context = session.sparkContext
-    tracker = context.statusTracker()
-
-    def is_busy() -> bool:
-        infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
-        stages = [tracker.getStageInfo(s) for info in infos if info for s in info.stageIds]
-        return any(stage and stage.numActiveTasks for stage in stages)
-
-    yield (
-        lambda: context.setJobGroup(tag, "tfdist training", interruptOnCancel=True),
-        lambda: context.cancelJobGroup(tag),
-        is_busy,
-    )
-
-
-def _thread(session: Any, target: Callable[[], None]) -> threading.Thread:
-    if is_connect(session):
-        return threading.Thread(target=target, daemon=True)
-    from pyspark import InheritableThread
-
-    thread: threading.Thread = InheritableThread(target=target)
-    thread.daemon = True
-    return thread
-
-
 @contextmanager
 def _this_python(session: Any) -> Iterator[None]:
     """On one machine, run the workers with the driver's Python unless another was chosen."""
-    if not is_one_machine(session) or session.sparkContext.pythonExec != "python3":
+    is_ours = is_one_machine(session) and not is_connect(session)
+    if not is_ours or session.sparkContext.pythonExec != "python3":
         yield
         return
     session.sparkContext.pythonExec = sys.executable

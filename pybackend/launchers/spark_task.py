@@ -17,14 +17,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pybackend.collective.dialling import split_address
 from pybackend.data.arrays import Columns, rows_of
 from pybackend.data.blobs import Layout, columns_from_blobs
 from pybackend.data.dataframe import columns_from_arrow
 from pybackend.data.spool import write_columns
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.events import EventClient
 from pybackend.job import Job
-from pybackend.launchers.child import Child
+from pybackend.launchers.child import Child, Emit
+from pybackend.launchers.versions import difference, installed
 from pybackend.result import Failure, WorkerReport
 
 SCHEMA = "rank int, report string, model_format string, model binary"
@@ -34,6 +36,11 @@ SETS = ("train", "validation")
 # Encloses a failure's description in an exception's message.
 MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
+# A barrier stage's failure as Spark tells it; the number of the result's partition is the rank.
+_EXECUTOR_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
+    r"[^)]*\)(?: Reason: (.*))?"
+)
 
 
 @dataclass(frozen=True)
@@ -93,46 +100,57 @@ class Task:
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
-        rank = context.partitionId()
-        host = self._host(context, rank)
-        emit = EventClient(self.driver, self.token, rank)
+        emit = EventClient(self.driver, self.token, context.partitionId())
         try:
-            with Child(self.job, rank, host, emit, self._variables(context)) as child:
-                child.start(self.files)
-                report = self._train(child, context, batches)
-                model = child.model() if rank == 0 else None
-            if report.failure is not None:
-                _fail(report.failure, emit)
+            report, model = self.work(context, batches, emit)
         finally:
             emit.close()
         yield _row(report, model)
 
+    def work(
+        self, context: Any, batches: Iterator[Any], emit: Emit, rscript: str | None = None
+    ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
+        """Run one worker: its report and, on rank 0, the format and content of the model.
+
+        Parameters
+        ----------
+        context
+            A ``pyspark.BarrierTaskContext``, or what knows the same of the tasks.
+        emit
+            Sends events to the driver; returns whether they went out.
+        rscript
+            As in `Child`.
+
+        Raises
+        ------
+        RuntimeError
+            Where the worker failed.
+        """
+        rank = context.partitionId()
+        host = self._host(context, rank)
+        variables = self._variables(context)
+        with Child(self.job, rank, host, emit, variables, rscript) as child:
+            child.start(self.files)
+            report = self._train(child, context, batches)
+            model = child.model() if rank == 0 else None
+        if report.failure is not None:
+            _fail(report.failure, emit)
+        return report, model
+
     def _train(self, child: Child, context: Any, batches: Iterator[Any]) -> WorkerReport:
+        """Feed the worker, bring it together with the others, and wait for its end."""
         datasets: dict[str, Columns] = {}
-        failure = None
+        error: Exception | None = None
         try:
             if self.source is None:
                 for _ in batches:
                     pass
             else:
                 datasets = self.source.read(batches, child.rank, self.job.floatx)
-        except Exception as error:  # told to the others: they must not wait for this worker
-            failure = _failure(child, error)
-        message = {
-            "address": child.address,
-            "reserved": child.reserved,
-            "shapes": {name: _shapes(columns) for name, columns in datasets.items()},
-            "failed": failure is not None,
-        }
-        everyone = [json.loads(text) for text in context.allGather(json.dumps(message))]
-        failed = [r for r, m in enumerate(everyone) if m["failed"]]
-        if failed:
-            failure = failure or _stopped(child, failed[0])
-        else:  # a worker that has failed has no shapes to compare
-            try:
-                _check_shapes([m["shapes"] for m in everyone])
-            except InputError as error:
-                failure = _failure(child, error)
+        except Exception as caught:  # told to the others: they must not wait for this worker
+            error = caught
+        everyone = self._meet(child, context, datasets, error)
+        failure = self._not_ready(child, everyone, error)
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         for name, columns in datasets.items():
@@ -151,11 +169,45 @@ class Task:
         )
         return child.wait()
 
+    @staticmethod
+    def _meet(
+        child: Child, context: Any, datasets: Mapping[str, Columns], error: Exception | None
+    ) -> list[dict[str, Any]]:
+        """What every worker says of itself, by rank; all call it together, once."""
+        message = {
+            "address": child.address,
+            "reserved": child.reserved,
+            "host": child.host,
+            "packages": installed(),
+            "shapes": {name: _shapes(columns) for name, columns in datasets.items()},
+            "failed": error is not None,
+        }
+        return [json.loads(text) for text in context.allGather(json.dumps(message))]
+
+    def _not_ready(
+        self, child: Child, everyone: list[dict[str, Any]], error: Exception | None
+    ) -> Failure | None:
+        """Why this worker does not start; of all that do not, one at least has the cause."""
+        if self.job.kind != "run":  # a function may do without TensorFlow
+            found = difference([m["host"] for m in everyone], [m["packages"] for m in everyone])
+            if found is not None:
+                rank, message = found
+                is_here = rank == child.rank
+                return _failure(child, ClusterError(message)) if is_here else _stopped(child, rank)
+        failed = [rank for rank, m in enumerate(everyone) if m["failed"]]
+        if failed:
+            return _failure(child, error) if error else _stopped(child, failed[0])
+        try:
+            _check_shapes([m["shapes"] for m in everyone])
+        except InputError as caught:
+            return _failure(child, caught)
+        return None
+
     def _host(self, context: Any, rank: int) -> str:
         if self.loopback:
             return "127.0.0.1"
         named = str(context.getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
-        if self.driver and _is_loopback(named):
+        if self.driver and _is_loopback(named) and not _is_loopback(split_address(self.driver)[0]):
             # Debian gives a machine's own name an address that no other machine can reach.
             return _address_towards(self.driver)
         return socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
@@ -183,7 +235,7 @@ def _address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _fail(failure: Failure, emit: EventClient) -> NoReturn:
+def _fail(failure: Failure, emit: Emit) -> NoReturn:
     """Tell the driver why, and fail the task: Spark then ends the tasks that still run."""
     described = asdict(failure)
     told = emit({"event": "failed", "rank": failure.rank, "failure": described})
@@ -198,9 +250,25 @@ def _fail(failure: Failure, emit: EventClient) -> NoReturn:
 
 
 def failures_in(message: str) -> list[Failure]:
-    """Failures that `_fail` wrote into the message of Spark's own exception."""
+    """Failures that `_fail` wrote into the message of Spark's own exception, or Spark itself."""
     texts = re.findall(f"{MARK}([A-Za-z0-9+/=]+){MARK}", message)
-    return [Failure.from_dict(json.loads(base64.b64decode(text))) for text in dict.fromkeys(texts)]
+    told = [Failure.from_dict(json.loads(base64.b64decode(text))) for text in dict.fromkeys(texts)]
+    return told + [_lost_with_executor(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
+
+
+def _lost_with_executor(rank: str, executor: str, reason: str) -> Failure:
+    """Other workers only see that a connection closed: Spark knows that an executor is gone."""
+    return Failure(
+        int(rank),
+        f"executor {executor}",
+        exception_type="ExecutorLost",
+        message=f"Spark lost the executor that the worker ran in ({reason or 'no reason given'})",
+        time=time.time(),
+        advice=(
+            "see that executor's log in Spark's web interface. Exit code 137 mostly means that "
+            "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
+        ),
+    )
 
 
 def _shapes(columns: Columns) -> dict[str, Any]:
@@ -231,14 +299,16 @@ def _check_shapes(shapes: list[dict[str, Any]]) -> None:
 
 
 def _failure(child: Child, error: Exception) -> Failure:
+    is_told = isinstance(error, (InputError, ClusterError))
     return Failure(
         child.rank,
         child.host,
         exception_type=type(error).__name__,
         message=str(error),
-        traceback="" if isinstance(error, InputError) else traceback.format_exc(),
+        traceback="" if is_told else "".join(traceback.format_exception(error)),
         time=time.time(),
-        advice="mend the data, or choose other columns",
+        # What to do about the cluster is in the message, which knows the hosts.
+        advice="" if isinstance(error, ClusterError) else "mend the data, or choose other columns",
     )
 
 
@@ -247,7 +317,7 @@ def _stopped(child: Child, cause: int) -> Failure:
         child.rank,
         child.host,
         exception_type="Stopped",
-        message=f"did not start because worker {cause} could not read its rows",
+        message=f"did not start because worker {cause} could not",
         time=time.time(),
     )
 

@@ -1,22 +1,45 @@
-#' What tfdist finds on this machine
+#' What tfdist finds on this machine, and on every host of a cluster
 #'
 #' Prints the versions of R, Python and the packages that matter, which Python is used and why, and
 #' what is missing. The first thing to look at, and to send along, when something does not work.
 #'
+#' With `sc`, a short barrier job also asks every slot of the cluster what its host has, tries
+#' whether every worker reaches every other over TCP, and tells what to mend, and on which host.
+#'
+#' @param sc `NULL` for this machine alone; or the cluster to probe, as in [barrier_train()].
+#'   `"local[N]"` tries N worker processes on this machine, `"local"` two.
 #' @param quiet Whether to print nothing.
 #'
 #' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
 #'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
 #'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`.
 #'   What was not found is `NULL`.
+#'
+#'   With `sc` also `cluster` and `problems`. `cluster` is a data frame with a row for each worker:
+#'   `rank`, `host`, `python`, `python_version`, `tensorflow`, `keras`, `r`, `cores`, `memory_gb`,
+#'   `gpus` (how many) and `reaches` (whether it reaches all others), with `NA` for what the host
+#'   does not have. `problems` are sentences; without any, the cluster is ready. Where the workers
+#'   could not even start, they say why, and `cluster` has no rows.
 #' @export
 #' @examples
 #' tfdist_sitrep()
-tfdist_sitrep <- function(quiet = FALSE) {
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' report <- tfdist_sitrep("local[2]", quiet = TRUE)
+#' report$cluster
+tfdist_sitrep <- function(sc = NULL, quiet = FALSE) {
   check_flag(quiet)
+  route <- check_sc(sc)
   report <- gather_sitrep()
+  cluster <- if (!is.null(sc)) gather_cluster(route, sc)
   if (!quiet) {
     print_sitrep(report)
+    if (!is.null(cluster)) {
+      print_cluster(cluster)
+    }
+  }
+  if (!is.null(cluster)) {
+    report$cluster <- cluster$workers
+    report$problems <- cluster$problems
   }
   invisible(report)
 }

@@ -9,9 +9,9 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (!inherits(sc, "spark_connection")) {
     abort_sc(sc, arg, call)
   }
-  check_open_connection(sc, arg, call)
   # A connection of pysparklyr has both classes.
   kind <- if (inherits(sc, "pyspark_connection")) "pysparklyr" else "sparklyr"
+  check_open_connection(sc, kind, arg, call)
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
       c(
@@ -36,9 +36,15 @@ check_python_session <- function(sc, arg, call) {
   list(kind = "python", sc = sc)
 }
 
-check_open_connection <- function(sc, arg, call) {
+check_open_connection <- function(sc, kind, arg, call) {
   check_installed("sparklyr", "A Spark connection", call)
-  if (!sparklyr::spark_connection_is_open(sc)) {
+  is_open <- if (kind == "pysparklyr") {
+    # sparklyr takes every connection of pysparklyr for open; only the session knows.
+    !is_stopped(sparklyr::spark_session(sc))
+  } else {
+    sparklyr::spark_connection_is_open(sc)
+  }
+  if (!is_open) {
     abort_tfdist(
       c(
         sprintf("The Spark connection `%s` is closed.", arg),
@@ -48,6 +54,10 @@ check_open_connection <- function(sc, arg, call) {
       call = call
     )
   }
+}
+
+is_stopped <- function(session) {
+  reticulate::py_has_attr(session, "is_stopped") && isTRUE(session$is_stopped)
 }
 
 abort_sc <- function(sc, arg, call) {

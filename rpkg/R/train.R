@@ -11,7 +11,7 @@
 #'     need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
 #' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
-#'   function without arguments that returns one.
+#'   function without arguments that returns one, which is called in this session.
 #' @param data The rows to train on:
 #'   * `list(x, y)` with arrays whose first dimension counts the rows; a third element is a weight
 #'     for each row. `x` may be a list of arrays, one per input of the model; a named list goes by
@@ -23,6 +23,9 @@
 #'     passing through R;
 #'   * a PySpark DataFrame or a tuple of numpy arrays, as they are.
 #' @param ... Must be empty: the arguments that follow are given by name.
+#' @param model_fn In place of `model`: an R function without arguments that builds and compiles the
+#'   model in every worker, where its layers and losses may be R functions, too. It travels as the
+#'   function of [barrier_apply()] does, and needs the same on the workers' machines.
 #' @param label Name of the label column of a data frame or table.
 #' @param features Names of the feature columns; `NULL` takes all others.
 #' @param workers Number of worker processes.
@@ -89,9 +92,10 @@
 #' }
 barrier_train <- function(
   sc,
-  model,
-  data,
+  model = NULL,
+  data = NULL,
   ...,
+  model_fn = NULL,
   label = "label",
   features = NULL,
   workers = 2L,
@@ -117,7 +121,7 @@ barrier_train <- function(
 ) {
   check_named_only(...)
   route <- check_sc(sc)
-  check_model(model)
+  check_one_model(model, model_fn)
   check_string(label)
   check_strings(features, allow_null = TRUE)
   settings <- list(
@@ -151,21 +155,27 @@ barrier_train <- function(
   settings <- c(settings, list(class_weight = class_weight, label = label, features = features))
 
   call <- rlang::current_env()
-  result <- run_training(route, model, data, validation, settings, call)
+  result <- run_training(route, model, model_fn, data, validation, settings, call)
   tell_levels(levels)
   new_fit(result, data$features, levels, custom_objects, safe_mode)
 }
 
-run_training <- function(route, model, data, validation, settings, call) {
+run_training <- function(route, model, model_fn, data, validation, settings, call) {
   backend <- pybackend(call)
   session <- open_session(route, call)
-  model <- as_python_model(model, call)
+  if (is.null(model_fn)) {
+    workers <- session
+    model <- as_python_model(model, call)
+  } else {
+    model <- as_r_function(model_fn, NULL, identity, arg = "model_fn", call = call)
+    workers <- open_r_workers(route, call)
+  }
   settings <- lapply(settings, function(value) if (length(value)) value)
   with_python_data(data, session, function(rows) {
     with_python_data(validation, session, function(validation_rows) {
       arguments <- list(
         backend$barrier_train,
-        session,
+        workers,
         model,
         rows,
         validation_data = validation_rows,
@@ -174,6 +184,25 @@ run_training <- function(route, model, data, validation, settings, call) {
       do.call(call_python, c(arguments, settings))
     })
   })
+}
+
+check_one_model <- function(model, model_fn, call = caller_env()) {
+  if (is.null(model_fn)) {
+    return(check_model(model, arg = "model", call = call))
+  }
+  if (!is.null(model)) {
+    abort_input(
+      c(
+        "Both `model` and `model_fn` are given.",
+        i = "Give `model` to send a model, or `model_fn` to have each worker build it."
+      ),
+      call = call
+    )
+  }
+  if (is.primitive(model_fn) || is_python(model_fn)) {
+    abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
+  }
+  check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
 }
 
 check_named_only <- function(..., call = caller_env()) {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
+import socket
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -65,12 +68,55 @@ def test_a_wrong_tf_config_is_refused(arguments: list[str], named: str, capsys: 
 
 def test_doctor_shows_this_machine(capsys: Any) -> None:
     status = main(["doctor"])
-    lines = capsys.readouterr().out.splitlines()
+    *lines, verdict = capsys.readouterr().out.splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines if not line.startswith("problem: "))
     assert shown["python"] == sys.executable
     assert shown["version"] == pybackend.__version__
     assert {"tensorflow", "keras", "pyspark", "java", "cores", "memory_gb", "gpus"} <= set(shown)
     assert status == (1 if len(shown) < len(lines) else 0)
+    assert verdict.startswith("ready" if status == 0 else ("ready on this machine;", "not ready:"))
+
+
+def test_doctor_probes_a_cluster_of_its_own() -> None:
+    shown = run("doctor", "--master", "local[2]", "--conf", "spark.driver.memory=512m")
+    assert shown.returncode == 0, shown.stderr
+    first, *lines, verdict = shown.stdout.splitlines()
+    assert first == socket.gethostname()
+    assert lines[0] == f"  Python {platform.python_version()}, {sys.executable}"
+    assert lines[-1] == "  2 slots here, reaching all other workers"
+    assert verdict == "ready: 2 workers on 1 host, and each reaches all others"
+
+
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_a_master_that_does_not_answer(scheme: str, capsys: Any) -> None:
+    with socket.socket() as held:  # bound, so that nothing else listens there
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        assert main(["doctor", "--master", f"{scheme}://{address}"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{address}: Connection refused" in shown.err
+
+
+def test_an_answer_that_is_not_spark(capsys: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
+        hang_up.daemon = True
+        hang_up.start()
+        shown = run("doctor", "--master", f"sc://127.0.0.1:{port}")
+    assert shown.returncode == 1
+    assert f"Spark did not start at sc://127.0.0.1:{port}" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_what_spark_needs_is_named(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    assert main(["doctor", "--master", "local"]) == 1
+    assert "no Java was found" in capsys.readouterr().err
+    monkeypatch.setattr("pybackend.own_session.find_spec", lambda name: None)
+    assert main(["doctor", "--master", "local"]) == 1
+    assert "pyspark is not installed" in capsys.readouterr().err
 
 
 def test_the_version(capsys: Any) -> None:
@@ -88,6 +134,13 @@ def test_the_version(capsys: Any) -> None:
         ["mnist", "--workers", "three"],
         ["mnist", "--unknown"],
         ["tf-config", "--index", "first"],
+        ["doctor", "--master", "spark//host:7077"],
+        ["doctor", "--master", "spark://host"],
+        ["doctor", "--master", "local[two]"],
+        ["doctor", "--master", "local[2]", "--workers", "0"],
+        ["doctor", "--master", "local[2]", "--conf", "spark.executor.memory"],
+        ["doctor", "--workers", "2"],
+        ["doctor", "--conf", "a=b"],
     ],
 )
 def test_what_is_no_command_ends_with_status_2(arguments: list[str], capsys: Any) -> None:

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.doctor import doctor
+from pybackend.doctor import doctor, java, lacking
 
-PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "pyspark", "pyarrow")
+PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
 GOOD = {
     "tensorflow-cpu": "2.18.0",
     "keras": ".".join(map(str, OLDEST_KERAS)),
     "numpy": "2.0.0",
     "h5py": "3.11.0",
+    "cloudpickle": "3.1.2",
 }
 
 
@@ -78,22 +79,31 @@ def test_a_machine_with_nothing(tmp_path: Path) -> None:
     found = doctor_on(tmp_path, {})
     assert [found[name] for name in PACKAGES] == [None] * len(PACKAGES)
     assert (found["java"], found["gpus"], found["loaded"]) == (None, [], [])
+    assert (found["rscript"], found["r"], found["reticulate"]) == (None, None, None)
     wanted = ".".join(map(str, OLDEST_KERAS))
     assert found["problems"] == [
         "tensorflow is not installed: install tensorflow >= 2.18",
         f"keras is not installed: install keras >= {wanted}",
+        "numpy is not installed: install numpy >= 1.26",
+        "h5py is not installed: install h5py >= 3.10",
+        "cloudpickle is not installed: install cloudpickle >= 3.0",
     ]
+    assert found["verdict"] == (
+        f"not ready: first run {sys.executable} -m pip install 'tensorflow>=2.18' "
+        f"'keras>={wanted}' 'numpy>=1.26' 'h5py>=3.10' 'cloudpickle>=3.0'"
+    )
 
 
 def test_a_machine_with_enough(tmp_path: Path) -> None:
     found = doctor_on(tmp_path, GOOD)
     assert found["problems"] == []
     assert (found["tensorflow"], found["numpy"]) == ("2.18.0", "2.0.0")
+    assert found["verdict"] == "ready: try `tfdist mnist`"
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "tensorflow-cpu", "tf-nightly"])
 def test_every_build_of_tensorflow_counts(tmp_path: Path, name: str) -> None:
-    packages = {"keras": "3.15.1", name: "2.21.0rc1"}
+    packages = {k: v for k, v in GOOD.items() if k != "tensorflow-cpu"} | {name: "2.21.0rc1"}
     found = doctor_on(tmp_path, packages)
     assert (found["tensorflow"], found["problems"]) == ("2.21.0rc1", [])
 
@@ -113,6 +123,10 @@ def test_spark_needs_arrow_and_java(tmp_path: Path) -> None:
         "pyspark is installed without pyarrow, which training on Spark needs",
         "no Java was found: a local Spark needs Java 17",
     ]
+    assert found["verdict"] == (
+        "ready on this machine; for Spark, mend first: pyspark is installed without pyarrow, "
+        "which training on Spark needs"
+    )
 
 
 def test_java_and_gpus_are_asked(tmp_path: Path) -> None:
@@ -130,3 +144,34 @@ def test_java_and_gpus_are_asked(tmp_path: Path) -> None:
 def test_a_driver_that_fails_means_no_gpu(tmp_path: Path) -> None:
     found = doctor_on(tmp_path, GOOD, nvidia_smi="echo 'no devices were found'; exit 9")
     assert found["gpus"] == []
+
+
+def test_r_itself_is_asked(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, GOOD, Rscript='echo "R 4.2.2 1.47.0"')
+    assert (found["r"], found["reticulate"]) == ("4.2.2", "1.47.0")
+    assert found["rscript"] == str(tmp_path / "bin" / "Rscript")
+
+
+@pytest.mark.parametrize("text", ['echo "R 4.2.2 "', "echo 'cannot find R'; exit 1"])
+def test_r_without_reticulate_and_r_that_fails(tmp_path: Path, text: str) -> None:
+    found = doctor_on(tmp_path, GOOD, Rscript=text)
+    assert (found["r"], found["reticulate"]) == ("4.2.2" if "4.2.2" in text else None, None)
+    assert found["problems"] == []
+
+
+def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "java", """echo 'openjdk version "21.0.1"' >&2""")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert java() == "21.0.1"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    assert java() is None
+
+
+def test_only_workers_of_spark_need_arrow() -> None:
+    found = {**doctor(), "pyarrow": "14.0.2"}
+    assert lacking(found) == []
+    assert lacking(found, on_spark=True) == [("pyarrow", "14.0.2", "15")]
+    old = {**found, "python_version": "3.10.4", "keras": "3.12.4"}
+    assert lacking(old) == []
+    assert lacking({**old, "python_version": "3.12.0"}) == [("keras", "3.12.4", "3.13.2")]

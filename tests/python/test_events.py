@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import queue
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from pybackend.events import EventClient, EventServer
+from pybackend.events import EventClient, EventServer, own_address
 from pybackend.rendezvous import greet_as_client, listen, new_token
 
 TOKEN = new_token()
@@ -95,6 +97,32 @@ def test_without_a_driver_events_are_dropped(address: Any) -> None:
     client({"event": "epoch"})
     client.close()
     client({"event": "after the end"})
+
+
+def test_a_driver_behind_a_firewall_delays_no_worker() -> None:
+    # A listener whose queue is full drops what knocks, as a firewall does.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as stack:
+        address = server.getsockname()
+        for _ in range(2):
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(address)
+        began = time.monotonic()
+        client = EventClient(f"127.0.0.1:{address[1]}", TOKEN, 0)
+        assert not client({"event": "epoch"})
+        assert time.monotonic() - began < 1
+        client.close()
+        assert 2 < time.monotonic() - began < 5
+        assert not client({"event": "after the end"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_own_address_lies_on_the_way_to_the_peer(host: str) -> None:
+    assert own_address(host) in ("127.0.0.1", "::1")
+
+
+def test_there_is_no_way_to_a_name_without_address() -> None:
+    assert own_address("nowhere.invalid") is None
 
 
 def test_a_driver_that_goes_away_does_not_stop_the_worker() -> None:

@@ -19,11 +19,12 @@ ROOT = Path(pybackend.__file__).parent
 LAYERS = [
     ["errors"],
     ["cluster", "context", "job", "result", "values"],
-    ["code", "collective", "data", "events", "hdf5", "rendezvous", "serialization"],
+    ["code", "collective", "data", "events", "hdf5", "meeting", "r", "rendezvous", "serialization"],
     ["engine", "worker"],
     ["launchers", "progress"],
     ["api", "request", "scoring"],
-    ["__init__", "__main__", "bridge", "cli", "digits", "doctor", "plots"],
+    ["__init__", "__main__", "bridge", "cli", "digits", "doctor", "plots"]
+    + ["diagnosis", "own_session", "probe", "reach"],
 ]
 # Heavy, or not there for every user.
 HEAVY = {"tensorflow", "keras", "pyspark", "numpy", "pandas", "pyarrow", "h5py", "matplotlib"}

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import build_dense, largest_difference, spark_session, wait_for, worker_processes
+from pyspark import InheritableThread
 
 import pybackend
 from pybackend import (
@@ -22,6 +23,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.digits import digit_model
+from pybackend.launchers import spark_job
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,32 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
+def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
+
+    def hold(batches: Any) -> Any:
+        import time
+
+        yield from batches
+        time.sleep(1000)
+
+    def occupy() -> None:
+        spark.sparkContext.setJobGroup("others", "holds all slots", interruptOnCancel=True)
+        # It is cancelled below.
+        with pytest.raises(Exception, match="cancelled"):
+            spark.range(0, 2, 1, 2).mapInArrow(hold, "id long").collect()
+
+    other = InheritableThread(target=occupy)
+    other.start()
+    try:
+        with pytest.raises(ClusterError, match="Spark runs no task of this job"):
+            barrier_run(spark, lambda context: 1, workers=2)
+    finally:
+        spark.sparkContext.cancelJobGroup("others")
+        other.join(timeout=30)
+    assert not other.is_alive()
+
+
 def test_executors_get_this_very_package(spark: Any) -> None:
     def work(context: WorkerContext) -> str:
         import pybackend
@@ -285,40 +313,3 @@ except pybackend.ClusterError as error:
     print(error)
 """
     assert "it was stopped" in in_another_process(code)
-
-
-def test_connect_gives_the_same_weights_and_failures() -> None:
-    code = """
-import os
-os.environ["SPARK_TESTING"] = "1"  # gives the server a port that is free
-from conftest import build_dense
-import numpy as np, pybackend, sys
-from pyspark.sql import SparkSession
-os.environ["PYSPARK_PYTHON"] = sys.executable
-session = SparkSession.builder.remote("local[2]").getOrCreate()
-rng = np.random.default_rng(0)
-data = rng.normal(size=(100, 8)).astype("float32"), rng.integers(0, 3, 100)
-arguments = dict(workers=2, batch_size=20, seed=1, verbose=0)
-there = pybackend.barrier_train(session, build_dense, data, **arguments)
-here = pybackend.barrier_train(None, build_dense, data, **arguments)
-print("same weights", there.model_sha256 == here.model_sha256)
-frame = session.createDataFrame([(float(i), i % 3) for i in range(30)], "a double, label int")
-def small():
-    import keras
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-result = pybackend.barrier_train(session, small, frame, **arguments)
-print("rows", sum(w.rows for w in result.workers))
-def fail(context):
-    raise KeyError("no such digit")
-try:
-    pybackend.barrier_run(session, fail, workers=2)
-except pybackend.WorkerFailedError as error:
-    print(error.exception_type, error.rank in (0, 1))
-session.stop()
-"""
-    shown = in_another_process(code)
-    assert "same weights True" in shown
-    assert "rows 30" in shown
-    assert "KeyError True" in shown

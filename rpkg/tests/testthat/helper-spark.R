@@ -34,3 +34,94 @@ file_connection <- function(master, env = parent.frame()) {
 }
 
 fit_weights <- function(fit) fit$model$get_weights()
+
+skip_if_no_pysparklyr <- function() {
+  skip_if_no_spark()
+  # Tests alone need it: it is not among the packages that DESCRIPTION names.
+  if (!nzchar(system.file(package = "pysparklyr"))) {
+    skip_or_fail("the R package pysparklyr is missing")
+  }
+}
+
+# Address of a Spark Connect server of two slots for the test file that calls it.
+file_connect_server <- function(env = parent.frame()) {
+  home <- pyspark_home()
+  # Spark leaves its metastore where it was started.
+  folder <- withr::local_tempdir(.local_envir = env)
+  log <- file.path(folder, "server.log")
+  withr::local_envvar(
+    SPARK_HOME = home,
+    SPARK_LOCAL_IP = "127.0.0.1",
+    SPARK_LOCAL_DIRS = folder,
+    PYSPARK_PYTHON = reticulate::py_exe()
+  )
+  subprocess <- reticulate::import("subprocess")
+  server <- subprocess$Popen(
+    connect_command(home, folder),
+    cwd = folder,
+    env = as.list(Sys.getenv()),
+    stdout = reticulate::import_builtins()$open(log, "wb"),
+    stderr = subprocess$STDOUT
+  )
+  withr::defer(
+    {
+      server$terminate()
+      server$wait(60)
+    },
+    envir = env
+  )
+  paste0("sc://", address_in_log(server, log))
+}
+
+connect_command <- function(home, folder) {
+  c(
+    file.path(home, "bin", "spark-submit"),
+    c("--master", "local[2]", "--driver-memory", "1g"),
+    c("--driver-java-options", paste0("-Djava.io.tmpdir=", folder)),
+    c("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+    # The system picks the port.
+    c("--conf", "spark.connect.grpc.binding.port=0"),
+    c("--conf", "spark.ui.enabled=false"),
+    c("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+    "spark-internal"
+  )
+}
+
+address_in_log <- function(server, log) {
+  for (i in 1:600) {
+    lines <- readLines(log, warn = FALSE)
+    told <- grep("server started at: ", lines, value = TRUE)
+    if (length(told) > 0L) {
+      return(sub(".*server started at: ", "", told[[1L]]))
+    }
+    if (!is.null(server$poll())) {
+      break
+    }
+    Sys.sleep(0.1)
+  }
+  stop("the Spark Connect server did not start:\n", paste(lines, collapse = "\n"))
+}
+
+# A connection of pysparklyr, with the Python that runs, for the test file that calls it.
+file_pyspark_connection <- function(env = parent.frame()) {
+  skip_if_no_pysparklyr()
+  sc <- suppressMessages(sparklyr::spark_connect(
+    master = file_connect_server(env),
+    method = "spark_connect",
+    version = reticulate::import("pyspark")$`__version__`,
+    envname = dirname(dirname(reticulate::py_exe()))
+  ))
+  withr::defer(end_pyspark_connection(sc), envir = env)
+  sc
+}
+
+end_pyspark_connection <- function(sc) {
+  session <- sparklyr::spark_session(sc)
+  if (!session$is_stopped) {
+    session$stop()
+  }
+  # sparklyr itself leaves the session of pysparklyr open.
+  sparklyr::spark_disconnect(sc)
+  # By this PySpark takes Connect for the only kind of session in its process.
+  reticulate::py_run_string("import os; os.environ.pop('SPARK_CONNECT_MODE_ENABLED', None)")
+}

@@ -4,7 +4,9 @@ test_that("the report is complete, with Python or without", {
   expect_identical(report$packages$tfdist, own_version())
   expect_identical(report$r, as.character(getRversion()))
   expect_gte(report$cores, 1)
+  expect_null(report$cluster)
   expect_snapshot(error = TRUE, tfdist_sitrep(quiet = NA))
+  expect_error(tfdist_sitrep(TRUE), class = "tfdist_error_input")
 })
 
 test_that("with pybackend it is ready and the versions match", {

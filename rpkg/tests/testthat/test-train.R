@@ -53,7 +53,7 @@ test_that("R and Python have the same arguments and defaults", {
     python <- lapply(reticulate::iterate(parameters$values()), identity)
     names(python) <- vapply(python, function(parameter) parameter$name, "")
     r <- formals(name)
-    r <- r[!names(r) %in% c("sc", "model", "data", "x", "...")]
+    r <- r[!names(r) %in% c("sc", "model", "model_fn", "data", "x", "...")]
     expect_setequal(names(r), setdiff(names(python), c("spark", "model", "data", "x")))
     for (argument in names(r)) {
       expect_equal(eval(r[[argument]]), python[[argument]]$default, info = argument)

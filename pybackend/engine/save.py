@@ -1,0 +1,78 @@
+"""The trained model as a file that the driver will be able to load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from pybackend.engine.load import Loaded
+from pybackend.errors import SerializationError
+from pybackend.job import Job
+from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
+
+_NO_SETTINGS = (
+    "the model will come back without its compile settings, which hold functions written in R: "
+    "compile it again to evaluate it or to train it further"
+)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How to write a model: the format, and whether with its compile settings."""
+
+    format: Format
+    compiled: bool
+
+
+def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object]) -> Saving:
+    """How the model can be read back: HDF5 where it can be.
+
+    Found before training: to fail after hours of it would be too late.
+
+    Raises
+    ------
+    SerializationError
+        Where it cannot.
+    """
+    ways = [Saving("h5", True), Saving("keras", True)]
+    if loaded.is_of_r:  # no argument of the driver's could name a function of R
+        ways.append(Saving("h5", False))
+    failure: SerializationError | None = None
+    for way in ways:
+        try:
+            data = _encoded(loaded.model, way)
+            model_from_bytes(
+                data,
+                custom_objects=loaded.extras.get("custom_objects"),
+                safe_mode=job.safe_mode,
+                sha256=sha256_of(data),
+            )
+        except SerializationError as error:
+            failure = failure or error
+            continue
+        if not way.compiled:
+            emit({"event": "note", "text": _NO_SETTINGS})
+        return way
+    assert failure is not None
+    raise failure
+
+
+def write_model(model: Any, way: Saving, folder: Path) -> str:
+    """Write ``trained.h5`` or ``trained.keras`` in one piece; returns its SHA-256."""
+    data = _encoded(model, way)
+    partial = folder / "trained.partial"
+    partial.write_bytes(data)
+    partial.replace(folder / f"trained.{way.format}")
+    return sha256_of(data)
+
+
+def _encoded(model: Any, way: Saving) -> bytes:
+    if not way.compiled:
+        bare = keras.models.clone_model(model)
+        bare.set_weights(model.get_weights())
+        model = bare
+    return model_to_bytes(model, format=way.format)

@@ -1,0 +1,87 @@
+"""TensorFlow and Keras on the workers' hosts: there, and the same everywhere, before a training.
+
+Only the installed packages' metadata is read: importing TensorFlow takes seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+_TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
+# Names under which builds of TensorFlow are published.
+_DISTRIBUTIONS = {
+    "tensorflow": (
+        "tensorflow",
+        "tensorflow-cpu",
+        "tensorflow-intel",
+        "tensorflow-macos",
+        "tensorflow-rocm",
+        "tf-nightly",
+    ),
+    "keras": ("keras", "keras-nightly"),
+}
+_UNKNOWN = "unknown"
+
+
+def installed() -> dict[str, Any]:
+    """What this Python has: ``python``, its path, and a version of each package.
+
+    None stands for a package that is absent, ``"unknown"`` for one without metadata.
+    """
+    found: dict[str, Any] = {"python": sys.executable}
+    for package, names in _DISTRIBUTIONS.items():
+        found[package] = _version(names) or (_UNKNOWN if find_spec(package) else None)
+    return found
+
+
+def difference(hosts: Sequence[str], found: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The first rank whose packages keep a training from starting, and why; None: all is well.
+
+    Parameters
+    ----------
+    hosts, found
+        Each rank's host, and what `installed` gave there.
+    """
+    for package, title in _TITLES.items():
+        versions = [have[package] for have in found]
+        known = [v for v in versions if v not in (None, _UNKNOWN)]
+        # What most hosts have is what the others should have; of two, what the lower rank has.
+        wanted = Counter(known).most_common(1)[0][0] if known else None
+        for rank, have in enumerate(versions):
+            if have is None:
+                return rank, _absent(rank, hosts, found[rank]["python"], package, wanted)
+            if have not in (wanted, _UNKNOWN):
+                peer = versions.index(wanted)
+                return rank, (
+                    f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
+                    f"{hosts[peer]} has {wanted}: install the same version on every host "
+                    f"(there: {_pip(found[rank]['python'], package, wanted)}), or set "
+                    "PYSPARK_PYTHON to a Python that has it on every host"
+                )
+    return None
+
+
+def _absent(rank: int, hosts: Sequence[str], python: str, package: str, wanted: str | None) -> str:
+    return (
+        f"worker {rank} on {hosts[rank]} has no {_TITLES[package]}: its Python is {python}. "
+        f"Install it there with `{_pip(python, package, wanted)}`, or set PYSPARK_PYTHON to a "
+        "Python that has it on every host"
+    )
+
+
+def _pip(python: str, package: str, wanted: str | None) -> str:
+    return f"{python} -m pip install {package}" + (f"=={wanted}" if wanted else "")
+
+
+def _version(names: Sequence[str]) -> str | None:
+    for name in names:
+        with suppress(PackageNotFoundError):
+            # Behind "+" stands who built it.
+            return version(name).partition("+")[0]
+    return None

@@ -1,0 +1,1 @@
+"""Functions written in R: sent to the workers, and run there in the process of TensorFlow."""

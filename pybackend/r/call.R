@@ -1,0 +1,52 @@
+# One call of a function: what Python put into `exchange` goes in, value or error comes out.
+function() {
+  exchange <- reticulate::import("pybackend.r.function", convert = FALSE)$exchange
+  item <- function(name) reticulate::py_to_r(reticulate::py_get_item(exchange, name))
+  put <- function(name, value) reticulate::py_set_item(exchange, name, value)
+
+  # The calls between the user's function and the error, without those that brought us here.
+  described <- function(calls, depth) {
+    calls <- utils::head(calls, -2L)[-seq_len(depth)]
+    lines <- vapply(calls, function(call) deparse(call, 500L, nlines = 1L)[[1L]], "")
+    lines <- ifelse(nchar(lines) > 120L, paste0(substr(lines, 1L, 117L), "..."), lines)
+    # The function itself was called with the arguments written out.
+    lines <- replace(lines, seq_along(lines) == 1L, "f(...)")
+    paste(sprintf("%3d: %s", seq_along(lines), lines), collapse = "\n")
+  }
+
+  attach_packages <- function() {
+    for (package in item("packages")) {
+      if (!requireNamespace(package, quietly = TRUE)) {
+        stop(
+          "the R package ", package, " is not installed on ", Sys.info()[["nodename"]],
+          " (looked in ", toString(.libPaths()), "): run install.packages(\"", package, "\") there",
+          call. = FALSE
+        )
+      }
+      suppressPackageStartupMessages(library(package, character.only = TRUE))
+    }
+  }
+
+  run <- function() {
+    set.seed(item("seed"))
+    attach_packages()
+    code <- item("code")
+    f <- if (is.character(code)) eval(parse(text = code), globalenv()) else unserialize(code)
+    arguments <- item("arguments")
+    # do.call() has a frame of its own.
+    depth <<- sys.nframe() + 1L
+    value <- do.call("f", arguments, quote = TRUE)
+    put("value", value)
+  }
+
+  depth <- 0L
+  calls <- ""
+  tryCatch(
+    withCallingHandlers(run(), error = function(error) calls <<- described(sys.calls(), depth)),
+    error = function(error) {
+      put("error", conditionMessage(error))
+      put("calls", calls)
+    }
+  )
+  invisible()
+}

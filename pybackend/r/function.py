@@ -1,0 +1,173 @@
+"""A function written in R that runs in a Python process, or in an R process that embeds Python."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from pybackend.context import WorkerContext
+from pybackend.errors import InputError, RError
+
+# What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
+# so that reticulate converts the values, and a model stays the Python object that it is.
+exchange: dict[str, Any] = {}
+# How R is called where R is the process and Python is embedded in it.
+_hosted: Callable[[], object] | None = None
+
+
+class RFunction:
+    """A function written in R, for `barrier_train` and `barrier_run`.
+
+    It travels to the workers as text or bytes, and runs there in the process of TensorFlow, so
+    that models, layers and losses made in R are trained as they are. The workers' machines need R
+    with the package reticulate, and rpy2 beside their TensorFlow.
+
+    Parameters
+    ----------
+    code
+        R's source text of a function, e.g. ``"function() keras_model()"``, or the bytes that R's
+        ``serialize(f, NULL)`` gives.
+    packages
+        R packages to attach before it runs.
+    library_paths
+        Folders to look for R packages in, besides R's own and where they exist.
+
+    Raises
+    ------
+    InputError
+        Where ``code`` is no R function.
+    """
+
+    def __init__(
+        self,
+        code: str | bytes | bytearray,
+        packages: Sequence[str] = (),
+        library_paths: Sequence[str] = (),
+    ) -> None:
+        self.code = _checked(code)
+        self.packages = _names("packages", packages)
+        self.library_paths = _names("library_paths", library_paths)
+
+    def __repr__(self) -> str:
+        shown = repr(self.code[:40]) if isinstance(self.code, str) else f"{len(self.code)} bytes"
+        return f"RFunction({shown})"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the function in R.
+
+        Parameters
+        ----------
+        arguments
+            Plain data, numpy arrays or Python objects, converted as reticulate does;
+            a `WorkerContext` becomes a named list.
+
+        Returns
+        -------
+        Any
+            What reticulate makes of the function's value; a Keras model is the same object.
+
+        Raises
+        ------
+        RError
+            R's own error with its call stack, or what is missing to run R here.
+        """
+        exchange.clear()
+        exchange["code"] = self.code if isinstance(self.code, str) else bytearray(self.code)
+        exchange["packages"] = self.packages
+        # A tuple becomes a list of R, whatever is in it; a list of numbers would become a vector.
+        exchange["arguments"] = tuple(
+            _listed(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
+        )
+        exchange["seed"] = _seed()
+        call = _hosted or _embedded(self.library_paths)
+        call()
+        if "error" in exchange:
+            raise RError(str(exchange["error"]), str(exchange["calls"]))
+        return exchange.pop("value")
+
+
+def host(call: Callable[[], object]) -> None:
+    """Say how R is called in this process, which is R with Python embedded."""
+    global _hosted
+    _hosted = call
+
+
+def glue() -> str:
+    """R's half of a call, as source text of an R function without arguments."""
+    return files("pybackend.r").joinpath("call.R").read_text()
+
+
+def _listed(fields: dict[str, Any]) -> dict[str, Any]:
+    """With lists in place of tuples, as reticulate makes vectors of lists only."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+
+
+def _seed() -> int:
+    """A seed for R that follows from Python's, whose state is left as it is."""
+    copy = random.Random()
+    copy.setstate(random.getstate())
+    return copy.getrandbits(31)
+
+
+def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
+    """R in this Python process, by rpy2."""
+    # Its other mode wants what is compiled for the R at hand, and warns where that is absent.
+    os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
+    # reticulate inside this R must use this very Python.
+    os.environ["RETICULATE_PYTHON"] = sys.executable
+    here = f"on {socket.gethostname()}"
+    if shutil.which("R") is None and "R_HOME" not in os.environ:
+        raise RError(f"R is not installed {here}: a function written in R needs R on every host")
+    try:
+        r: Any = importlib.import_module("rpy2.rinterface")
+    except ImportError as error:
+        raise RError(
+            f"the Python package rpy2 is missing {here}: {error}. Install it for {sys.executable}, "
+            "or train on a sparklyr connection, whose workers need R but not rpy2"
+        ) from error
+    r.initr()
+    # At the interpreter's end rpy2 would shut R down, which crashes where reticulate ran in it.
+    r.atexit.unregister(r.endr)
+    known = [str(path) for path in r.baseenv[".libPaths"]()]
+    r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
+    if not r.baseenv["requireNamespace"](r.StrSexpVector(["reticulate"]), quietly=True)[0]:
+        raise RError(
+            f'the R package reticulate is missing {here}: run install.packages("reticulate") there'
+        )
+    function: Callable[[], object] = r.evalr(glue())
+    return function
+
+
+def _checked(code: Any) -> str | bytes:
+    if isinstance(code, str):
+        if not code.lstrip().startswith(("function", "\\(")):
+            raise InputError(
+                f"`code` must be the source text of an R function, e.g. 'function() ...', not "
+                f"{code[:60]!r}"
+            )
+        return code
+    if not isinstance(code, (bytes, bytearray)):
+        raise InputError(
+            "`code` must be the source text of an R function, or the bytes of R's "
+            f"serialize(f, NULL), not {type(code).__name__}"
+        )
+    # R's formats: binary big-endian, binary little-endian, ASCII.
+    if bytes(code[:2]) not in (b"X\n", b"B\n", b"A\n"):
+        raise InputError("`code` holds bytes, but not those of R's serialize(f, NULL)")
+    return bytes(code)
+
+
+def _names(argument: str, values: Any) -> list[str]:
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
+        raise InputError(f"`{argument}` must be a list of names, not {values!r}")
+    return list(values)

@@ -1,0 +1,10 @@
+# A worker process that is R, with Python and TensorFlow embedded by reticulate. Started with the
+# arguments of `python -m pybackend.worker`.
+arguments <- commandArgs(trailingOnly = TRUE)
+if (!requireNamespace("reticulate", quietly = TRUE)) {
+  stop("the R package reticulate is not installed in ", toString(.libPaths()), call. = FALSE)
+}
+functions <- reticulate::import("pybackend.r.function")
+functions$host(eval(parse(text = functions$glue())))
+worker <- reticulate::import("pybackend.worker")
+worker$leave(worker$main(as.list(arguments)))

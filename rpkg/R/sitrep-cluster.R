@@ -1,0 +1,51 @@
+# What the hosts of a cluster have, and whether its workers reach each other.
+
+# Asks every slot by a short barrier job. What is wrong is data, not an error: the report tells it.
+gather_cluster <- function(route, sc, call = caller_env()) {
+  # "local[4]" says how many; its session, none, does not.
+  session <- if (route$kind == "local") sc else open_session(route, call)
+  found <- call_python(pybackend(call)$bridge$probe, session, call = call)
+  list(
+    workers = cluster_frame(found$workers),
+    problems = as.character(unlist(found$problems)),
+    hosts = found$hosts,
+    verdict = found$verdict
+  )
+}
+
+cluster_frame <- function(workers) {
+  column <- function(name, type) {
+    vapply(workers, function(worker) worker[[name]] %||% type[NA_integer_], type[1L])
+  }
+  text <- NA_character_
+  data.frame(
+    rank = column("rank", NA_integer_),
+    host = column("host", text),
+    python = column("python", text),
+    python_version = column("python_version", text),
+    tensorflow = column("tensorflow", text),
+    keras = column("keras", text),
+    r = column("r", text),
+    cores = column("cores", NA_integer_),
+    memory_gb = column("memory_gb", NA_real_),
+    gpus = vapply(workers, function(worker) length(worker$gpus), 0L),
+    reaches = column("reaches", NA)
+  )
+}
+
+print_cluster <- function(cluster) {
+  cli::cli_h1("Cluster")
+  for (host in cluster$hosts) {
+    cli::cli_h2("{host$name}")
+    # As they are: a path may hold braces, and a long line is not to be broken.
+    for (line in host$lines) {
+      cli::cli_verbatim(paste0("  ", line))
+    }
+  }
+  cli::cli_text()
+  for (problem in cluster$problems) {
+    cli::cli_bullets(c(x = "{problem}"))
+  }
+  mark <- if (length(cluster$problems)) "x" else "v"
+  cli::cli_bullets(rlang::set_names("{cluster$verdict}", mark))
+}

@@ -1,0 +1,65 @@
+# What a worker would make of a function: in another environment, and without this session.
+elsewhere <- function(carrier) unserialize(serialize(carrier, NULL))
+
+carried <- function(f, extra = list()) {
+  variables <- used_variables(f, "f", NULL)
+  elsewhere(new_carrier(f, variables$globals, extra, identity))
+}
+
+test_that("captured variables travel, and those of the workspace that it uses", {
+  local_value <- 5
+  f <- function(x) x + local_value
+  carrier <- carried(f)
+  local_value <- 6
+  expect_identical(carrier(1), 6)
+
+  withr::defer(rm("tfdist_workspace", "tfdist_helper", envir = globalenv()))
+  assign("tfdist_workspace", 10, globalenv())
+  assign("tfdist_helper", eval(quote(function(x) x * tfdist_workspace), globalenv()), globalenv())
+  g <- eval(quote(function(x) tfdist_helper(x)), globalenv())
+  found <- used_variables(g, "g", NULL)
+  expect_setequal(names(found$globals), c("tfdist_workspace", "tfdist_helper"))
+  carrier <- carried(g)
+  assign("tfdist_workspace", 0, globalenv())
+  expect_identical(carrier(2), 20)
+})
+
+test_that("further arguments come behind those of the worker", {
+  expect_identical(carried(function(a, b, c) list(a, b, c), list(c = 3, 2))(1), list(1, 2, 3))
+})
+
+test_that("the packages that a function uses are known", {
+  f <- function(x) expect_true(x)
+  environment(f) <- globalenv()
+  expect_identical(used_variables(f, "f", NULL)$packages, "testthat")
+  expect_identical(used_variables(function(x) median(x), "f", NULL)$packages, character())
+})
+
+test_that("a function that captured too much is refused before it is serialized", {
+  big <- double(4e6)
+  small <- 1
+  f <- function() small
+  withr::local_options(tfdist.max_function_mb = 10)
+  used <- used_variables(f, "f", NULL)
+  expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f", NULL))
+  # Two gigabytes, which are never touched.
+  withr::local_options(tfdist.max_function_mb = NULL)
+  huge <- double(2.7e8)
+  began <- proc.time()[["elapsed"]]
+  expect_error(
+    barrier_apply("local", function(ctx) length(huge), workers = 2),
+    "carries .* MB to every worker",
+    class = "tfdist_error_input"
+  )
+  expect_lt(proc.time()[["elapsed"]] - began, 30)
+})
+
+test_that("Python objects of this session are refused with what to do", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("sys")
+  object <- reticulate::r_to_py(list(1))
+  expect_snapshot(error = TRUE, {
+    used_variables(function() keras$version, "model_fn", NULL)
+    used_variables(function() object, "f", NULL)
+  })
+})

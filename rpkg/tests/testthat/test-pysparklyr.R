@@ -1,0 +1,79 @@
+test_that("a connection of pysparklyr trains as this machine does", {
+  sc <- file_pyspark_connection()
+  route <- check_sc(sc)
+  expect_identical(route$kind, "pysparklyr")
+
+  train <- function(sc, data, ...) {
+    barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
+  }
+  here <- train("local", iris_arrays())
+  spark <- train(sc, iris_arrays())
+  expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
+  expect_identical(sum(spark$workers$rows), 150L)
+
+  # A table reaches the workers by a view that is gone afterwards.
+  rows <- iris
+  names(rows) <- c("a", "b", "c", "d", "label")
+  rows$label <- as.integer(rows$label) - 1L
+  table <- dplyr::copy_to(sc, rows, "iris_rows", overwrite = TRUE)
+  expect_s3_class(table, "tbl_pyspark")
+  # One step of all rows in an epoch: the order in which Spark deals them does not matter.
+  whole <- function(sc, data, ...) train(sc, data, batch_size = 150L, ...)
+  from_table <- whole(sc, dplyr::tbl(sc, "iris_rows"))
+  expect_equal(
+    fit_weights(from_table),
+    fit_weights(whole("local", rows)),
+    tolerance = 1e-6
+  )
+  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
+
+  # Any pipeline of dplyr is a table.
+  pipeline <- dplyr::mutate(dplyr::filter(table, label < 2L), a = a * 2)
+  kept <- transform(rows[rows$label < 2L, ], a = a * 2)
+  expect_equal(
+    fit_weights(whole(sc, pipeline, validation_data = table)),
+    fit_weights(whole("local", kept)),
+    tolerance = 1e-6
+  )
+
+  # The trained model is used there as it is here.
+  codes <- list(as.matrix(rows[1:4]), rows$label)
+  on_table <- barrier_evaluate(sc, from_table, table)
+  alone <- evaluated_here(from_table$model, codes)
+  expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
+  expect_equal(
+    barrier_predict(sc, from_table, rows),
+    predict(from_table, rows),
+    tolerance = 1e-5
+  )
+  session <- sparklyr::spark_session(sc)
+  views <- vapply(session$catalog$listTables(), function(view) view$name, "")
+  expect_false(any(grepl("^tfdist_", views)))
+
+  expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
+  expect_error(
+    barrier_train(sc, dense_model(), table, workers = 3),
+    "at most 2 tasks",
+    class = "tfdist_error_cluster"
+  )
+
+  main <- reticulate::py_run_string(paste(
+    "import keras",
+    "class FailingOnConnect(keras.callbacks.Callback):",
+    "    def on_train_begin(self, logs=None):",
+    "        raise RuntimeError('the callback failed')",
+    sep = "\n"
+  ))
+  condition <- tryCatch(
+    train(sc, iris_arrays(), callbacks = list(main$FailingOnConnect())),
+    tfdist_error = identity
+  )
+  expect_s3_class(condition, "tfdist_error_worker_failed")
+  expect_identical(condition$exception_type, "RuntimeError")
+  expect_type(condition$rank, "integer")
+  expect_match(conditionMessage(condition), "the callback failed")
+  expect_match(condition$traceback, "the callback failed")
+
+  session$stop()
+  expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
+})

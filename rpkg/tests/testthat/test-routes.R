@@ -1,0 +1,15 @@
+# One small job by every route that R has: the weights of one process each time.
+
+test_that("local, with the model of this session and with one built by R in the workers", {
+  skip_if_no_pybackend()
+  expect_scenario(scenario_train("local", model = scenario()$build()))
+  expect_scenario(scenario_train("local", model_fn = scenario_model()))
+})
+
+test_that("sparklyr: the shared JVM, spark_apply() with R, and rpy2 in the same application", {
+  sc <- file_connection("local-cluster[2,1,1024]")
+  expect_scenario(scenario_train(sc, model = scenario()$build()))
+  expect_scenario(scenario_train(sc, model_fn = scenario_model()))
+  session <- open_session(check_sc(sc))
+  expect_scenario(scenario_train(session, model_fn = scenario_model()))
+})

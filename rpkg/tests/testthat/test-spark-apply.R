@@ -1,0 +1,118 @@
+# Functions of R on the executors of a real sparklyr connection.
+sc <- file_connection("local-cluster[2,1,1024]")
+
+views <- function() {
+  session <- open_session(check_sc(sc))
+  vapply(session$catalog$listTables(), function(view) view$name, "")
+}
+
+test_that("f runs once per worker in R, and large results arrive whole", {
+  shift <- 7
+  found <- barrier_apply(
+    sc,
+    function(ctx, size) {
+      list(rank = ctx$rank + shift, config = Sys.getenv("TF_CONFIG"), bytes = raw(size))
+    },
+    workers = 2,
+    size = 5e7,
+    verbose = 0
+  )
+  expect_identical(lapply(found, `[[`, "rank"), list(7, 8))
+  expect_identical(lengths(lapply(found, `[[`, "bytes")), c(5e7L, 5e7L))
+  configs <- lapply(found, function(value) jsonlite::fromJSON(value$config))
+  expect_identical(configs[[1]]$cluster$worker, configs[[2]]$cluster$worker)
+  expect_identical(configs[[2]]$task$index, 1L)
+})
+
+test_that("an error on a worker arrives with its rank, message and calls; the connection lives on", {
+  condition <- tryCatch(
+    barrier_apply(
+      sc,
+      function(ctx) {
+        parse_row <- function(row) stop("row ", row, " is bad")
+        if (ctx$rank == 1) parse_row(17)
+        Sys.sleep(100)
+      },
+      workers = 2,
+      verbose = 0
+    ),
+    tfdist_error = identity
+  )
+  expect_s3_class(condition, "tfdist_error_worker_failed")
+  expect_identical(condition$rank, 1L)
+  expect_match(conditionMessage(condition), "row 17 is bad")
+  expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
+  expect_identical(barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0), list(0L, 1L))
+  expect_identical(grep("^tfdist_", views()), integer())
+})
+
+test_that("more workers than slots are refused", {
+  expect_error(
+    barrier_apply(sc, function(ctx) 1, workers = 5),
+    "at most 2 tasks",
+    class = "tfdist_error_cluster"
+  )
+})
+
+test_that("a table trains with a model built by R", {
+  rows <- stats::setNames(iris, c("a", "b", "c", "d", "label"))
+  rows$label <- as.integer(rows$label) - 1L
+  table <- sparklyr::sdf_copy_to(sc, rows, "iris_for_r", overwrite = TRUE)
+  units <- 3L
+  model_fn <- function() {
+    keras <- reticulate::import("keras")
+    model <- keras$Sequential(list(
+      keras$Input(reticulate::tuple(4L)),
+      keras$layers$Dense(units)
+    ))
+    # A loss that is a function of R.
+    loss <- function(y_true, y_pred) {
+      keras$losses$sparse_categorical_crossentropy(y_true, y_pred, from_logits = TRUE)
+    }
+    model$compile(optimizer = "sgd", loss = loss)
+    model
+  }
+  fit <- barrier_train(sc, model_fn = model_fn, data = table, workers = 2, verbose = 0, seed = 1)
+  expect_identical(sum(fit$workers$rows), 150L)
+  expect_true(all(fit$workers$ok))
+})
+
+test_that("an executor whose Python is not there says so", {
+  withr::local_envvar(PYSPARK_PYTHON = "/nonexistent/python")
+  expect_error(
+    barrier_apply(sc, function(ctx) 1, workers = 2),
+    "there is no Python at /nonexistent/python",
+    class = "tfdist_error_cluster"
+  )
+})
+
+test_that("Ctrl-C ends the workers, and the connection lives on", {
+  marker <- withr::local_tempfile()
+  # A second process interrupts this one when a worker has begun.
+  program <- sprintf(
+    "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
+    shQuote(marker),
+    Sys.getpid()
+  )
+  system2("sh", c("-c", shQuote(program)), wait = FALSE)
+  outcome <- suppressMessages(tryCatch(
+    barrier_apply(
+      sc,
+      function(ctx) {
+        writeLines(as.character(Sys.getpid()), marker)
+        Sys.sleep(300)
+      },
+      workers = 2,
+      verbose = 0
+    ),
+    interrupt = function(condition) "interrupted"
+  ))
+  expect_identical(outcome, "interrupted")
+  worker <- as.integer(readLines(marker))
+  deadline <- Sys.time() + 5
+  while (tools::pskill(worker, 0) && Sys.time() < deadline) {
+    Sys.sleep(0.1)
+  }
+  expect_false(tools::pskill(worker, 0))
+  expect_identical(barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0), list(0L, 1L))
+})

@@ -1,0 +1,298 @@
+"""The Spark launcher over Spark Connect: a real server in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyspark
+import pytest
+from conftest import build_dense, largest_difference, wait_for, worker_processes
+
+import pybackend
+from pybackend import (
+    ClusterError,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_evaluate,
+    barrier_predict,
+    barrier_run,
+    barrier_train,
+)
+from pybackend.launchers import slots, spark, spark_job
+from pybackend.launchers.slots import check_slots, slots_of
+
+SETTINGS = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    "spark.ui.enabled": "false",
+    # Without effect in local mode, but a client can read it.
+    "spark.dynamicAllocation.enabled": "true",
+}
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Address and process of a Connect server of two slots that lives as long as the context."""
+    home = Path(pyspark.__file__).parent
+    arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
+    command = [
+        str(home / "bin" / "spark-submit"),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--driver-java-options", f"-Djava.io.tmpdir={folder}"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *arguments,
+        "spark-internal",
+    ]
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield f"sc://{started_at(server, log)}", server
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
+    """What the server says of its address when it listens; it has picked a free port."""
+    pause = threading.Event()
+    for _ in range(600):
+        told = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
+        if told:
+            return told[1]
+        assert server.poll() is None, log.read_text(errors="replace")
+        pause.wait(0.1)
+    raise AssertionError(log.read_text(errors="replace"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    folder = tmp_path_factory.mktemp("connect")
+    with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
+        # By this PySpark's functions know which kind of session they serve; it would stay set.
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        yield running
+    wait_for(lambda: not worker_processes())
+
+
+@pytest.fixture(scope="module")
+def url(server: tuple[str, subprocess.Popen[bytes]]) -> str:
+    return server[0]
+
+
+def new_session(url: str) -> Any:
+    from pyspark.sql.connect.session import SparkSession
+
+    return SparkSession.builder.remote(url).create()
+
+
+@pytest.fixture(scope="module")
+def session(url: str) -> Iterator[Any]:
+    session = new_session(url)
+    yield session
+    session.stop()
+
+
+def test_arrays_give_the_same_weights_as_on_this_machine(
+    session: Any, rows: Any, capsys: Any
+) -> None:
+    x, y = rows[0][:203], rows[1][:203]
+    arguments: dict[str, Any] = {
+        "workers": 2,
+        "epochs": 2,
+        "batch_size": 40,
+        "seed": 5,
+        "validation_data": (x[:101], y[:101]),
+    }
+    there = barrier_train(session, build_dense, (x, y), **arguments)
+    assert "epoch 2/2" in capsys.readouterr().out  # live, from the workers
+    here = barrier_train(None, build_dense, (x, y), **arguments, verbose=0)
+    assert largest_difference(there.model, here.model) <= 1e-6
+    assert there.history["val_loss"] == pytest.approx(here.history["val_loss"])
+    assert sum(w.rows for w in there.workers) == 203
+
+    found = barrier_evaluate(session, there.model, (x, y), workers=2, verbose=0)
+    expected = there.model.evaluate(x, y, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+    predicted = barrier_predict(session, there.model, x, workers=2, verbose=0)
+    np.testing.assert_allclose(predicted, there.model.predict(x, verbose=0), atol=1e-6)
+
+
+def test_a_dataframe_is_every_row_once(session: Any) -> None:
+    pairs = [(i / 40, 1 - i / 40, i % 3) for i in range(40)]
+    data = session.createDataFrame(pairs, "a double, b double, kind int")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    result = barrier_train(
+        session,
+        model,
+        data.orderBy("kind"),
+        label="kind",
+        workers=2,
+        epochs=2,
+        batch_size=40,
+        validation_data=data.select("kind", "b", "a").limit(10),
+        verbose=0,
+    )
+    assert sum(w.rows for w in result.workers) == 40
+    x = np.array([pair[:2] for pair in pairs], "float32")
+    y = np.array([pair[2] for pair in pairs])
+    # One step of all rows per epoch: the order in which Spark deals them does not matter.
+    history = model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
+    assert largest_difference(model, result.model) <= 1e-6
+    assert len(result.history["val_loss"]) == 2
+
+
+def fail_on_rank_1(context: WorkerContext) -> None:
+    import signal
+
+    for _ in range(30):
+        print("on the way " * 150)
+    if context.rank == 1:
+        raise KeyError("no such digit")
+    signal.pause()
+
+
+def refused(*arguments: Any) -> Any:
+    """An event server at an address where nobody answers."""
+    server = REAL_SERVER(*arguments)
+    server.address = "127.0.0.1:9"
+    return server
+
+
+REAL_SERVER = spark.EventServer
+
+
+@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
+def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
+    monkeypatch.setattr(spark, "EventServer", events)
+    with pytest.raises(WorkerFailedError, match="no such digit") as caught:
+        barrier_run(session, fail_on_rank_1, workers=2, verbose=0)
+    error = caught.value
+    assert (error.rank, error.exception_type, error.host) == (1, "KeyError", "127.0.0.1")
+    assert "fail_on_rank_1" in error.worker_traceback
+    assert len(error.log) >= 30
+    wait_for(lambda: not worker_processes())
+
+
+def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spark, "EventServer", refused)
+    assert barrier_run(session, lambda context: context.rank, workers=2) == [0, 1]
+
+
+def test_too_few_slots_are_told_at_once(session: Any) -> None:
+    assert slots_of(session) == 2
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"workers=3, .*at most 2 tasks.*master local\[2\]"):
+        barrier_run(session, lambda context: 1, workers=3)
+    assert time.monotonic() - began < 10
+
+
+def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
+
+    def hold(batches: Any) -> Any:
+        import time
+
+        yield from batches
+        time.sleep(1000)
+
+    def occupy() -> None:
+        session.addTag("others")
+        # It is interrupted below.
+        with pytest.raises(Exception, match="OPERATION_CANCELED"):
+            session.range(0, 2, 1, 2).mapInArrow(hold, "id long").collect()
+
+    other = threading.Thread(target=occupy)
+    other.start()
+    try:
+        with pytest.raises(ClusterError, match="Spark runs no task of this job"):
+            barrier_run(session, lambda context: 1, workers=2)
+    finally:
+        session.interruptTag("others")
+        other.join(timeout=30)
+    assert not other.is_alive()
+
+
+def test_dynamic_allocation_is_refused(url: str) -> None:
+    session = new_session(url)
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.master", "yarn")
+    with pytest.raises(ClusterError, match="barrier mode does not work with it"):
+        check_slots(session, 1)
+    session.stop()
+
+
+def test_a_stopped_session_is_named(url: str) -> None:
+    session = new_session(url)
+    session.stop()
+    with pytest.raises(ClusterError, match="it was stopped"):
+        barrier_run(session, lambda context: 1, workers=1)
+
+
+def test_a_server_that_does_not_answer_is_named(
+    server: tuple[str, subprocess.Popen[bytes]], session: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(slots, "_ANSWER_SECONDS", 1)
+    server[1].send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterError, match="does not answer"):
+            barrier_run(session, lambda context: 1, workers=1)
+    finally:
+        server[1].send_signal(signal.SIGCONT)
+
+
+DRIVER = """
+import pybackend, signal, sys
+from pyspark.sql import SparkSession
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def work(context):
+    import os, signal
+    print("pid", os.getpid(), flush=True)
+    signal.pause()
+session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+pybackend.barrier_run(session, work, workers=2, verbose=2)
+"""
+
+
+def test_an_interrupt_ends_the_workers(url: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
+    )
+    assert driver.stdout is not None
+    pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
+    assert set(pids) <= set(worker_processes())
+    driver.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    wait_for(lambda: not worker_processes())
+    assert time.monotonic() - began < 5
+    assert "KeyboardInterrupt" in driver.communicate(timeout=30)[1]

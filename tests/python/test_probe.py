@@ -1,0 +1,348 @@
+"""What a probe finds: real workers here and on Spark, broken peers, and what it says of them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from conftest import spark_session
+
+from pybackend import InputError, barrier_run
+from pybackend.diagnosis import problems
+from pybackend.doctor import facts
+from pybackend.errors import ClusterError
+from pybackend.own_session import check_master
+from pybackend.probe import hosts, probe
+from pybackend.reach import PATIENCE_SECONDS, REFUSED, TIMED_OUT, reach
+
+DRIVER = {**facts(), "python_version": "3.11.7", "keras": "3.15.1"}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with spark_session("local-cluster[2,1,1024]") as session:
+        yield session
+
+
+def reserved() -> socket.socket:
+    """A port held as launchers do it: bound, and not listening."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+def address(held: socket.socket) -> str:
+    return "{}:{}".format(*held.getsockname())
+
+
+def test_workers_of_this_machine() -> None:
+    report = probe("local[3]")
+    assert report["problems"] == []
+    assert report["verdict"] == "ready: 3 workers on 1 host, and each reaches all others"
+    assert [worker["rank"] for worker in report["workers"]] == [0, 1, 2]
+    for worker in report["workers"]:
+        assert worker["reaches"]
+        assert worker["python"] == sys.executable
+        assert worker["keras"] == version("keras")
+        assert worker["host"] == "127.0.0.1"
+    (host,) = report["hosts"]
+    assert (host["name"], host["slots"]) == (socket.gethostname(), 3)
+
+
+def test_how_many_workers() -> None:
+    assert len(probe(None)["workers"]) == 2
+    assert probe("local", workers=1)["verdict"] == "ready: 1 worker on 1 host"
+    with pytest.raises(InputError, match="`workers`"):
+        probe("local", workers=0)
+    with pytest.raises(InputError, match="`spark`"):
+        probe("yarn")
+
+
+def test_every_slot_of_a_cluster(spark: Any) -> None:
+    report = probe(spark)
+    assert report["problems"] == []
+    assert len(report["workers"]) == 2
+    assert all(worker["reaches"] for worker in report["workers"])
+    assert len(probe(spark, workers=1)["workers"]) == 1
+
+
+def test_too_many_workers_are_a_problem_to_tell(spark: Any) -> None:
+    report = probe(spark, workers=3)
+    assert report["workers"] == []
+    assert "at most 2 tasks" in report["problems"][0]
+    assert report["verdict"] == "not ready: mend the problem above, then probe again"
+
+
+def test_executors_whose_python_lacks_everything_are_named(
+    spark: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    bare = tmp_path / "python"  # runs without the packages of this environment
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    report = probe(spark)
+    assert report["workers"] == []
+    (told,) = report["problems"]
+    for name in ("TensorFlow", "Keras", "numpy", "cloudpickle", "pyarrow"):
+        assert f"{name} is not installed" in told
+    assert f" for {sys.executable} on {socket.gethostname()}: run there " in told
+
+
+def test_workers_do_not_import_tensorflow() -> None:
+    def look_and_tell(context: Any) -> list[str]:
+        import sys
+
+        from pybackend.reach import look
+
+        look(context)
+        return [name for name in ("tensorflow", "keras", "h5py") if name in sys.modules]
+
+    assert barrier_run(None, look_and_tell, workers=1, verbose=0) == [[]]
+
+
+def test_all_reach_each_other_though_one_begins_late() -> None:
+    held = [reserved() for _ in range(3)]
+    addresses = [address(one) for one in held]
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            early = [pool.submit(reach, addresses, rank) for rank in (0, 1)]
+            # Neither can have ended: they have one more to reach.
+            assert not any(future.done() for future in early)
+            late = reach(addresses, 2)
+            found = [future.result(PATIENCE_SECONDS + 5) for future in early] + [late]
+    finally:
+        for one in held:
+            one.close()
+    assert found == [{"unreached": [], "deaf": None}] * 3
+
+
+def test_a_worker_that_never_listens_is_refused_within_the_limit() -> None:
+    with reserved() as one, reserved() as silent:
+        began = time.monotonic()
+        found = reach([address(one), address(silent)], 0, patience=0.5)
+        assert time.monotonic() - began < 5
+    assert found == {"unreached": [{"rank": 1, "reason": REFUSED}], "deaf": None}
+
+
+def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> None:
+    with reserved() as one, reserved() as two, reserved() as elsewhere:
+        told, true = ([address(one), address(x)] for x in (two, elsewhere))
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(reach, true, 1, patience=3)
+            found = reach(told, 0, patience=1)
+            assert found["unreached"] == [{"rank": 1, "reason": REFUSED}]
+            assert other.result(20) == {"unreached": [], "deaf": None}
+
+
+def test_a_host_that_swallows_packets_times_out() -> None:
+    with socket.socket() as full, reserved() as own:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)  # Linux drops what comes when the queue is full
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        found = reach([address(own), address(full)], 0, patience=0.5)
+        for one in waiting:
+            one.close()
+    assert found["unreached"] == [{"rank": 1, "reason": TIMED_OUT}]
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, reserved() as other:
+        found = reach([address(taken), address(other)], 0, patience=0.2)
+    assert found["deaf"] == "address already in use"
+
+
+def worker(rank: int, host: str, **others: Any) -> dict[str, Any]:
+    """A worker of a real cluster, without the cluster."""
+    return {
+        **DRIVER,
+        "rank": rank,
+        "host": host,
+        "hostname": f"node{host[-1]}",
+        "address": f"{host}:4100{rank}",
+        "ports": [32768, 60999],
+        "unreached": [],
+        "deaf": None,
+        "reaches": True,
+        **others,
+    }
+
+
+def missed(rank: int, reason: str = TIMED_OUT) -> dict[str, Any]:
+    return {"rank": rank, "reason": reason}
+
+
+def test_a_good_cluster_has_no_problems() -> None:
+    cluster = [worker(0, "10.0.0.1"), worker(1, "10.0.0.1"), worker(2, "10.0.0.2")]
+    assert problems(cluster, DRIVER, on_spark=True) == []
+
+
+def test_different_versions() -> None:
+    cluster = [
+        worker(0, "10.0.0.1"),
+        worker(1, "10.0.0.2"),
+        worker(2, "10.0.0.3", tensorflow="2.20.0"),
+    ]
+    number = DRIVER["tensorflow"]
+    assert problems(cluster, DRIVER, on_spark=True) == [
+        f"hosts have different versions of TensorFlow: {number} on 10.0.0.1, 10.0.0.2; 2.20.0 on "
+        "10.0.0.3: install the same on all"
+    ]
+
+
+def test_versions_unlike_the_driver() -> None:
+    cluster = [
+        worker(0, "10.0.0.1", keras="3.14.0"),
+        worker(1, "10.0.0.2", keras="3.14.0", python_version="3.12.1"),
+    ]
+    assert problems(cluster, DRIVER, on_spark=True) == [
+        "Python 3.12 on 10.0.0.2 differs from the driver's 3.11, and functions travel as code that "
+        "only the same minor version runs: set PYSPARK_PYTHON to a Python 3.11 that exists there",
+        "the driver has Keras 3.15.1 and the workers have 3.14.0: install the same, for models "
+        "travel between them as files",
+    ]
+    assert problems(cluster[:1], {**DRIVER, "keras": None}, on_spark=True) == []
+
+
+def test_missing_and_old_packages() -> None:
+    python = "/usr/bin/python3"
+    cluster = [
+        worker(0, "10.0.0.1"),
+        worker(1, "10.0.0.2", python=python, tensorflow=None, h5py="3.1.0"),
+        worker(2, "10.0.0.2", python=python, tensorflow=None, h5py="3.1.0"),
+        worker(3, "10.0.0.3", pyarrow="14.0.0"),
+    ]
+    assert problems(cluster, DRIVER, on_spark=True) == [
+        "TensorFlow is not installed, h5py 3.1.0 is too old for /usr/bin/python3 on 10.0.0.2: run "
+        "there /usr/bin/python3 -m pip install 'tensorflow>=2.18' 'h5py>=3.10'",
+        f"pyarrow 14.0.0 is too old for {sys.executable} on 10.0.0.3: run there {sys.executable} "
+        "-m pip install 'pyarrow>=15'",
+    ]
+    assert len(problems(cluster, DRIVER, on_spark=False)) == 1
+
+
+def test_hosts_that_do_not_reach_each_other() -> None:
+    cluster = [
+        worker(0, "10.0.0.1"),
+        worker(1, "10.0.0.1"),
+        worker(2, "10.0.0.3", unreached=[missed(0), missed(1)]),
+        worker(3, "10.0.0.4", unreached=[missed(2, REFUSED)]),
+        worker(4, "10.0.0.5", unreached=[missed(3, "no route to host")], ports=None),
+    ]
+    assert problems(cluster, DRIVER, on_spark=True) == [
+        "worker 2 on 10.0.0.3 cannot reach worker 0 at 10.0.0.1:41000 (timed out after 3 s), nor "
+        "do 1 more pairs of workers there: a firewall between the two hosts: open the TCP ports "
+        "32768-60999 of 10.0.0.1 to 10.0.0.3, or set SPARK_LOCAL_IP on 10.0.0.1 to an address that "
+        "10.0.0.3 reaches",
+        "worker 3 on 10.0.0.4 cannot reach worker 2 at 10.0.0.3:41002 (refused): a firewall "
+        "refuses it, or the address is another machine's (a container's, or one behind NAT): open "
+        "the TCP ports 32768-60999 of 10.0.0.3 to 10.0.0.4, or set SPARK_LOCAL_IP on 10.0.0.3 to "
+        "an address that 10.0.0.4 reaches",
+        "worker 4 on 10.0.0.5 cannot reach worker 3 at 10.0.0.4:41003 (no route to host): the "
+        "network between the two hosts: mend the route, or set SPARK_LOCAL_IP on 10.0.0.4 to an "
+        "address that 10.0.0.5 reaches",
+    ]
+
+
+def test_workers_of_one_host_and_many_pairs() -> None:
+    alone = [worker(0, "10.0.0.1", unreached=[missed(1)]), worker(1, "10.0.0.1", ports=None)]
+    (told,) = problems(alone, DRIVER, on_spark=True)
+    assert told.endswith("a firewall on that host: open all TCP ports to its own workers")
+    many = [worker(0, "10.0.0.1")]
+    many += [worker(n, f"10.0.1.{n}", unreached=[missed(0)]) for n in range(1, 15)]
+    told_of_many = problems(many, DRIVER, on_spark=True)
+    assert len(told_of_many) == 11
+    assert told_of_many[-1] == "and so it is between 4 more pairs of hosts"
+
+
+def test_a_cause_is_told_and_not_its_consequences() -> None:
+    cluster = [
+        worker(0, "10.0.0.1", deaf="address already in use"),
+        worker(1, "10.0.0.2", unreached=[missed(0, REFUSED)]),
+    ]
+    (told,) = problems(cluster, DRIVER, on_spark=True)
+    assert told.startswith("worker 0 on 10.0.0.1 cannot listen at 10.0.0.1:41000")
+    loopback = [
+        worker(0, "127.0.1.1", hostname="a", unreached=[missed(1, REFUSED)]),
+        worker(1, "127.0.1.1", hostname="b", unreached=[missed(0, REFUSED)]),
+    ]
+    assert problems(loopback, DRIVER, on_spark=True) == [
+        "a, b took part as 127.0.1.1, which no other host can reach: give the host's own name its "
+        "real address in /etc/hosts there, or set SPARK_LOCAL_IP there"
+    ]
+
+
+def test_what_is_printed_of_a_host() -> None:
+    told = {
+        "python": "/usr/bin/python3",
+        "tensorflow": "2.21.0",
+        "numpy": "2.4.6",
+        "h5py": None,
+        "cloudpickle": "3.1.2",
+        "pyarrow": "26.0.1",
+        "rscript": "/usr/bin/Rscript",
+        "r": "4.2.2",
+        "reticulate": "1.47.0",
+        "rpy2": None,
+        "cores": 8,
+        "memory_gb": 31.0,
+        "gpus": ["NVIDIA H200", "NVIDIA H200"],
+    }
+    bare = {"rscript": None, "r": None, "reticulate": None, "cores": 1, "memory_gb": None}
+    cluster = [
+        worker(0, "10.0.0.1", **told),
+        worker(1, "10.0.0.1", **told, unreached=[missed(2)], reaches=False),
+        worker(2, "10.0.0.2", **{**told, **bare, "gpus": []}),
+    ]
+    one, two = hosts(cluster)
+    assert (one["name"], one["slots"]) == ("10.0.0.1 (node1)", 2)
+    assert one["lines"] == [
+        "Python 3.11.7, /usr/bin/python3",
+        "TensorFlow 2.21.0, Keras 3.15.1, numpy 2.4.6, no h5py, cloudpickle 3.1.2, pyarrow 26.0.1",
+        "R 4.2.2, /usr/bin/Rscript, reticulate 1.47.0, no rpy2",
+        "8 cores, 31 GB of memory, 2 GPUs (NVIDIA H200)",
+        "2 slots here, of which 1 cannot reach all other workers",
+    ]
+    assert two["lines"][2:] == [
+        "no R, no reticulate, no rpy2",
+        "1 core, unknown memory, no GPU",
+        "1 slot here, reaching all other workers",
+    ]
+
+
+def test_masters() -> None:
+    for master in (
+        ["local", "local[4]", "local[*]", "local[2,3]", "local-cluster[2, 1, 1024]"],
+        ["spark://h:7077", "spark://a:7077,b:7077", "spark://[fd00::1]:7077"],
+        ["sc://h", "sc://h:1/;token=x", "yarn", "k8s://https://host:443"],
+    ):
+        assert [check_master(one) for one in master] == master
+
+
+@pytest.mark.parametrize(
+    "master", ["", "spark://h", "spark:/h:7077", "local[a]", "local 2", "http://h:1", "spark://h:x"]
+)
+def test_what_is_no_master(master: str) -> None:
+    with pytest.raises(InputError, match="is no master of Spark"):
+        check_master(master)
+
+
+def test_a_call_that_lasts_for_ever_is_left() -> None:
+    from threading import Event
+
+    from pybackend.own_session import within
+
+    with pytest.raises(ClusterError, match=r"nothing came \(no answer in 0.1 s\)"):
+        within(0.1, Event().wait, "nothing came")
+    with pytest.raises(ClusterError, match=r"it failed \(KeyError: 'x'\)"):
+        within(5, lambda: {}["x"], "it failed")
+    assert within(5, lambda: 3, "") == 3

@@ -1,0 +1,159 @@
+"""Functions written in R: checked here, run in real workers by rpy2."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pybackend import InputError, RFunction, WorkerFailedError, barrier_run
+from pybackend.r.function import glue
+
+RLIB = str(Path(__file__).parents[2] / ".rlib")
+
+
+def r(code: str | bytes, **settings: object) -> RFunction:
+    return RFunction(code, library_paths=[RLIB], **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 + 1", "source text of an R function"),
+        ("", "source text of an R function"),
+        (b"pickled", "not those of R's serialize"),
+        (lambda: 1, "not function"),
+        (None, "not NoneType"),
+    ],
+)
+def test_what_is_no_function_is_refused(code: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RFunction(code)  # type: ignore[arg-type]
+
+
+def test_packages_are_names() -> None:
+    assert RFunction("function() 1", packages="stats").packages == ["stats"]
+    with pytest.raises(InputError, match="`packages` must be a list of names"):
+        RFunction("function() 1", packages=[1])  # type: ignore[list-item]
+
+
+def test_it_travels_and_shows_what_it_is() -> None:
+    function = r("\\(ctx) ctx", packages=["stats"])
+    copy = pickle.loads(pickle.dumps(function))  # noqa: S301
+    assert vars(copy) == vars(function)
+    assert repr(copy) == "RFunction('\\\\(ctx) ctx')"
+    assert repr(RFunction(b"X\n\0\0")) == "RFunction(4 bytes)"
+
+
+def test_values_go_in_and_out() -> None:
+    code = """function(ctx, x, words, table) {
+        list(ctx$rank, ctx$world_size, length(ctx$addresses), sum(x), toupper(words), table$a,
+             identical(Sys.getenv("TF_CONFIG"), ctx$tf_config), median(x))
+    }"""
+    rows = np.arange(6.0).reshape(2, 3)
+    found = barrier_run(None, r(code, packages=["stats"]), rows, ["a", "b"], {"a": 1}, workers=2)
+    assert found == [[rank, 2, 2, 15.0, ["A", "B"], 1, True, 2.5] for rank in (0, 1)]
+
+
+def test_an_error_of_r_arrives_with_its_calls() -> None:
+    code = """function(ctx) {
+        read <- function(path) if (ctx$rank == 1) stop("no file at ", path)
+        read("/data/a")
+        reticulate::import("time")$sleep(60)
+    }"""
+    with pytest.raises(WorkerFailedError) as caught:
+        barrier_run(None, r(code), workers=2, verbose=0)
+    error = caught.value
+    assert (error.rank, error.exception_type) == (1, "RError")
+    assert "no file at /data/a" in str(error)
+    calls = [line.split(": ", 1)[1] for line in error.worker_traceback.splitlines()]
+    assert calls == ["f(...)", 'read("/data/a")', 'stop("no file at ", path)']
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (r("function(ctx) {"), "unexpected end of input"),
+        (r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
+        (r("function() 1"), "unused argument"),
+        (r(b"X\n\0\0\0\3"), "read error"),
+        (r("function(ctx) globalenv()"), "workers return plain data"),
+    ],
+)
+def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:
+    with pytest.raises(WorkerFailedError, match=message):
+        barrier_run(None, function, workers=1, verbose=0)
+
+
+def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **variables},
+    )
+
+
+def test_no_crash_at_the_end_of_a_process_that_called_r() -> None:
+    code = f"""
+from pybackend import RFunction
+add = RFunction("function(a, b) a + b", library_paths=[{RLIB!r}])
+print(add(1, 2), add(3, 4))
+import keras
+model = RFunction("function() keras3::keras_model_sequential(input_shape = 2)",
+                  library_paths=[{RLIB!r}])()
+print(isinstance(model, keras.Model))
+"""
+    ended = in_a_process(code)
+    assert ended.stdout.split() == ["3", "7", "True"]
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_without_r_it_says_so(tmp_path: Path) -> None:
+    code = """
+from pybackend import RFunction, RError
+try:
+    RFunction("function() 1")()
+except RError as error:
+    print(error)
+"""
+    shown = in_a_process(code, PATH=str(tmp_path)).stdout
+    assert "R is not installed on" in shown
+
+
+def test_without_rpy2_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rpy2.py").write_text("raise ImportError('no rpy2 here')")
+    code = """
+from pybackend import RFunction, RError
+try:
+    RFunction("function() 1")()
+except RError as error:
+    print(error)
+"""
+    shown = in_a_process(code, PYTHONPATH=str(tmp_path)).stdout
+    assert "rpy2 is missing on" in shown
+    assert sys.executable in shown
+
+
+def test_randomness_of_r_follows_the_seed_of_python() -> None:
+    code = f"""
+import random
+from pybackend import RFunction
+draw = RFunction("function() runif(1)", library_paths=[{RLIB!r}])
+random.seed(5); first = draw(); state = random.getstate()
+random.seed(5); second = draw()
+print(first == second, state == random.getstate())
+random.seed(6); print(draw() != first)
+"""
+    assert in_a_process(code).stdout.split() == ["True", "True", "True"]
+
+
+def test_glue_is_one_function_of_r() -> None:
+    assert "function()" in glue()

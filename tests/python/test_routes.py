@@ -1,0 +1,98 @@
+"""One small job by every route that Python has: the weights of one process each time."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import spark_session, wait_for, worker_processes
+from test_connect import connect_server
+
+from pybackend import RFunction, barrier_train
+
+# Shared with the R package's tests, which lie where R looks for them.
+SCENARIO = Path(__file__).parents[2] / "rpkg/tests/testthat/scenario/scenario.py"
+
+
+def scenario_module() -> Any:
+    spec = importlib.util.spec_from_file_location("scenario", SCENARIO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+scenario = scenario_module()
+
+
+def library_paths() -> list[str]:
+    """Where R finds keras3 and reticulate for the tests: what `make setup` has filled."""
+    folder = Path(__file__).parents[2] / ".rlib"
+    assert (folder / "keras3").is_dir(), "run `make r-setup`: these tests need its R packages"
+    return [str(folder)]
+
+
+MODELS = {
+    "Python": scenario.build,
+    "R": RFunction(scenario.r_source(), library_paths=library_paths()),
+}
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[Any]:
+    with spark_session("local-cluster[2,1,1024]") as session:
+        yield session
+    wait_for(lambda: not worker_processes())
+
+
+def trained(session: Any, model: Any) -> Any:
+    return barrier_train(session, model, scenario.arrays(), verbose=0, **scenario.arguments())
+
+
+def check(result: Any) -> None:
+    assert scenario.difference(result.model.get_weights()) < 1e-6
+    assert sum(worker.rows for worker in result.workers) == scenario.JOB["rows"]
+
+
+@pytest.mark.parametrize("language", MODELS)
+def test_local(language: str) -> None:
+    check(trained("local", MODELS[language]))
+
+
+@pytest.mark.parametrize("language", MODELS)
+def test_classic(classic: Any, language: str) -> None:
+    check(trained(classic, MODELS[language]))
+
+
+def test_connect(tmp_path: Path) -> None:
+    # PySpark's Connect and classic sessions get in each other's way in one process.
+    with connect_server(tmp_path) as (address, _):
+        shown = subprocess.run(
+            [sys.executable, "-c", OVER_CONNECT, address],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
+            cwd=Path(__file__).parent,
+        ).stdout
+    differences = [float(line.split()[1]) for line in shown.splitlines() if "difference" in line]
+    assert len(differences) == len(MODELS)
+    assert max(differences) < 1e-6
+
+
+OVER_CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+import test_routes
+session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+for model in test_routes.MODELS.values():
+    weights = test_routes.trained(session, model).model.get_weights()
+    print("difference", test_routes.scenario.difference(weights))
+session.stop()
+"""

@@ -1,0 +1,278 @@
+"""Three hosts of a standalone Spark cluster: what works there, and what goes wrong in the field."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import threading
+import time
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from conftest import build_dense, largest_difference, worker_processes
+from standalone import HOSTS, Cluster, executors, standalone_cluster
+
+import pybackend
+from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
+
+# As long as a busy machine may take for what has no other end.
+PATIENCE = 120.0
+ENDED_WITHIN = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("standalone") / "work") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: Cluster) -> Iterator[Any]:
+    with cluster.session() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def data(rows: Any) -> tuple[Any, Any]:
+    return rows[0][:90], rows[1][:90]
+
+
+def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> float:
+    """Wait for what another process does; how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, f"it did not happen within {seconds:g} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def endless(started: Path) -> dict[str, Any]:
+    """Arguments of a training that tells by a file that it has begun, and does not end."""
+
+    def touch(batch: int, logs: Any) -> None:
+        started.touch()
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=touch)]
+    return {"workers": HOSTS, "epochs": 10**6, "verbose": 0, "callbacks": callbacks}
+
+
+def test_arrays_give_the_weights_of_this_machine_from_three_hosts(
+    cluster: Cluster, spark: Any, data: Any, capsys: Any
+) -> None:
+    arguments: dict[str, Any] = {"workers": HOSTS, "epochs": 2, "batch_size": 20, "seed": 5}
+    there = barrier_train(spark, build_dense, data, **arguments)
+    assert "epoch 2/2" in capsys.readouterr().out  # live, from another host
+    here = barrier_train(None, build_dense, data, **arguments)
+    assert largest_difference(there.model, here.model) <= 1e-6
+    assert {w.host for w in there.workers} == {host.address for host in cluster.hosts}
+    assert len({w.weights_sha256 for w in there.workers}) == 1
+    assert cluster.leftovers() == []
+
+
+def test_a_dataframe_with_fewer_rows_than_hosts_is_every_row_once(
+    spark: Any, data: Any, dense_model: Any
+) -> None:
+    x, y = data[0][:2], data[1][:2]
+    frame = spark.createDataFrame(
+        [([float(n) for n in a], int(b)) for a, b in zip(x, y, strict=True)],
+        "x array<double>, label int",
+    )
+    result = barrier_train(
+        spark, dense_model, frame, workers=HOSTS, epochs=2, batch_size=2, verbose=0
+    )
+    assert sum(w.rows for w in result.workers) == 2
+    assert 0 in [w.rows for w in result.workers]
+    # One step of all rows in each epoch: the order in which Spark deals them does not matter.
+    dense_model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+
+
+def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
+    cluster: Cluster, spark: Any, data: Any
+) -> None:
+    if cluster.hosts[0].port is None:
+        pytest.skip("WARNING, not tested: a firewall needs network namespaces")
+    one, two = (cluster.hosts[number].address for number in (0, 1))
+    began = time.monotonic()
+    with cluster.firewall(0, 1), pytest.raises(ClusterError) as caught:
+        barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
+    assert time.monotonic() - began < 30
+    message = str(caught.value)
+    assert any(
+        f"on {a} cannot reach worker" in message and f"at {b}:" in message
+        for a, b in ((one, two), (two, one))
+    )
+    assert "No route to host" in message or "timed out" in message
+    for part in ("firewall", "net.ipv4.ip_local_port_range", "tfdist doctor --master"):
+        assert part in message
+
+
+def test_workers_that_cannot_reach_each_other_say_so(cluster: Cluster, spark: Any) -> None:
+    if cluster.hosts[0].port is None:
+        pytest.skip("WARNING, not tested: a firewall needs network namespaces")
+
+    def meet(context: Any) -> str:
+        from pybackend.collective import join_mesh
+        from pybackend.errors import ClusterError
+        from pybackend.rendezvous import listen
+
+        host = context.addresses[context.rank].rpartition(":")[0]
+        began = time.monotonic()
+        with listen(host) as server:
+            peers = [f"{address.rpartition(':')[0]}:40000" for address in context.addresses]
+            try:
+                join_mesh(server, peers, context.rank, "token", 300.0)
+            except ClusterError as error:
+                return f"{time.monotonic() - began < 20} {error}"
+        return ""
+
+    with cluster.firewall(0, 1, 2):
+        for rank, text in enumerate(barrier_run(spark, meet, workers=HOSTS, verbose=0)):
+            assert text.startswith(f"True worker {rank} on ")
+            assert f"cannot reach worker {(rank + 1) % HOSTS} at" in text
+
+
+@contextmanager
+def other_python(cluster: Cluster, spark: Any, folder: Path, without: str) -> Iterator[Path]:
+    """On the last host, workers run in an environment that lacks the packages of a pattern."""
+    venv.create(folder / "env", symlinks=True)
+    (site,) = folder.glob("env/lib/python*/site-packages")
+    hidden = set(Path(sysconfig.get_path("purelib")).glob(without))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry not in hidden:
+            (site / entry.name).symlink_to(entry)
+    wrapper = folder / "python"
+    wrapper.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        [ "$SPARK_LOCAL_IP" = {cluster.hosts[-1].address} ] && exec {folder}/env/bin/python "$@"
+        exec {sys.executable} "$@"
+        """)
+    )
+    wrapper.chmod(0o755)
+    context, before = spark.sparkContext, spark.sparkContext.pythonExec
+    context.pythonExec = str(wrapper)
+    try:
+        yield site
+    finally:
+        context.pythonExec = before
+
+
+def test_another_version_of_tensorflow_on_one_host_is_named(
+    cluster: Cluster, spark: Any, data: Any, tmp_path: Path
+) -> None:
+    with other_python(cluster, spark, tmp_path, "tensorflow*.dist-info") as site:
+        fake = site / "tensorflow_cpu-2.20.0.dist-info"
+        fake.mkdir()
+        (fake / "METADATA").write_text("Name: tensorflow-cpu\nVersion: 2.20.0\n")
+        with pytest.raises(WorkerFailedError) as caught:
+            barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
+    odd = caught.value
+    assert (odd.host, odd.exception_type) == (cluster.hosts[-1].address, "ClusterError")
+    message = str(odd).splitlines()[0]
+    assert f"worker {odd.rank} on {odd.host} has TensorFlow 2.20.0, worker " in message
+    assert "install the same version on every host" in message
+    assert "PYSPARK_PYTHON" in message
+
+
+def test_a_host_without_tensorflow_is_named_with_its_python(
+    cluster: Cluster, spark: Any, data: Any, tmp_path: Path
+) -> None:
+    with (
+        other_python(cluster, spark, tmp_path, "tensorflow*"),
+        pytest.raises(WorkerFailedError) as caught,
+    ):
+        barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
+    message = str(caught.value).splitlines()[0]
+    python = tmp_path / "env/bin/python"
+    assert f"on {cluster.hosts[-1].address} has no TensorFlow: its Python is {python}" in message
+    assert f"`{python} -m pip install tensorflow==" in message
+
+
+def test_ctrl_c_ends_the_workers_and_the_session_lives_on(
+    cluster: Cluster, spark: Any, data: Any, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        until(started.exists)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        barrier_train(spark, build_dense, data, **endless(started))
+    until(lambda: not worker_processes())
+    assert time.monotonic() - interrupted[0] < ENDED_WITHIN
+    thread.join()
+    assert cluster.leftovers() == []
+    assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
+
+
+def test_a_lost_executor_is_named_and_nothing_is_tried_again(
+    cluster: Cluster, spark: Any, data: Any, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    killed: list[float] = []
+
+    def kill() -> None:
+        until(started.exists)
+        killed.append(time.monotonic())
+        for executor in executors(cluster.hosts[0]):
+            os.kill(executor, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(WorkerFailedError, match=r"Spark lost the executor.*137") as caught:
+        barrier_train(spark, build_dense, data, **endless(started))
+    thread.join()
+    assert caught.value.exception_type == "ExecutorLost"
+    assert "memoryOverhead" in str(caught.value)
+    until(lambda: not worker_processes())
+    assert time.monotonic() - killed[0] < 15
+    # Spark starts another executor, and the session can be used.
+    assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from standalone import Cluster
+from test_standalone import build_dense, endless
+import numpy as np, pybackend
+cluster = Cluster(sys.argv[1], sys.argv[2], (), Path(sys.argv[3]))
+x, y = np.ones((30, 8), "float32"), np.zeros(30, int)
+with cluster.session() as session:
+    pybackend.barrier_train(session, build_dense, (x, y), **endless(Path(sys.argv[4])))
+"""
+
+
+def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
+    cluster: Cluster, spark: Any, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    paths = [str(Path(__file__).parent), str(Path(pybackend.__file__).parents[1])]
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, cluster.master, cluster.driver, cluster.work, started],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    ) as driver:
+        try:
+            until(lambda: started.exists() or driver.poll() is not None)
+            assert len(worker_processes()) == HOSTS
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)  # its JVM too, as when a host dies
+    assert until(lambda: not worker_processes()) < ENDED_WITHIN
+    assert until(lambda: not cluster.leftovers()) < ENDED_WITHIN
+    assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
