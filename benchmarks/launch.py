@@ -1,36 +1,75 @@
-"""Seconds from a call to its result for a job that does nothing, beside the bare machinery."""
+"""Seconds from a call to its result: a job that does nothing, and 200 steps of a small network.
+
+On this machine and on a standalone Spark cluster, beside the bare machinery and
+spark-tensorflow-distributor 1.0.0.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+# The tests' cluster: a master and workers in network namespaces of their own.
+CLUSTER = Path(__file__).parents[1] / "tests" / "python"
+sys.path.insert(0, str(CLUSTER))
+
+from standalone import standalone_cluster
+from step import network
+
 import pybackend
 
-WORKERS = 2
+WORKERS, BATCH, STEPS, EPOCHS = 2, 64, 20, 10
+Figures = dict[str, dict[str, float]]
 
 
-def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Medians over interleaved rounds, after one that warms up."""
-    with _spark() as session:
-        cases: dict[str, Callable[[], Any]] = {
-            "two bare Python processes": _bare_processes,
-            "tfdist no-op, local": lambda: _no_op("local"),
-            "bare Spark barrier job": lambda: _bare_barrier(session),
-            "tfdist no-op, Spark": lambda: _no_op(session),
-        }
-        found: dict[str, list[float]] = {name: [] for name in cases}
-        for number in range(rounds + 1):
-            for name, case in cases.items():
-                began = time.perf_counter()
-                case()
-                if number:
-                    found[name].append(time.perf_counter() - began)
+def measure(rounds: int) -> dict[str, Figures]:
+    """Medians over interleaved rounds, after one that warms up, by table."""
+    logging.getLogger("MirroredStrategyRunner").setLevel(logging.ERROR)
+    # The distributor's functions are imported by the executors, which are on this machine.
+    path = [str(Path(__file__).parent), str(CLUSTER), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        with standalone_cluster(Path(folder) / "cluster") as cluster, cluster.session(
+            spark__executorEnv__TF_NUM_INTRAOP_THREADS="1",
+            spark__executorEnv__TF_CPP_MIN_LOG_LEVEL="3",
+        ) as session:
+            nothing = {
+                "two bare Python processes": _bare_processes,
+                "tfdist no-op, this machine": lambda: _no_op("local"),
+                "bare Spark barrier job": lambda: _bare_barrier(session),
+                "spark-tensorflow-distributor no-op": lambda: _distributor(_nothing, custom=True),
+                "tfdist no-op, Spark": lambda: _no_op(session),
+            }
+            training = {
+                "spark-tensorflow-distributor (Keras 2)": lambda: _distributor(_mirrored),
+                "tfdist, Spark": lambda: _train(session),
+                "tfdist, this machine": lambda: _train("local"),
+            }
+            return {
+                f"no-op, {WORKERS} workers, standalone cluster, warm": _medians(nothing, rounds),
+                f"call to model, {STEPS * EPOCHS} steps, {WORKERS} workers": _medians(
+                    training, rounds
+                ),
+            }
+
+
+def _medians(cases: dict[str, Callable[[], Any]], rounds: int) -> Figures:
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            began = time.perf_counter()
+            case()
+            if number:
+                found[name].append(time.perf_counter() - began)
     return {name: {"seconds": float(np.median(times))} for name, times in found.items()}
 
 
@@ -49,18 +88,47 @@ def _bare_barrier(session: Any) -> None:
     ).collect()
 
 
-def _spark() -> Any:
-    import os
+def _distributor(train: Callable[[], Any], custom: bool = False) -> Any:
+    from spark_tensorflow_distributor import MirroredStrategyRunner
 
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = (
-        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
+    runner = MirroredStrategyRunner(
+        num_slots=WORKERS, use_gpu=False, use_custom_strategy=custom
     )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    return runner.run(train)
+
+
+def _nothing() -> int:
+    return 1
+
+
+def _images() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    rows = BATCH * WORKERS * STEPS
+    return rng.random((rows, 28, 28, 1), dtype="float32"), rng.integers(0, 10, rows)
+
+
+def _train(spark: Any) -> Any:
+    def build() -> Any:
+        import keras
+
+        return network(keras)
+
+    result = pybackend.barrier_train(
+        spark, build, _images(), workers=WORKERS, epochs=EPOCHS, batch_size=BATCH, verbose=0
+    )
+    return result.model_base64
+
+
+def _mirrored() -> Any:
+    """The same steps by TensorFlow's own strategy, in a task of the distributor."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+    import tf_keras
+
+    x, y = _images()
+    model = network(tf_keras)
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH * WORKERS)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    model.fit(rows.with_options(options), epochs=EPOCHS, verbose=0)
+    return model.get_weights()

@@ -143,7 +143,8 @@ def _is_strange(worker: Worker, other: Worker) -> bool:
 
 def _of_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:
     worker, other = found[0]
-    more = f", nor do {len(found) - 1} more pairs of workers there" if len(found) > 1 else ""
+    count = len(found) - 1
+    more = f", and so for {count} more pair{'s'[: count - 1]} of workers there" if count else ""
     return (
         f"worker {worker['rank']} on {place(worker)} cannot reach worker {other['rank']} at "
         f"{other['address']} ({reason}){more}: {_mend(worker, other, reason)}"

@@ -12,10 +12,12 @@ from pybackend.diagnosis import TITLES, missing_packages, place, problems
 from pybackend.doctor import facts
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.launchers.slots import check_slots, is_connect, slots_of
+from pybackend.own_session import within
 from pybackend.reach import look, look_alone
 from pybackend.request import session_of
 
 _PACKAGES = tuple(TITLES)
+_ALONE_SECONDS = 60.0
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
 
 
@@ -62,7 +64,8 @@ def _missing(session: Any) -> list[str]:
     try:
         context = session.sparkContext
         count = slots_of(session)
-        seen = context.parallelize(range(count), count).map(look_alone).collect()
+        asked = context.parallelize(range(count), count).map(look_alone)
+        seen = within(_ALONE_SECONDS, asked.collect, "no host answered")
     except Exception:  # then what the barrier job said is all that is known
         return []
     return missing_packages(seen, on_spark=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from pybackend.engine.load import Loaded
+from pybackend.engine.steps import replaced
 from pybackend.errors import SerializationError
 from pybackend.job import Job
 from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
@@ -71,8 +70,7 @@ def write_model(model: Any, way: Saving, folder: Path) -> str:
 
 
 def _encoded(model: Any, way: Saving) -> bytes:
-    if not way.compiled:
-        bare = keras.models.clone_model(model)
-        bare.set_weights(model.get_weights())
-        model = bare
-    return model_to_bytes(model, format=way.format)
+    if way.compiled:
+        return model_to_bytes(model, format=way.format)
+    with replaced(model, "compiled", False):
+        return model_to_bytes(model, format=way.format)

@@ -213,13 +213,18 @@ def test_too_few_slots_are_told_at_once(session: Any) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> None:
+def test_slots_that_others_hold_end_the_wait(
+    session: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
+    started = [tmp_path / str(number) for number in range(2)]
 
     def hold(batches: Any) -> Any:
         import time
 
-        yield from batches
+        for batch in batches:
+            started[batch.column(0)[0].as_py()].touch()
+            yield batch
         time.sleep(1000)
 
     def occupy() -> None:
@@ -231,6 +236,8 @@ def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> 
     other = threading.Thread(target=occupy)
     other.start()
     try:
+        for path in started:
+            wait_for(path.exists)
         with pytest.raises(ClusterError, match="Spark runs no task of this job"):
             barrier_run(session, lambda context: 1, workers=2)
     finally:

@@ -23,8 +23,8 @@ LAYERS = [
     ["engine", "worker"],
     ["launchers", "progress"],
     ["api", "request", "scoring"],
-    ["__init__", "__main__", "bridge", "cli", "digits", "doctor", "plots"]
-    + ["diagnosis", "own_session", "probe", "reach"],
+    ["diagnosis", "doctor", "own_session", "probe", "reach"],
+    ["__init__", "__main__", "bridge", "cli", "digits", "plots"],
 ]
 # Heavy, or not there for every user.
 HEAVY = {"tensorflow", "keras", "pyspark", "numpy", "pandas", "pyarrow", "h5py", "matplotlib"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,13 +234,17 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
-def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
+def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
+    started = [tmp_path / str(number) for number in range(2)]
 
     def hold(batches: Any) -> Any:
         import time
 
-        yield from batches
+        for batch in batches:
+            started[batch.column(0)[0].as_py()].touch()
+            yield batch
         time.sleep(1000)
 
     def occupy() -> None:
@@ -251,6 +256,8 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
     other = InheritableThread(target=occupy)
     other.start()
     try:
+        for path in started:
+            wait_for(path.exists)
         with pytest.raises(ClusterError, match="Spark runs no task of this job"):
             barrier_run(spark, lambda context: 1, workers=2)
     finally:
@@ -288,7 +295,6 @@ with spark_session("local-cluster[1,1,1024]", **settings) as session:
 def in_another_process(code: str) -> str:
     """Output of a program: a process has one Spark, and the other tests use this one's."""
     import subprocess
-    import sys
 
     return subprocess.run(
         [sys.executable, "-c", code],
