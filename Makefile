@@ -49,6 +49,8 @@ $(RUN_STAMP): $(PY_SETUP)
 $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	scripts/apt-install.sh java
 	scripts/py-setup.sh $(TF) spark r plots dev
+	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
 	@touch $(RUN_STAMP) $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt | $(DEV_STAMP)
@@ -93,8 +95,8 @@ r-lint: $(R_STAMP)
 	$(R_ENV) Rscript scripts/r-lint.R
 	$(R_ENV) scripts/r-documented.sh
 
-py-test: $(DEV_STAMP) ## pytest
-	$(PY) -m pytest
+py-test: $(DEV_STAMP) ## pytest; what needs R runs where `make r-setup` has been
+	TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) -m pytest
 
 r-test: $(R_STAMP) ## testthat against the installed R package
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
@@ -107,9 +109,8 @@ r-check: $(TARBALL) ## R CMD check, with Python and without
 docs: $(TARBALL) ## run the vignettes; pages in build/docs
 	scripts/docs.sh $(TARBALL) build/docs
 
-# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 $(BENCH_STAMP): $(DEV_STAMP)
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor
 	@touch $@
 
 bench: $(BENCH_STAMP) ## measure a step and a launch; compares with tf_keras

@@ -6,18 +6,20 @@ envelope that holds either the value or everything about the failure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+import pybackend
 from pybackend.doctor import doctor
 from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers.apply import SparklyrWorkers
 from pybackend.launchers.attach import attach_spark
 from pybackend.probe import probe
 
-__all__ = ["SparklyrWorkers", "attach_spark", "capture", "doctor", "probe", "row_major"]
+__all__ = ["SparklyrWorkers", "answer", "attach_spark", "capture", "doctor", "probe", "row_major"]
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -30,6 +32,17 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]
         return {"ok": True, "value": fn(*args, **kwargs)}
     except TfdistError as error:
         return {"ok": False, "error": _described(error)}
+
+
+def answer(request: str) -> str:
+    """`capture` for a process of its own: JSON in, JSON out.
+
+    For calls that must not start Python inside R: it would keep the environment of that moment,
+    and a TF_CONFIG set by R later would never reach TensorFlow.
+    """
+    asked = json.loads(request)
+    fn = getattr(pybackend, asked["call"])
+    return json.dumps(capture(fn, *asked["arguments"], **asked["named"]))
 
 
 def row_major(array: Any, dtype: str | None = None) -> Any:

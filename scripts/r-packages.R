@@ -3,7 +3,7 @@
 # repositories.
 for_make <- c("lintr", "rcmdcheck", "roxygen2")
 # Tests need it, users may: DESCRIPTION names what the package itself calls.
-for_tests <- "pysparklyr"
+for_tests <- c("base64enc", "keras", "pysparklyr")
 
 library_path <- normalizePath(Sys.getenv("R_LIBS"), mustWork = TRUE)
 prebuilt <- Sys.getenv("TFDIST_CRAN")
@@ -28,7 +28,8 @@ too_old <- Filter(
   \(p) utils::compareVersion(have[[p]], minimum[[match(p, named)]]) < 0,
   old
 )
-wanted <- setdiff(c(named, for_make, for_tests), c(base, setdiff(names(have), too_old)))
+needed <- c(named, for_make, for_tests)
+wanted <- setdiff(needed, c(base, setdiff(names(have), too_old)))
 if (length(wanted) == 0) {
   quit(status = 0)
 }

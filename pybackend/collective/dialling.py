@@ -50,7 +50,7 @@ def dial(
         if isinstance(error, TimeoutError) or error.errno in _NETWORK_ERRORS:
             raise ClusterError(
                 f"worker {rank} on {split_address(peers[rank])[0]} cannot reach worker {other} at "
-                f"{peers[other]} ({error.strerror or error}). {advice()}"
+                f"{peers[other]} ({error.strerror or error}). {network_advice()}"
             ) from error
         reason = f"cannot be reached at {peers[other]} ({error}: it has ended, or a firewall"
         raise PeerLostError(other, host, f"{reason} refuses the connection)") from error
@@ -78,7 +78,7 @@ def unreached(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | N
         return next(filter(None, pool.map(attempt, others)), None)
 
 
-def advice() -> str:
+def network_advice() -> str:
     """What to do where one host cannot reach another."""
     return (
         "A firewall or a missing route is between these two hosts, or the second one is down. "

@@ -63,26 +63,28 @@ class Selection:
                 "number (encode classes as 0, 1, 2, ... first)"
             )
         columns = [
-            _numeric(c, types[c], name).alias(f"feature_{place}") for place, c in enumerate(chosen)
+            _numeric(frame, c, types[c], name).alias(f"feature_{place}")
+            for place, c in enumerate(chosen)
         ]
         target = (
-            _quoted(label)
+            _column(frame, label)
             .cast("long" if types[label].typeName() in _WHOLE else "double")
             .alias("label")
         )
         return cls(frame.select(*columns, target), tuple(chosen), label)
 
 
-def _quoted(column: str) -> Any:
-    """A column by its whole name, dots included."""
-    from pyspark.sql.functions import col
+def _column(frame: Any, column: str) -> Any:
+    """A column by its whole name, dots included.
 
-    return col("`" + column.replace("`", "``") + "`")
+    Not by PySpark's functions: they take one kind of session at a time for the only one.
+    """
+    return frame["`" + column.replace("`", "``") + "`"]
 
 
-def _numeric(column: str, kind: Any, name: str) -> Any:
+def _numeric(frame: Any, column: str, kind: Any, name: str) -> Any:
     type_name = kind.typeName()
-    quoted = _quoted(column)
+    quoted = _column(frame, column)
     if type_name in _NUMBERS:
         return quoted.cast("float")
     if type_name == "array" and kind.elementType.typeName() in _NUMBERS:

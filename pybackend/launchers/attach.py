@@ -70,6 +70,8 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         variables["SPARK_HOME"] = spark_home
     if python:
         variables["PYSPARK_PYTHON"] = python
+    # Left behind by a Connect session of this process; PySpark would start another one.
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     _disconnect_quietly()
     with _environment(variables):
         gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]

@@ -13,6 +13,12 @@ from pybackend.collective.dialling import unreached
 from pybackend.errors import ClusterError
 
 SCHEMA = "rank int, problem string"
+# Spark itself may wait for a peer to hand on the task's code: then this stage does not end.
+LIMIT_SECONDS = 90.0
+TOO_LONG = (
+    f"Spark's executors did not answer within {LIMIT_SECONDS:g} s whether they reach each other, "
+    "so it seems that they do not, or that their hosts are very busy. "
+)
 # Each host tries so many others: enough that hosts behind a firewall are found, in one round.
 _MOST = 64
 
@@ -23,12 +29,12 @@ def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[
     Parameters
     ----------
     collect
-        Runs a DataFrame's job and returns its rows.
+        Runs a DataFrame's job and returns its rows; not for longer than `LIMIT_SECONDS`.
 
     Raises
     ------
     ClusterError
-        Names the two hosts, the address and what to do; within about ten seconds.
+        Names the two hosts, the address and what to do; after about ten seconds.
     """
     rows = collect(session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True))
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]

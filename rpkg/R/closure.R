@@ -64,7 +64,11 @@ check_no_python <- function(found, arg, call) {
     }
     abort_input(
       c(
-        sprintf("`%s` uses `%s`, a Python object of this session, which does not travel.", arg, name),
+        sprintf(
+          "`%s` uses `%s`, a Python object of this session, which does not travel.",
+          arg,
+          name
+        ),
         i = hint
       ),
       call = call

@@ -6,6 +6,10 @@
 #'
 #' [barrier_train()] needs none of this: it places its workers itself.
 #'
+#' Python reads the environment when it starts, so `Sys.setenv(TF_CONFIG = )` must come before it.
+#' `make_tf_config()` does not start Python in this session. Where Python runs already, set
+#' the variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
+#'
 #' @param workers Addresses of the workers, as `"host:port"`. With names, which are then their
 #'   indices, the list may leave workers out.
 #' @param index Which entry of its role this process is; the first is 0. `NULL` where the role has
@@ -32,16 +36,18 @@ make_tf_config <- function(
   check_addresses(chief, allow_null = TRUE)
   check_addresses(ps, allow_null = TRUE)
   check_addresses(evaluator, allow_null = TRUE)
-  backend <- pybackend()
-  call_python(
-    backend$make_tf_config,
-    as_addresses(workers),
-    index,
+  named <- list(
     role = role,
     chief = as_single(chief),
     ps = as_addresses(ps),
     evaluator = as_single(evaluator)
   )
+  arguments <- list(as_addresses(workers), index)
+  if (!reticulate::py_available()) {
+    return(call_python_apart("make_tf_config", arguments, named))
+  }
+  backend <- pybackend()
+  do.call(call_python, c(list(backend$make_tf_config), arguments, named))
 }
 
 check_addresses <- function(

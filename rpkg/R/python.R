@@ -170,3 +170,27 @@ call_python <- function(fn, ..., call = caller_env()) {
   }
   answer$value
 }
+
+# The same in a process of its own, for what must not start Python in this session.
+call_python_apart <- function(name, arguments, named, call = caller_env()) {
+  config <- discover_python()
+  if (is.null(config$required_module_path)) {
+    abort_no_pybackend(config, if (!is.null(config$python)) "It has no module pybackend.", call)
+  }
+  asked <- list(call = name, arguments = arguments, named = named)
+  program <- "import sys; from pybackend.bridge import answer; print(answer(sys.stdin.read()))"
+  said <- suppressWarnings(system2(
+    config$python,
+    c("-c", shQuote(program)),
+    input = jsonlite::toJSON(asked, auto_unbox = TRUE, null = "null"),
+    stdout = TRUE
+  ))
+  if (length(attr(said, "status"))) {
+    abort_no_pybackend(config, "It ends with an error, which it has printed.", call)
+  }
+  answer <- jsonlite::parse_json(said[[length(said)]])
+  if (!isTRUE(answer$ok)) {
+    abort_python(answer$error, call)
+  }
+  answer$value
+}

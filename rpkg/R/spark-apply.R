@@ -132,7 +132,11 @@ spark_apply_worker <- function(df, context, barrier) {
       said <- paste("there is no Python at", context$python)
     }
     stop(
-      "worker ", barrier$partition, " on ", Sys.info()[["nodename"]], ": ",
+      "worker ",
+      barrier$partition,
+      " on ",
+      Sys.info()[["nodename"]],
+      ": ",
       paste(said, collapse = " | "),
       call. = FALSE
     )

@@ -18,7 +18,9 @@ pack_value <- function(value) {
       character = I(enc2utf8(as.character(x))),
       list = lapply(seq_along(x), function(i) pack(.subset2(x, i), sprintf("%s[[%d]]", where, i))),
       stop(
-        where, " is ", if (is_python) "a Python object" else paste("of type", type),
+        where,
+        " is ",
+        if (is_python) "a Python object" else paste("of type", type),
         ", which does not travel: return vectors, lists and data frames, and ",
         " a Keras model as reticulate::import(\"pybackend\")$model_to_base64(model)",
         call. = FALSE

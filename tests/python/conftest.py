@@ -116,3 +116,11 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen within 10 s"
         pause.wait(0.05)
+
+
+# What `make r-setup` has filled: reticulate and keras3, for functions written in R.
+RLIB = Path(__file__).parents[2] / ".rlib"
+needs_r = pytest.mark.skipif(
+    not (RLIB / "keras3").is_dir() and os.environ.get("TFDIST_TEST_REQUIRE") != "1",
+    reason="NO R PACKAGES: RUN make r-setup",
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -213,19 +214,19 @@ def test_too_few_slots_are_told_at_once(session: Any) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_slots_that_others_hold_end_the_wait(
-    session: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
-    started = [tmp_path / str(number) for number in range(2)]
+    holders = socket.create_server(("127.0.0.1", 0))
+    holders.settimeout(60)
+    address = holders.getsockname()
 
     def hold(batches: Any) -> Any:
+        import socket
         import time
 
-        for batch in batches:
-            started[batch.column(0)[0].as_py()].touch()
-            yield batch
-        time.sleep(1000)
+        yield from batches
+        with socket.create_connection(address):
+            time.sleep(1000)
 
     def occupy() -> None:
         session.addTag("others")
@@ -236,14 +237,15 @@ def test_slots_that_others_hold_end_the_wait(
     other = threading.Thread(target=occupy)
     other.start()
     try:
-        for path in started:
-            wait_for(path.exists)
+        held = [holders.accept()[0] for _ in range(2)]
         with pytest.raises(ClusterError, match="Spark runs no task of this job"):
             barrier_run(session, lambda context: 1, workers=2)
     finally:
         session.interruptTag("others")
         other.join(timeout=30)
     assert not other.is_alive()
+    for connection in (*held, holders):
+        connection.close()
 
 
 def test_dynamic_allocation_is_refused(url: str) -> None:

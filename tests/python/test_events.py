@@ -112,7 +112,7 @@ def test_a_driver_behind_a_firewall_delays_no_worker() -> None:
         assert not client({"event": "epoch"})
         assert time.monotonic() - began < 1
         client.close()
-        assert 2 < time.monotonic() - began < 5
+        assert 2 < time.monotonic() - began < 8
         assert not client({"event": "after the end"})
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import RLIB, needs_r
 
 from pybackend import InputError, RFunction, WorkerFailedError, barrier_run
 from pybackend.r.function import glue
 
-RLIB = str(Path(__file__).parents[2] / ".rlib")
+LIBRARY = str(RLIB)
 
 
 def r(code: str | bytes, **settings: object) -> RFunction:
-    return RFunction(code, library_paths=[RLIB], **settings)  # type: ignore[arg-type]
+    return RFunction(code, library_paths=[LIBRARY], **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_it_travels_and_shows_what_it_is() -> None:
     assert repr(RFunction(b"X\n\0\0")) == "RFunction(4 bytes)"
 
 
+@needs_r
 def test_values_go_in_and_out() -> None:
     code = """function(ctx, x, words, table) {
         list(ctx$rank, ctx$world_size, length(ctx$addresses), sum(x), toupper(words), table$a,
@@ -60,6 +62,7 @@ def test_values_go_in_and_out() -> None:
     assert found == [[rank, 2, 2, 15.0, ["A", "B"], 1, True, 2.5] for rank in (0, 1)]
 
 
+@needs_r
 def test_an_error_of_r_arrives_with_its_calls() -> None:
     code = """function(ctx) {
         read <- function(path) if (ctx$rank == 1) stop("no file at ", path)
@@ -75,6 +78,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
     assert calls == ["f(...)", 'read("/data/a")', 'stop("no file at ", path)']
 
 
+@needs_r
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -101,14 +105,15 @@ def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
+@needs_r
 def test_no_crash_at_the_end_of_a_process_that_called_r() -> None:
     code = f"""
 from pybackend import RFunction
-add = RFunction("function(a, b) a + b", library_paths=[{RLIB!r}])
+add = RFunction("function(a, b) a + b", library_paths=[{LIBRARY!r}])
 print(add(1, 2), add(3, 4))
 import keras
 model = RFunction("function() keras3::keras_model_sequential(input_shape = 2)",
-                  library_paths=[{RLIB!r}])()
+                  library_paths=[{LIBRARY!r}])()
 print(isinstance(model, keras.Model))
 """
     ended = in_a_process(code)
@@ -142,11 +147,12 @@ except RError as error:
     assert sys.executable in shown
 
 
+@needs_r
 def test_randomness_of_r_follows_the_seed_of_python() -> None:
     code = f"""
 import random
 from pybackend import RFunction
-draw = RFunction("function() runif(1)", library_paths=[{RLIB!r}])
+draw = RFunction("function() runif(1)", library_paths=[{LIBRARY!r}])
 random.seed(5); first = draw(); state = random.getstate()
 random.seed(5); second = draw()
 print(first == second, state == random.getstate())

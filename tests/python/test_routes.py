@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import spark_session, wait_for, worker_processes
+from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
 from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
@@ -31,17 +31,13 @@ def scenario_module() -> Any:
 scenario = scenario_module()
 
 
-def library_paths() -> list[str]:
-    """Where R finds keras3 and reticulate for the tests: what `make setup` has filled."""
-    folder = Path(__file__).parents[2] / ".rlib"
-    assert (folder / "keras3").is_dir(), "run `make r-setup`: these tests need its R packages"
-    return [str(folder)]
-
-
 MODELS = {
     "Python": scenario.build,
-    "R": RFunction(scenario.r_source(), library_paths=library_paths()),
+    "R": RFunction(scenario.r_source(), library_paths=[str(RLIB)]),
 }
+
+
+languages = pytest.mark.parametrize("language", ["Python", pytest.param("R", marks=needs_r)])
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +56,17 @@ def check(result: Any) -> None:
     assert sum(worker.rows for worker in result.workers) == scenario.JOB["rows"]
 
 
-@pytest.mark.parametrize("language", MODELS)
+@languages
 def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
-@pytest.mark.parametrize("language", MODELS)
+@languages
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 
 
+@needs_r
 def test_connect(tmp_path: Path) -> None:
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,18 +235,20 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
-def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
-    started = [tmp_path / str(number) for number in range(2)]
+    holders = socket.create_server(("127.0.0.1", 0))
+    holders.settimeout(60)
+    address = holders.getsockname()
 
     def hold(batches: Any) -> Any:
+        import socket
         import time
 
-        for batch in batches:
-            started[batch.column(0)[0].as_py()].touch()
-            yield batch
-        time.sleep(1000)
+        yield from batches
+        with socket.create_connection(address):
+            time.sleep(1000)
 
     def occupy() -> None:
         spark.sparkContext.setJobGroup("others", "holds all slots", interruptOnCancel=True)
@@ -256,14 +259,47 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any, tmp_p
     other = InheritableThread(target=occupy)
     other.start()
     try:
-        for path in started:
-            wait_for(path.exists)
+        held = [holders.accept()[0] for _ in range(2)]
         with pytest.raises(ClusterError, match="Spark runs no task of this job"):
             barrier_run(spark, lambda context: 1, workers=2)
     finally:
         spark.sparkContext.cancelJobGroup("others")
         other.join(timeout=30)
     assert not other.is_alive()
+    for connection in (*held, holders):
+        connection.close()
+
+
+def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
+    context, before = spark.sparkContext, spark.sparkContext.pythonExec
+    context.pythonExec = "/nowhere/python3"
+    try:
+        with pytest.raises(
+            ClusterError, match="set PYSPARK_PYTHON to a Python that exists"
+        ) as told:
+            barrier_run(spark, lambda context: context.rank, workers=2)
+    finally:
+        context.pythonExec = before
+    assert "/nowhere/python3" in str(told.value)
+
+
+def test_an_executor_with_another_minor_version_of_python_is_named(
+    spark: Any, tmp_path: Path
+) -> None:
+    # Says that it is another version where Spark asks for it, at the start of each task.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.version_info = (3, 99, 0, 'final', 0)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    context, before = spark.sparkContext, spark.sparkContext.pythonExec
+    context.pythonExec = str(python)
+    try:
+        with pytest.raises(ClusterError, match="same minor version of Python on driver"):
+            barrier_run(spark, lambda context: context.rank, workers=2)
+    finally:
+        context.pythonExec = before
 
 
 def test_executors_get_this_very_package(spark: Any) -> None:

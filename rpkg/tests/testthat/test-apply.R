@@ -43,7 +43,9 @@ test_that("an error arrives with its rank, message and calls", {
       "local",
       function(ctx) {
         parse_row <- function(row) stop("row ", row, " is bad")
-        if (ctx$rank == 1) parse_row(17)
+        if (ctx$rank == 1) {
+          parse_row(17)
+        }
         Sys.sleep(100)
       },
       workers = 2,

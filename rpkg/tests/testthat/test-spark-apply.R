@@ -30,7 +30,9 @@ test_that("an error on a worker arrives with its rank, message and calls; the co
       sc,
       function(ctx) {
         parse_row <- function(row) stop("row ", row, " is bad")
-        if (ctx$rank == 1) parse_row(17)
+        if (ctx$rank == 1) {
+          parse_row(17)
+        }
         Sys.sleep(100)
       },
       workers = 2,
@@ -42,7 +44,10 @@ test_that("an error on a worker arrives with its rank, message and calls; the co
   expect_identical(condition$rank, 1L)
   expect_match(conditionMessage(condition), "row 17 is bad")
   expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
-  expect_identical(barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0), list(0L, 1L))
+  expect_identical(
+    barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
+    list(0L, 1L)
+  )
   expect_identical(grep("^tfdist_", views()), integer())
 })
 
@@ -114,5 +119,8 @@ test_that("Ctrl-C ends the workers, and the connection lives on", {
     Sys.sleep(0.1)
   }
   expect_false(tools::pskill(worker, 0))
-  expect_identical(barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0), list(0L, 1L))
+  expect_identical(
+    barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
+    list(0L, 1L)
+  )
 })

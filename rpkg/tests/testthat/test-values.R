@@ -21,7 +21,11 @@ test_that("values come back exactly as they were", {
 })
 
 test_that("what does not travel is named with its place", {
-  expect_error(pack_value(list(1, list(mean))), "the result[[2]][[1]] is of type closure", fixed = TRUE)
+  expect_error(
+    pack_value(list(1, list(mean))),
+    "the result[[2]][[1]] is of type closure",
+    fixed = TRUE
+  )
   expect_error(pack_value(globalenv()), "the result is of type environment", fixed = TRUE)
   expect_error(
     pack_value(structure(1, f = quote(a))),

@@ -68,4 +68,3 @@ def difference(weights: Any) -> float:
 
     pairs = zip(weights, expected(), strict=True)
     return max(float(np.abs(np.asarray(a) - b).max()) for a, b in pairs)
-
