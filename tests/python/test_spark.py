@@ -286,9 +286,11 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
 ) -> None:
-    # Says that it is another version where Spark asks for it, at the start of each task.
+    # Claims to be another version; all else goes on to work.
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.version_info = (3, 99, 0, 'final', 0)\n"
+        "import collections, sys\n"
+        "names = 'major minor micro releaselevel serial'\n"
+        "sys.version_info = collections.namedtuple('V', names)(3, 99, 0, 'final', 0)\n"
     )
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
