@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pybackend.collective.dialling import split_address
 from pybackend.data.arrays import Columns, rows_of
 from pybackend.data.blobs import Layout, columns_from_blobs
 from pybackend.data.dataframe import columns_from_arrow
@@ -207,7 +206,7 @@ class Task:
         if self.loopback:
             return "127.0.0.1"
         named = str(context.getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
-        if self.driver and _is_loopback(named) and not _is_loopback(split_address(self.driver)[0]):
+        if self.driver and _is_loopback(named):
             # Debian gives a machine's own name an address that no other machine can reach.
             return _address_towards(self.driver)
         return socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]

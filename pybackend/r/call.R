@@ -9,8 +9,10 @@ function() {
     calls <- utils::head(calls, -2L)[-seq_len(depth)]
     lines <- vapply(calls, function(call) deparse(call, 500L, nlines = 1L)[[1L]], "")
     lines <- ifelse(nchar(lines) > 120L, paste0(substr(lines, 1L, 117L), "..."), lines)
-    # The function itself was called with the arguments written out.
+    # The function itself was called with the arguments written out; one sent by the R package has
+    # the user's inside.
     lines <- replace(lines, seq_along(lines) == 1L, "f(...)")
+    lines <- lines[!(lines == "f(...)" & c(lines[-1L], "") == "f(...)")]
     paste(sprintf("%3d: %s", seq_along(lines), lines), collapse = "\n")
   }
 

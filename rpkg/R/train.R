@@ -7,8 +7,8 @@
 #'
 #' @param sc Where the workers run:
 #'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
-#'   * a connection of `sparklyr::spark_connect()`: tasks of that Spark application. Its executors
-#'     need Python with TensorFlow, not R;
+#'   * a connection of `sparklyr::spark_connect()`, those of pysparklyr included: tasks of that Spark
+#'     application. Its executors need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
 #' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
 #'   function without arguments that returns one, which is called in this session.

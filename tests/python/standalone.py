@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import spark_session, wait_for
+from conftest import spark_session
 
 HOSTS = 3
 _START_SECONDS = 60.0
@@ -32,6 +32,11 @@ class Host:
     address: str
     namespace: str | None = None
     port: str | None = None
+
+    @property
+    def seen_as(self) -> str:
+        """The address that its workers are known by: connections over loopback come from one."""
+        return self.address if self.namespace else "127.0.0.1"
 
     @property
     def enter(self) -> list[str]:
@@ -236,6 +241,3 @@ def executors(host: Host) -> list[int]:
         if any("CoarseGrainedExecutorBackend" in w for w in words) and host.address in words:
             found.append(int(entry.name))
     return found
-
-
-__all__ = ["Cluster", "Host", "executors", "standalone_cluster", "wait_for"]

@@ -73,7 +73,8 @@ def test_arrays_give_the_weights_of_this_machine_from_three_hosts(
     assert "epoch 2/2" in capsys.readouterr().out  # live, from another host
     here = barrier_train(None, build_dense, data, **arguments)
     assert largest_difference(there.model, here.model) <= 1e-6
-    assert {w.host for w in there.workers} == {host.address for host in cluster.hosts}
+    assert {w.host for w in there.workers} == {host.seen_as for host in cluster.hosts}
+    assert len({w.pid for w in there.workers}) == HOSTS
     assert len({w.weights_sha256 for w in there.workers}) == 1
     assert cluster.leftovers() == []
 
@@ -184,7 +185,7 @@ def test_another_version_of_tensorflow_on_one_host_is_named(
         with pytest.raises(WorkerFailedError) as caught:
             barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
     odd = caught.value
-    assert (odd.host, odd.exception_type) == (cluster.hosts[-1].address, "ClusterError")
+    assert (odd.host, odd.exception_type) == (cluster.hosts[-1].seen_as, "ClusterError")
     message = str(odd).splitlines()[0]
     assert f"worker {odd.rank} on {odd.host} has TensorFlow 2.20.0, worker " in message
     assert "install the same version on every host" in message
@@ -201,7 +202,7 @@ def test_a_host_without_tensorflow_is_named_with_its_python(
         barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
     message = str(caught.value).splitlines()[0]
     python = tmp_path / "env/bin/python"
-    assert f"on {cluster.hosts[-1].address} has no TensorFlow: its Python is {python}" in message
+    assert f"on {cluster.hosts[-1].seen_as} has no TensorFlow: its Python is {python}" in message
     assert f"`{python} -m pip install tensorflow==" in message
 
 
