@@ -7,8 +7,10 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -18,35 +20,55 @@ import launch
 import single
 import step
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).with_name("results.json")
+Table = dict[str, dict[str, float]]
+PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
+    "step": lambda rounds: {"step, 2 workers x 1 thread, 64 images each": step.measure(rounds)},
+    "collective": lambda rounds: {"all-reduce between 2 processes": collective.measure(rounds)},
+    "large": lambda rounds: {
+        "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)
+    },
+    "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
+    "launch": launch.measure,
+}
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
-    rounds = parser.parse_args().rounds
-    results = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("tensorflow-cpu", "keras", "pyspark", "numpy")},
-        },
-        "rounds": rounds,
-        "step, 2 workers x 1 thread, 64 images each": step.measure(rounds),
-        "all-reduce between 2 processes": collective.measure(rounds),
-        "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds),
-        "step, 1 worker": single.measure(rounds),
-        "launch of a no-op, 2 workers, warm": launch.measure(rounds),
-    }
-    for title, rows in results.items():
-        if isinstance(rows, dict) and title != "machine":
+    parser.add_argument("--only", choices=PARTS, help="measure this part, keep the other tables")
+    asked = parser.parse_args()
+    results = kept() if asked.only else {"machine": machine(), "rounds": {}}
+    for part in [asked.only] if asked.only else PARTS:
+        tables = PARTS[part](asked.rounds)
+        results["rounds"][part] = asked.rounds
+        results |= tables
+        for title, rows in tables.items():
             print_table(title, rows)
-    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
+def machine() -> dict[str, Any]:
+    """Where the figures are from."""
+    packages = ("tensorflow-cpu", "keras", "pyspark", "numpy")
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def kept() -> dict[str, Any]:
+    """The results so far: figures of two machines do not belong into one file."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text())
+    if results["machine"] != machine():
+        raise SystemExit(f"{RESULTS} is of {results['machine']}: measure all parts")
+    return results
+
+
+def print_table(title: str, rows: Table) -> None:
     """One line per row, one column per figure."""
     print(f"\n{title}")
     columns = list(next(iter(rows.values())))

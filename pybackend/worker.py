@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from pybackend.collective import Alone, Collective, join_mesh
-from pybackend.errors import InputError, PeerLostError, RError, SerializationError
+from pybackend.errors import ClusterError, InputError, PeerLostError, RError, SerializationError
 from pybackend.job import FUNCTION, Job
 from pybackend.result import Failure, WorkerReport
 
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
     _publish(report, folder)
+    events.close()
     return 0 if report.ok else 1
 
 
@@ -180,6 +181,8 @@ def _advice(error: BaseException) -> str:
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
     if isinstance(error, MemoryError):
         return "lower batch_size, or give each worker more memory"
+    if isinstance(error, ClusterError):
+        return "see the message"
     if isinstance(error, SerializationError):
         return "see the message; a model of your own classes needs `custom_objects`"
     if isinstance(error, RError):
@@ -197,10 +200,18 @@ def _publish(report: WorkerReport, folder: Path) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process. Not by sys.exit: TensorFlow's threads and R can hang the end."""
+    """Say no more, and wait for the lifeline to end this process.
+
+    The launcher reads the folder, and lets go. Were this process gone by then, and the launcher
+    killed, as Spark does where another worker has failed, the folder would stay for ever.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    while True:
+        signal.pause()
 
 
 if __name__ == "__main__":

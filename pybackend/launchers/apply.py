@@ -29,7 +29,7 @@ from pybackend.launchers.child import Emit
 from pybackend.launchers.outcome import Outcome
 from pybackend.launchers.shipping import package_sources, ship_package
 from pybackend.launchers.slots import check_slots, is_one_machine, setting
-from pybackend.launchers.spark import input_frame
+from pybackend.launchers.spark import check_hosts, input_frame
 from pybackend.launchers.spark_job import ClassicJob, IdleWatch
 from pybackend.launchers.spark_task import Task
 from pybackend.meeting import MeetingServer
@@ -82,6 +82,7 @@ def launch(
     token = new_token()
     loopback = is_one_machine(session)
     host = "127.0.0.1" if loopback else str(setting(session, "spark.driver.host"))
+    check_hosts(session, job, datasets)
     with ExitStack() as stack:
         frame, source = input_frame(session, job, datasets)
         meeting = stack.enter_context(MeetingServer(host, token, job.workers))

@@ -36,6 +36,7 @@ _START = (
     "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
 )
 _LONGEST_LINE = 2000
+_LOOK_SECONDS = 0.05
 Emit = Callable[[dict[str, Any]], object]
 
 
@@ -136,14 +137,11 @@ class Child:
             pass
 
     def wait(self) -> WorkerReport:
-        """Wait for the end of the process, and read or make up its report."""
-        assert self._process is not None
-        status = self._process.wait()
-        self._has_ended = True
-        # Children of the worker may hold its pipes open for ever: do not wait for them.
-        self._end_group(signal.SIGKILL)
+        """Wait for its report, or for an end without one, which makes one up."""
+        status = self._until_reported()
         for reader in self._readers:
-            reader.join(timeout=5)
+            # Children of the worker may hold its pipes open for ever: do not wait for them.
+            reader.join(timeout=1)
         try:
             report = WorkerReport.from_dict(json.loads((self.folder / REPORT).read_text()))
         except (OSError, ValueError):
@@ -153,21 +151,32 @@ class Child:
         failure = {**vars(report.failure), "log": tuple(self._log)}
         return WorkerReport(**{**vars(report), "failure": Failure(**failure)})
 
+    def _until_reported(self) -> int:
+        """The exit status; 0 of a process that has reported, and lives until it is let go."""
+        assert self._process is not None
+        while not (self.folder / REPORT).exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=_LOOK_SECONDS)
+                self._has_ended = True
+                self._end_group(signal.SIGKILL)
+                return status
+        return 0
+
     def kill(self) -> None:
         """End the process and everything it has started."""
         process = self._process
         if process is None:
             return
-        if not self._has_ended:  # else its number may by now be another process's
-            if process.poll() is None:
-                self._end_group(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=2)
-            self._end_group(signal.SIGKILL)
-            process.wait()
         if process.stdin is not None:
+            # Its lifeline: it removes its folder and ends its group. Were it ended from here, and
+            # this process before its next line, as Spark does it, the folder would stay.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
+        if not self._has_ended:  # else its number may by now be another process's
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+            self._end_group(signal.SIGKILL)
+            process.wait()
 
     def model(self) -> tuple[str, bytes] | None:
         """Format and content of the trained model's file, where the worker wrote one."""

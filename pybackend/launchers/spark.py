@@ -7,14 +7,18 @@ none, and each task runs one worker process (`spark_task`).
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from pybackend.collective.dialling import network_advice
 from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
 from pybackend.data.blobs import blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
@@ -23,6 +27,7 @@ from pybackend.events import EventServer, own_address
 from pybackend.job import Job
 from pybackend.launchers.child import Emit
 from pybackend.launchers.outcome import Outcome
+from pybackend.launchers.preflight import LIMIT_SECONDS, TOO_LONG, check_network
 from pybackend.launchers.shipping import ship_package
 from pybackend.launchers.slots import check_slots, is_connect, is_one_machine, setting
 from pybackend.launchers.spark_job import IdleWatch, SparkJob, job_of
@@ -71,6 +76,7 @@ def launch(
     loopback = is_one_machine(session)
     with ExitStack() as stack:
         stack.enter_context(_this_python(session))
+        check_hosts(session, job, datasets)
         frame, source = input_frame(session, job, datasets)
         server = _event_server(stack, session, token, loopback)
         task = Task(job, files, source, token, server.address if server else None, loopback)
@@ -80,6 +86,12 @@ def launch(
     reports = [WorkerReport.from_dict(json.loads(row["report"])) for row in rows]
     models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
     return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)
+
+
+def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
+    """Refuse rows that would have to move between hosts which cannot reach each other."""
+    if datasets and job.workers > 1 and not is_one_machine(session):
+        check_network(session, job.workers, partial(_collect, session, seconds=LIMIT_SECONDS))
 
 
 def input_frame(
@@ -148,8 +160,15 @@ def _event_server(stack: ExitStack, session: Any, token: str, loopback: bool) ->
         return None
 
 
-def _collect(session: Any, result: Any, server: EventServer | None, on_event: Emit) -> list[Any]:
-    """Run the Spark job on a thread, events and Ctrl-C on this one."""
+def _collect(
+    session: Any,
+    result: Any,
+    server: EventServer | None = None,
+    on_event: Emit = print,
+    seconds: float = math.inf,
+) -> list[Any]:
+    """Run the Spark job on a thread, events and Ctrl-C on this one; not longer than ``seconds``."""
+    deadline = time.monotonic() + seconds
     outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
     events = server.queue if server else queue.Queue[dict[str, Any]]()
     failures: dict[int, Failure] = {}
@@ -169,6 +188,8 @@ def _collect(session: Any, result: Any, server: EventServer | None, on_event: Em
                 with suppress(queue.Empty):
                     _handle(events.get(timeout=0.1), failures, on_event)
                 watch.look()
+                if time.monotonic() > deadline:
+                    raise ClusterError(TOO_LONG + network_advice())
         except BaseException:
             _end(job, thread)
             raise
@@ -244,7 +265,8 @@ def _explained(error: BaseException) -> BaseException:
         advice = "set PYSPARK_PYTHON to a Python that exists on every executor"
     # Java's frames say nothing about the cause; Python's own last line does.
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
-    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    named = r"(?:: |Caused by: )?[\w.$]*(Error|Exception|Interrupt)\b"
+    causes = [line for line in lines if re.match(named, line)]
     headline = causes[-1] if causes else lines[0]
     return ClusterError(
         f"Spark could not run the job: {headline}\n\nWhat to do: {advice}\n\n"

@@ -128,10 +128,11 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
         raise RError(f"R is not installed {here}: a function written in R needs R on every host")
     try:
         r: Any = importlib.import_module("rpy2.rinterface")
-    except ImportError as error:
+    except Exception as error:  # absent, or made for another version of R
         raise RError(
-            f"the Python package rpy2 is missing {here}: {error}. Install it for {sys.executable}, "
-            "or train on a sparklyr connection, whose workers need R but not rpy2"
+            f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it for "
+            f"{sys.executable} (for R before 4.5 with rpy2-rinterface==3.6.5 and "
+            "rpy2-robjects==3.6.4), or use a sparklyr connection, whose workers do without it"
         ) from error
     r.initr()
     # At the interpreter's end rpy2 would shut R down, which crashes where reticulate ran in it.

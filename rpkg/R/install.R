@@ -7,8 +7,9 @@
 #'   this R package, or the package index where there is none; else the path of a wheel (`.whl`) or
 #'   of a checkout, a directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
-#' @param extras What to install besides: `"cpu"` or `"cuda"` for TensorFlow, and `"spark"` for
-#'   PySpark.
+#' @param extras What to install besides: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for PySpark,
+#'   and `"r"` for rpy2, by which functions of R run in workers that are no R themselves (see
+#'   [barrier_apply()]).
 #' @param python Path or version of the Python to make the environment from; `NULL` lets reticulate
 #'   choose. Python 3.10 or later is needed.
 #' @param ... Further arguments for [reticulate::virtualenv_install()], such as `pip_options`.

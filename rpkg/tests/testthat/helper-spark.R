@@ -24,13 +24,32 @@ file_connection <- function(master, env = parent.frame()) {
     PYSPARK_PYTHON = reticulate::py_exe(),
     .local_envir = env
   )
-  config <- sparklyr::spark_config()
-  config[["sparklyr.shell.driver-memory"]] <- "1g"
   # Spark leaves its metastore where it was started.
   folder <- withr::local_tempdir(.local_envir = env)
-  sc <- withr::with_dir(folder, sparklyr::spark_connect(master = master, config = config))
+  sc <- withr::with_dir(folder, sparklyr::spark_connect(master = master, config = test_config()))
   withr::defer(sparklyr::spark_disconnect(sc), envir = env)
   sc
+}
+
+test_config <- function() {
+  config <- sparklyr::spark_config()
+  config[["sparklyr.shell.driver-memory"]] <- "1g"
+  # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
+  config[["sparklyr.gateway.port"]] <- free_port()
+  # Jars that a release of Spark lacks for sparklyr's R workers; scripts/test-matrix.sh names them.
+  jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
+  if (nzchar(jars)) {
+    config[["sparklyr.shell.driver-class-path"]] <- jars
+    config[["spark.executor.extraClassPath"]] <- jars
+  }
+  config
+}
+
+free_port <- function() {
+  socket <- reticulate::import("socket")
+  listening <- socket$create_server(reticulate::tuple("127.0.0.1", 0L))
+  on.exit(listening$close())
+  listening$getsockname()[[2L]]
 }
 
 fit_weights <- function(fit) fit$model$get_weights()

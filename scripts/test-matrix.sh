@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# usage: scripts/test-matrix.sh [SERIES...]
+# Runs the routes' tests of both languages against the latest pyspark of each series, by default
+# of all that are supported. Only pyspark and py4j differ: the rest is what .venv and .rlib have.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+[[ $# -gt 0 ]] || set -- 3.5 4.0 4.2 4.3
+root=$PWD
+python=$root/.venv/bin/python
+export PYSPARK_PYTHON=$python NOT_CRAN=true TFDIST_TEST_REQUIRE=1 TESTTHAT_PROBLEMS=false
+
+use_pyspark() { # SERIES: installed, and found by what is started from here on
+  local folder=$root/build/matrix/$1
+  rm -rf "$folder"
+  # constraints.txt names another pyspark.
+  env -u PIP_CONSTRAINT -u PYTHONPATH "$python" -m pip install --quiet --no-input \
+    --disable-pip-version-check --target "$folder" "pyspark~=$1.0" </dev/null || return
+  export PYTHONPATH=$folder SPARK_HOME=$folder/pyspark
+  timeout 300 "$python" scripts/executor_pyspark.py 2>"$folder.log" || { cat "$folder.log"; return 1; }
+}
+
+use_jars() { # SERIES: what sparklyr's R workers need and this Spark has no more
+  unset TFDIST_TEST_CLASSPATH
+  [[ $1 == 4.3 ]] || return 0
+  scripts/apt-install.sh matrix && export TFDIST_TEST_CLASSPATH=/usr/share/java/protobuf.jar
+}
+
+python_routes() { timeout 900 "$python" -m pytest --durations=0 tests/python/test_routes.py; }
+
+r_routes() {
+  timeout 900 Rscript -e '
+    results <- as.data.frame(testthat::test_file(
+      "rpkg/tests/testthat/test-routes.R",
+      package = "tfdist", load_package = "installed", reporter = "check"
+    ))
+    failed <- sum(results$failed, results$error)
+    skipped <- sum(results$skipped)
+    cat(sprintf("%d passed, %d failed, %d skipped\n", sum(results$passed), failed, skipped))
+    quit(status = nrow(results) == 0 || failed > 0 || skipped > 0)
+  '
+}
+
+failed=0
+table=()
+row() { table+=("$(printf '%-9s %-7s %-7s %s' "$@")"); }
+
+run() { # LANGUAGE FUNCTION: adds a row, with what the tests say at their end
+  local log=$root/build/matrix/$series-$1.log result=passed
+  "$2" 2>&1 </dev/null | tee "$log" || { result=FAILED; failed=1; }
+  row "$version" "$1" "$result" "$(grep -E '[0-9]+ (passed|failed)' "$log" | tail -1 | tr -d '=')"
+}
+
+mkdir -p build/matrix
+for series; do
+  echo "== pyspark $series"
+  if use_pyspark "$series" && use_jars "$series"; then
+    version=$("$python" -c 'import pyspark; print(pyspark.__version__)')
+    run Python python_routes
+    run R r_routes
+  else
+    failed=1
+    row "$series" both FAILED "not set up: see above"
+  fi
+done
+printf '\n%-9s %-7s %s\n' pyspark tests result
+printf '%s\n' "${table[@]}"
+exit "$failed"
