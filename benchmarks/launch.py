@@ -45,7 +45,7 @@ def measure(rounds: int) -> dict[str, Figures]:
         }
         steps = STEPS * EPOCHS
         return {
-            f"no-op, {WORKERS} workers, standalone cluster, warm": _medians(nothing, rounds),
+            f"no-op, {WORKERS} workers, standalone cluster, warm": _medians(nothing, 3 * rounds),
             f"call to model, {steps} steps, {WORKERS} workers": _medians(training, rounds),
         }
 
@@ -64,6 +64,8 @@ def _session() -> Iterator[Any]:
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         standalone_cluster(Path(folder) / "cluster") as cluster,
         cluster.session(
+            # An executor more than workers would now and then be met cold.
+            spark__cores__max=str(WORKERS),
             spark__executorEnv__TF_NUM_INTRAOP_THREADS="1",
             spark__executorEnv__TF_CPP_MIN_LOG_LEVEL="3",
         ) as session,

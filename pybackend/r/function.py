@@ -130,8 +130,8 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
         r: Any = importlib.import_module("rpy2.rinterface")
     except Exception as error:  # absent, or made for another version of R
         raise RError(
-            f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it for "
-            f"{sys.executable} (for R before 4.5 with rpy2-rinterface==3.6.5 and "
+            f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it "
+            f"for {sys.executable} (for R before 4.5 with rpy2-rinterface==3.6.5 and "
             "rpy2-robjects==3.6.4), or use a sparklyr connection, whose workers do without it"
         ) from error
     r.initr()

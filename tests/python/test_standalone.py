@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +19,7 @@ from typing import Any
 
 import keras
 import pytest
-from conftest import build_dense, largest_difference, worker_processes
+from conftest import RLIB, build_dense, largest_difference, needs_r, worker_processes
 from standalone import HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
@@ -284,3 +285,61 @@ def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
     assert until(lambda: not worker_processes()) < ENDED_WITHIN
     assert until(lambda: not cluster.leftovers()) < ENDED_WITHIN
     assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
+
+
+IN_R = """
+config <- sparklyr::spark_config()
+config[["sparklyr.shell.driver-memory"]] <- "1g"
+config[["sparklyr.gateway.port"]] <- as.integer(Sys.getenv("TEST_PORT"))
+config[["spark.driver.host"]] <- config[["spark.driver.bindAddress"]] <- Sys.getenv("TEST_DRIVER")
+config[["spark.cores.max"]] <- 3L
+config[["spark.executor.cores"]] <- 1L
+config[["spark.executor.memory"]] <- "512m"
+sc <- sparklyr::spark_connect(master = Sys.getenv("TEST_MASTER"), config = config)
+places <- tfdist::barrier_apply(sc, function(ctx) ctx$addresses[[ctx$rank + 1]], workers = 3)
+cat("hosts", sub(":.*", "", unlist(places)), "\\n")
+inputs <- 4L
+model_fn <- function() {
+  keras <- reticulate::import("keras")
+  input <- keras$Input(reticulate::tuple(inputs))
+  model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
+  model$compile("sgd", keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE))
+  model
+}
+fit <- tfdist::barrier_train(
+  sc, model_fn = model_fn, data = iris, label = "Species", workers = 3, verbose = 1, seed = 1
+)
+cat("rows", fit$workers$rows, "\\n")
+sparklyr::spark_disconnect(sc)
+"""
+
+
+@needs_r
+def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    import pyspark
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shown = subprocess.run(
+        ["Rscript", "-e", IN_R],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "R_LIBS": str(RLIB),
+            "RETICULATE_PYTHON": sys.executable,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "TEST_PORT": str(port),
+            "TEST_DRIVER": cluster.driver,
+            "TEST_MASTER": cluster.master,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    ).stdout
+    hosts = next(line for line in shown.splitlines() if line.startswith("hosts"))
+    assert set(hosts.split()[1:]) == {host.seen_as for host in cluster.hosts}
+    assert "epoch 1/1" in shown  # live
+    assert "rows 50 50 50" in shown
+    assert cluster.leftovers() == []
