@@ -115,8 +115,11 @@ def launch(
 
 @contextmanager
 def _archive(task: Task) -> Iterator[Path]:
-    """This package and the task in one file."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+    """This package and the task in one file, in a folder that goes with the Spark application."""
+    from pyspark import SparkFiles
+
+    root = SparkFiles.getRootDirectory()
+    with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
             for name, content in package_sources().items():

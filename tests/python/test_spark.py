@@ -25,6 +25,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.digits import digit_model
+from pybackend.launchers.attach import attach_spark
 from pybackend.launchers import spark_job
 
 
@@ -313,6 +314,12 @@ def test_executors_get_this_very_package(spark: Any) -> None:
     for path in barrier_run(spark, work, workers=2):
         assert path != pybackend.__file__
         assert ".zip" in path
+
+
+def test_a_second_application_beside_this_one_is_refused(spark: Any) -> None:
+    with pytest.raises(ClusterError, match=spark.sparkContext.applicationId) as caught:
+        attach_spark(1, "secret")
+    assert "stop it with `session.stop()`, or pass that session" in str(caught.value)
 
 
 def test_dynamic_allocation_is_refused() -> None:

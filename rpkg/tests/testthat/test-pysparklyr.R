@@ -6,10 +6,12 @@ test_that("a connection of pysparklyr trains as this machine does", {
   train <- function(sc, data, ...) {
     barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
   }
-  here <- train("local", iris_arrays())
-  spark <- train(sc, iris_arrays())
-  expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
-  expect_identical(sum(spark$workers$rows), 150L)
+  # The job of all routes: by this connection, by its session, and with a model built by R.
+  expect_scenario(scenario_train(sc, model = scenario()$build()))
+  expect_scenario(scenario_train(sc, model_fn = scenario_model()))
+  session <- sparklyr::spark_session(sc)
+  expect_identical(check_sc(session)$kind, "python")
+  expect_scenario(scenario_train(session, model = scenario()$build()))
 
   # A table reaches the workers by a view that is gone afterwards.
   rows <- iris
@@ -46,7 +48,6 @@ test_that("a connection of pysparklyr trains as this machine does", {
     predict(from_table, rows),
     tolerance = 1e-5
   )
-  session <- sparklyr::spark_session(sc)
   views <- vapply(session$catalog$listTables(), function(view) view$name, "")
   expect_false(any(grepl("^tfdist_", views)))
 

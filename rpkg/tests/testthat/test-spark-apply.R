@@ -92,35 +92,36 @@ test_that("an executor whose Python is not there says so", {
 })
 
 test_that("Ctrl-C ends the workers, and the connection lives on", {
-  marker <- withr::local_tempfile()
-  # A second process interrupts this one when a worker has begun.
-  program <- sprintf(
-    "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
-    shQuote(marker),
-    Sys.getpid()
-  )
-  system2("sh", c("-c", shQuote(program)), wait = FALSE)
-  outcome <- suppressMessages(tryCatch(
-    barrier_apply(
-      sc,
-      function(ctx) {
-        writeLines(as.character(Sys.getpid()), marker)
-        Sys.sleep(300)
-      },
-      workers = 2,
-      verbose = 0
-    ),
-    interrupt = function(condition) "interrupted"
-  ))
-  expect_identical(outcome, "interrupted")
-  worker <- as.integer(readLines(marker))
-  deadline <- Sys.time() + 5
-  while (tools::pskill(worker, 0) && Sys.time() < deadline) {
-    Sys.sleep(0.1)
+  # By spark_apply(), and by PySpark's barrier with R inside Python.
+  for (place in list(sc, open_session(check_sc(sc)))) {
+    marker <- withr::local_tempfile()
+    # A second process interrupts this one when a worker has begun.
+    program <- sprintf(
+      "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
+      shQuote(marker),
+      Sys.getpid()
+    )
+    system2("sh", c("-c", shQuote(program)), wait = FALSE)
+    outcome <- suppressMessages(tryCatch(
+      barrier_apply(
+        place,
+        function(ctx) {
+          writeLines(as.character(Sys.getpid()), marker)
+          Sys.sleep(300)
+        },
+        workers = 2,
+        verbose = 0
+      ),
+      interrupt = function(condition) "interrupted"
+    ))
+    expect_identical(outcome, "interrupted")
+    worker <- as.integer(readLines(marker))
+    deadline <- Sys.time() + 5
+    while (tools::pskill(worker, 0) && Sys.time() < deadline) {
+      Sys.sleep(0.1)
+    }
+    expect_false(tools::pskill(worker, 0))
+    again <- barrier_apply(place, function(ctx) ctx$rank, workers = 2, verbose = 0)
+    expect_identical(again, list(0L, 1L))
   }
-  expect_false(tools::pskill(worker, 0))
-  expect_identical(
-    barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
-    list(0L, 1L)
-  )
 })
