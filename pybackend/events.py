@@ -23,11 +23,11 @@ _MOST_WAITING = 10_000
 class EventServer:
     """Collects events into ``queue``; a context manager. Listens on one address of the driver."""
 
-    def __init__(self, host: str, token: str) -> None:
+    def __init__(self, host: str, token: str, announced: str | None = None) -> None:
         self.queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._connections: list[socket.socket] = []
         server = listen(host)
-        self.address = address_of(server)
+        self.address = address_of(server, announced)
         self._door = Doorkeeper(server, token, _PURPOSE, self._welcome)
 
     def __enter__(self) -> EventServer:

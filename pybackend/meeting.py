@@ -28,7 +28,16 @@ _CONNECT_SECONDS = 10.0
 
 
 class MeetingServer:
-    """The driver's side; a context manager. Listens on one address of the driver.
+    """The driver's side; a context manager.
+
+    Parameters
+    ----------
+    host
+        Address of the driver to listen on.
+    token, workers
+        Of the job.
+    announced
+        Address by which workers reach the driver, where that is another one.
 
     Attributes
     ----------
@@ -38,7 +47,7 @@ class MeetingServer:
         Events of the workers, in the order of their coming.
     """
 
-    def __init__(self, host: str, token: str, workers: int) -> None:
+    def __init__(self, host: str, token: str, workers: int, announced: str | None = None) -> None:
         self.queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._workers = workers
         self._lock = threading.Lock()
@@ -48,8 +57,9 @@ class MeetingServer:
         self._parts: dict[tuple[int, str], bytearray] = {}
         self._readers: list[threading.Thread] = []
         self._first = float("inf")
+        self._closed = False
         server = listen(host)
-        self.address = address_of(server)
+        self.address = address_of(server, announced)
         self._door = Doorkeeper(server, token, _PURPOSE, self._welcome)
 
     def __enter__(self) -> MeetingServer:
@@ -58,6 +68,7 @@ class MeetingServer:
     def __exit__(self, *_: object) -> None:
         self._door.close()
         with self._lock:
+            self._closed = True
             for connection in self._connections.values():
                 _end(connection)
 
@@ -81,7 +92,9 @@ class MeetingServer:
 
     def _welcome(self, connection: socket.socket, rank: int) -> None:
         with self._lock:
-            is_expected = 0 <= rank < self._workers and rank not in self._connections
+            is_known = 0 <= rank < self._workers and rank not in self._connections
+            # A greeting may end after the door has been closed.
+            is_expected = is_known and not self._closed
             if is_expected:
                 self._connections[rank] = connection
         if not is_expected:  # Spark tries a task again; the others do not wait for it
@@ -150,7 +163,7 @@ class MeetingClient:
         self._lock = threading.Lock()
         self._closed = False
         try:
-            self._connection = _connected(address, token, rank)
+            self._connection = _connected_in_time(address, token, rank)
         except OSError as error:
             raise ClusterError(
                 f"worker {rank} on {socket.gethostname()} cannot reach the driver at {address}: "
@@ -206,6 +219,18 @@ class MeetingClient:
             self._on_lost()
 
 
+def _connected_in_time(address: str, token: str, rank: int) -> socket.socket:
+    """Try again for a while: a door with a crowd before it turns people away."""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            return _connected(address, token, rank)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
 def _connected(address: str, token: str, rank: int) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
@@ -227,6 +252,13 @@ def _end(connection: socket.socket) -> None:
 def _keep_alive(connection: socket.socket) -> None:
     """Have the system notice within half a minute that the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    options = {
+        "TCP_KEEPIDLE": 10,
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 3,
+        # Keepalive rests while sent bytes wait for an answer; this does not. In milliseconds.
+        "TCP_USER_TIMEOUT": 30_000,
+    }
+    for name, value in options.items():
         if hasattr(socket, name):  # macOS names them otherwise
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

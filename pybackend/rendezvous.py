@@ -55,9 +55,10 @@ def listen(host: str) -> socket.socket:
     return server
 
 
-def address_of(server: socket.socket) -> str:
-    """``host:port`` of a bound socket, with brackets around IPv6."""
+def address_of(server: socket.socket, announced: str | None = None) -> str:
+    """``host:port`` of a bound socket, with brackets around IPv6; ``announced``: another host."""
     host, port = server.getsockname()[:2]
+    host = announced or host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

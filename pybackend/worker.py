@@ -161,11 +161,19 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
         rank,
         host,
         exception_type=type(error).__name__,
-        message=str(error),
-        traceback=_traceback(error),
+        message=_shortened(str(error), 20_000),
+        traceback=_shortened(_traceback(error), 60_000),
         time=time.time(),
         advice=_advice(error),
     )
+
+
+def _shortened(text: str, most: int) -> str:
+    """The beginning and the end of a long text: all of it would not fit into one event."""
+    half = most // 2
+    if len(text) <= most:
+        return text
+    return f"{text[:half]}\n... {len(text) - most} characters left out ...\n{text[-half:]}"
 
 
 def _traceback(error: BaseException) -> str:

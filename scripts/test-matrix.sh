@@ -25,7 +25,7 @@ use_jars() { # SERIES: what sparklyr's R workers need and this Spark has no more
   scripts/apt-install.sh matrix && export TFDIST_TEST_CLASSPATH=/usr/share/java/protobuf.jar
 }
 
-python_routes() { timeout 900 "$python" -m pytest --durations=0 tests/python/test_routes.py; }
+python_routes() { timeout 900 "$python" -m pytest tests/python/test_routes.py; }
 
 r_routes() {
   timeout 900 Rscript -e '
@@ -44,10 +44,11 @@ failed=0
 table=()
 row() { table+=("$(printf '%-9s %-7s %-7s %s' "$@")"); }
 
-run() { # LANGUAGE FUNCTION: adds a row, with what the tests say at their end
+run() { # LANGUAGE FUNCTION: adds a row, with what the tests say at their end, and what they skip
   local log=$root/build/matrix/$series-$1.log result=passed
   "$2" 2>&1 </dev/null | tee "$log" || { result=FAILED; failed=1; }
   row "$version" "$1" "$result" "$(grep -E '[0-9]+ (passed|failed)' "$log" | tail -1 | tr -d '=')"
+  mapfile -t -O "${#table[@]}" table < <(grep '^SKIPPED' "$log")
 }
 
 mkdir -p build/matrix

@@ -14,8 +14,12 @@ from pybackend.job import Job
 from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 _NO_SETTINGS = (
-    "the model will come back without its compile settings, which hold functions written in R: "
-    "compile it again to evaluate it or to train it further"
+    "the model will come back without its compile settings, which hold functions of R: compile it "
+    "again to evaluate it or to train it further"
+)
+_NO_LAYERS = (
+    "the model cannot come back: layers that are functions or classes of R exist on the workers "
+    "only. Use layers of Keras; losses and metrics may be functions of R. "
 )
 
 
@@ -40,6 +44,8 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
     ways = [Saving("h5", True), Saving("keras", True)]
     if loaded.is_of_r:  # no argument of the driver's could name a function of R
         ways.append(Saving("h5", False))
+        if _holds_functions(loaded.model):  # Keras might take one for its own of the same name
+            ways = ways[2:]
     failure: SerializationError | None = None
     for way in ways:
         try:
@@ -57,7 +63,7 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
             emit({"event": "note", "text": _NO_SETTINGS})
         return way
     assert failure is not None
-    raise failure
+    raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_of_r else failure
 
 
 def write_model(model: Any, way: Saving, folder: Path) -> str:
@@ -67,6 +73,17 @@ def write_model(model: Any, way: Saving, folder: Path) -> str:
     partial.write_bytes(data)
     partial.replace(folder / f"trained.{way.format}")
     return sha256_of(data)
+
+
+def _holds_functions(model: Any) -> bool:
+    """Whether a loss or a metric is a plain function."""
+
+    def found(value: Any) -> bool:
+        if isinstance(value, dict):
+            return value.get("class_name") == "function" or any(map(found, value.values()))
+        return isinstance(value, (list, tuple)) and any(map(found, value))
+
+    return model.compiled and found(model.get_compile_config() or {})
 
 
 def _encoded(model: Any, way: Saving) -> bytes:

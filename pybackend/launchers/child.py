@@ -205,6 +205,7 @@ class Child:
             # TensorFlow leaves files behind when its process ends at once: they go with the folder.
             "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            **_utf8(),
             # Where R embeds Python, or Python R: one and the same Python.
             "RETICULATE_PYTHON": sys.executable,
             **self._environment,
@@ -258,6 +259,12 @@ class Child:
             time=time.time(),
             advice=advice,
         )
+
+
+def _utf8() -> dict[str, str]:
+    """A locale in which R reads and prints all letters, where the executor has none such."""
+    chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
+    return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}
 
 
 def _reserve(host: str) -> socket.socket:

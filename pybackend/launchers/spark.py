@@ -78,7 +78,7 @@ def launch(
         stack.enter_context(_this_python(session))
         check_hosts(session, job, datasets)
         frame, source = input_frame(session, job, datasets)
-        server = _event_server(stack, session, token, loopback)
+        server = _event_server(stack, session, token)
         task = Task(job, files, source, token, server.address if server else None, loopback)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
     if not rows:  # Spark starts no task for a DataFrame that it knows to be empty
@@ -146,16 +146,28 @@ def _partition_keys(session: Any, workers: int) -> list[int]:
     return [found[rank] for rank in range(workers)]
 
 
-def _event_server(stack: ExitStack, session: Any, token: str, loopback: bool) -> EventServer | None:
+def driver_place(session: Any) -> tuple[str | None, str | None]:
+    """Where the driver listens, and by which address executors reach it, as Spark was told.
+
+    In a container, or behind an address translation, the two differ.
+    """
+    if is_one_machine(session):
+        return "127.0.0.1", None
+    host = (setting(session, "spark.driver.host") or "").strip("[]") or None
+    bound = (setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
+    return bound or host, host
+
+
+def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | None:
     """Listen for progress where executors may reach this process; None where they cannot."""
     if is_connect(session):
-        host = own_address(session.client.host)
+        host, announced = own_address(session.client.host), None
     else:
-        host = "127.0.0.1" if loopback else setting(session, "spark.driver.host")
+        host, announced = driver_place(session)
     if not host:
         return None
     try:
-        return stack.enter_context(EventServer(host, token))
+        return stack.enter_context(EventServer(host, token, announced))
     except ClusterError:  # the driver is behind an address that is not its own: no live progress
         return None
 

@@ -47,6 +47,8 @@ class IdleWatch:
     def __init__(self, job: SparkJob) -> None:
         self._job = job
         self._busy = self._looked = time.monotonic()
+        self.is_busy = False
+        """Whether a task ran when Spark was last asked."""
 
     def look(self) -> None:
         """Ask Spark, once in a second; `ClusterError` where no task has run for a minute."""
@@ -54,7 +56,8 @@ class IdleWatch:
         if now < self._looked + 1:
             return
         self._looked = now
-        if self._job.is_busy():
+        self.is_busy = self._job.is_busy()
+        if self.is_busy:
             self._busy = now
         elif now > self._busy + _IDLE_SECONDS:
             raise ClusterError(_IDLE)

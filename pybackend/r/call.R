@@ -29,15 +29,28 @@ function() {
     }
   }
 
+  # Python would get -2147483648 for a missing integer, and True for a missing logical.
+  has_missing <- function(x) {
+    if (is.list(x)) {
+      return(any(vapply(x, has_missing, NA)))
+    }
+    is.atomic(x) && !is.double(x) && !is.complex(x) && anyNA(x)
+  }
+
   run <- function() {
     set.seed(item("seed"))
+    # At once: the top level, at which R shows warnings else, is never reached.
+    options(warn = 1L)
     attach_packages()
     code <- item("code")
-    f <- if (is.character(code)) eval(parse(text = code), globalenv()) else unserialize(code)
+    f <- if (is.character(code)) eval(parse(text = code, encoding = "UTF-8"), globalenv()) else unserialize(code)
     arguments <- item("arguments")
     # do.call() has a frame of its own.
     depth <<- sys.nframe() + 1L
     value <- do.call("f", arguments, quote = TRUE)
+    if (has_missing(value)) {
+      stop("the result holds missing values (NA), which Python does not know", call. = FALSE)
+    }
     put("value", value)
   }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import random
@@ -27,8 +28,9 @@ class RFunction:
     """A function written in R, for `barrier_train` and `barrier_run`.
 
     It travels to the workers as text or bytes, and runs there in the process of TensorFlow, so
-    that models, layers and losses made in R are trained as they are. The workers' machines need R
-    with the package reticulate, and rpy2 beside their TensorFlow.
+    that models built in R are trained as they are, losses and metrics written in R included (such a
+    model comes back without its compile settings). The workers' machines need R with the package
+    reticulate, and rpy2 beside their TensorFlow.
 
     Parameters
     ----------
@@ -72,14 +74,23 @@ class RFunction:
         Returns
         -------
         Any
-            What reticulate makes of the function's value; a Keras model is the same object.
+            What reticulate makes of the function's value; a Keras model is the same object. R's
+            missing values have no counterpart in Python and are refused, but for numbers: NaN.
 
         Raises
         ------
         RError
             R's own error with its call stack, or what is missing to run R here.
         """
-        exchange.clear()
+        global exchange
+        # A function of R may call Python, which may call R again.
+        outer, exchange = exchange, {}
+        try:
+            return self._called(arguments)
+        finally:
+            exchange = outer
+
+    def _called(self, arguments: tuple[Any, ...]) -> Any:
         exchange["code"] = self.code if isinstance(self.code, str) else bytearray(self.code)
         exchange["packages"] = self.packages
         # A tuple becomes a list of R, whatever is in it; a list of numbers would become a vector.
@@ -136,7 +147,10 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
         ) from error
     r.initr()
     # At the interpreter's end rpy2 would shut R down, which crashes where reticulate ran in it.
-    r.atexit.unregister(r.endr)
+    atexit.unregister(r.endr)
+    callbacks: Any = importlib.import_module("rpy2.rinterface_lib.callbacks")
+    # Else messages and warnings of R come as warnings of rpy2's logger.
+    callbacks.consolewrite_warnerror = sys.stderr.write
     known = [str(path) for path in r.baseenv[".libPaths"]()]
     r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
     if not r.baseenv["requireNamespace"](r.StrSexpVector(["reticulate"]), quietly=True)[0]:
@@ -149,7 +163,8 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
 
 def _checked(code: Any) -> str | bytes:
     if isinstance(code, str):
-        if not code.lstrip().startswith(("function", "\\(")):
+        lines = [line for line in code.splitlines() if not line.lstrip().startswith("#")]
+        if not "".join(lines).lstrip().startswith(("function", "\\(")):
             raise InputError(
                 f"`code` must be the source text of an R function, e.g. 'function() ...', not "
                 f"{code[:60]!r}"

@@ -4,6 +4,9 @@ arguments <- commandArgs(trailingOnly = TRUE)
 if (!requireNamespace("reticulate", quietly = TRUE)) {
   stop("the R package reticulate is not installed in ", toString(.libPaths()), call. = FALSE)
 }
+if (utils::packageVersion("reticulate") < "1.39") {
+  stop("reticulate ", utils::packageVersion("reticulate"), " is too old: install 1.39 or newer")
+}
 functions <- reticulate::import("pybackend.r.function")
 functions$host(eval(parse(text = functions$glue())))
 worker <- reticulate::import("pybackend.worker")

@@ -12,9 +12,10 @@
 #' @inheritParams barrier_train
 #' @param f A function whose first argument is the worker's place: a list of `rank` (the first is
 #'   0), `world_size`, `addresses` (`"host:port"` of all workers) and `tf_config` (the text of
-#'   `TF_CONFIG`). Variables that it uses, of its own environment and of the workspace, travel
-#'   along, and packages that it uses and that are attached here are attached there. Python objects
-#'   do not travel: import and make them inside.
+#'   `TF_CONFIG`). Variables that it uses, of its own environment and of the workspace, and all
+#'   functions of the workspace travel along, and packages that it uses and that are attached here
+#'   are attached there. What it names as text only, as in `get("x")`, or by an R6 object of the
+#'   workspace, is not seen. Python objects do not travel: import and make them inside.
 #' @param ... Further arguments for `f`.
 #' @param packages Names of packages to attach in the workers besides.
 #' @param verbose 2 shows what the workers print, 0 and 1 do not.

@@ -7,12 +7,18 @@ largest_closure <- function() getOption("tfdist.max_function_mb", 256) * 2^20
 # The RFunction of Python, which the workers call. `pack` turns its value into what Python takes.
 as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   variables <- used_variables(f, arg, call)
+  check_no_python(extra, arg, call)
   check_closure_size(f, variables$globals, extra, arg, call)
   carrier <- new_carrier(utils::removeSource(f), variables$globals, extra, pack)
+  bytes <- serialize(carrier, NULL)
+  # What environments hold, as those of R6 objects, shows only now.
+  if (length(bytes) > largest_closure()) {
+    abort_too_large(length(bytes), NULL, arg, call)
+  }
   backend <- pybackend(call)
   call_python(
     backend$RFunction,
-    serialize(carrier, NULL),
+    bytes,
     packages = as.list(union(packages, variables$packages)),
     library_paths = as.list(.libPaths()),
     call = call
@@ -33,30 +39,73 @@ new_carrier <- function(f, globals, extra, pack) {
 }
 
 # What the function uses: variables of the user's workspace, which serialize() leaves behind, and
-# packages that are attached here. What its own environment holds goes along anyway.
+# packages that are attached here. What its own environment holds goes along anyway. The functions of
+# the workspace all go: methods of S3 and what do.call() names are not seen in the text.
 used_variables <- function(f, arg, call) {
+  found <- found_in(f)
+  for (g in functions_in(found$values)) {
+    inner <- found_in(g)
+    found <- list(
+      values = c(found$values, inner$values),
+      where = c(found$where, inner$where),
+      packages = union(found$packages, inner$packages)
+    )
+  }
+  check_no_python(found$values, arg, call)
+  is_users <- vapply(found$where, is_workspace, NA)
+  used <- found$values[is_users]
+  left_out <- c(default_packages(), if (!"package:tfdist" %in% search()) "tfdist")
+  list(
+    globals = c(used, workspace_functions(except = names(used))),
+    packages = setdiff(found$packages, left_out)
+  )
+}
+
+found_in <- function(f) {
   found <- globals::globalsOf(f, envir = environment(f), mustExist = FALSE, recursive = TRUE)
   found <- globals::cleanup(found)
-  check_no_python(found, arg, call)
-  where <- attr(found, "where")
-  in_workspace <- vapply(where, identical, NA, globalenv())
   list(
-    globals = unclass(found)[in_workspace],
-    packages = setdiff(globals::packagesOf(found), c(default_packages(), "tfdist"[!is_attached()]))
+    values = as.list(unclass(found)),
+    where = attr(found, "where"),
+    packages = globals::packagesOf(found)
   )
+}
+
+# Functions in lists, into which the search for variables does not look.
+functions_in <- function(values) {
+  lists <- Filter(function(value) is.list(value) && !is_python(value), values)
+  members <- do.call(c, c(list(list()), lapply(unname(lists), unclass)))
+  Filter(function(member) is.function(member) && !is.primitive(member), members)
+}
+
+# The workspace, and what attach() has put behind it.
+is_workspace <- function(environment) {
+  name <- environmentName(environment)
+  identical(environment, globalenv()) ||
+    (name %in% search() && !startsWith(name, "package:") && name != "Autoloads")
+}
+
+workspace_functions <- function(except) {
+  names <- setdiff(ls(globalenv()), except)
+  names <- names[!vapply(names, bindingIsActive, NA, globalenv())]
+  functions <- Filter(
+    function(object) is.function(object) && identical(environment(object), globalenv()),
+    mget(names, globalenv())
+  )
+  lapply(functions, utils::removeSource)
 }
 
 default_packages <- function() {
   c("base", "stats", "graphics", "grDevices", "utils", "datasets", "methods")
 }
 
-is_attached <- function() "package:tfdist" %in% search()
-
 check_no_python <- function(found, arg, call) {
-  is_pointer <- vapply(found, is_python, NA)
+  is_pointer <- vapply(found, holds_python, NA)
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
-    module <- tryCatch(found[[name]]$`__name__`, error = function(error) NULL)
+    module <- if (is_python(found[[name]])) {
+      tryCatch(found[[name]]$`__name__`, error = function(error) NULL)
+    }
     hint <- if (inherits(found[[name]], "python.builtin.module") && is.character(module)) {
       sprintf("Import it inside the function: `%s <- reticulate::import(\"%s\")`.", name, module)
     } else {
@@ -65,7 +114,7 @@ check_no_python <- function(found, arg, call) {
     abort_input(
       c(
         sprintf(
-          "`%s` uses `%s`, a Python object of this session, which does not travel.",
+          "`%s` uses `%s`, which is or holds a Python object of this session and does not travel.",
           arg,
           name
         ),
@@ -76,13 +125,23 @@ check_no_python <- function(found, arg, call) {
   }
 }
 
+holds_python <- function(x) {
+  is_python(x) || (is.list(x) && any(vapply(unclass(x), holds_python, NA)))
+}
+
 # Measured before it is serialized, which for gigabytes takes minutes.
 check_closure_size <- function(f, globals, extra, arg, call) {
   held <- c(globals, captured_variables(environment(f)), extra)
-  sizes <- vapply(held, function(object) as.double(utils::object.size(object)), 1)
+  # An argument that was left out has no size.
+  size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
+  sizes <- vapply(held, size_of, 1)
   if (sum(sizes) <= largest_closure()) {
     return(invisible())
   }
+  abort_too_large(sum(sizes), sizes, arg, call)
+}
+
+abort_too_large <- function(bytes, sizes, arg, call) {
   largest <- utils::head(sort(sizes[sizes > sum(sizes) / 100], decreasing = TRUE), 3L)
   named <- sprintf("`%s` (%s MB)", names(largest), format_mb(largest))
   abort_input(
@@ -90,10 +149,14 @@ check_closure_size <- function(f, globals, extra, arg, call) {
       sprintf(
         "`%s` carries %s MB to every worker, more than the %s MB allowed.",
         arg,
-        format_mb(sum(sizes)),
+        format_mb(bytes),
         format_mb(largest_closure())
       ),
-      x = sprintf("The largest variables that it captures: %s.", toString(named)),
+      x = if (length(named)) {
+        sprintf("The largest variables that it captures: %s.", toString(named))
+      } else {
+        "The environments of functions or objects that it uses hold them."
+      },
       i = "Give rows as `data`, or have the function read them from a file on the workers.",
       i = "Define the function where large variables that it does not need are out of its sight.",
       i = "`options(tfdist.max_function_mb = )` allows more."
@@ -106,7 +169,11 @@ check_closure_size <- function(f, globals, extra, arg, call) {
 captured_variables <- function(environment) {
   held <- list()
   while (is_local_environment(environment)) {
-    held <- c(held, as.list(environment, all.names = TRUE))
+    names <- ls(environment, all.names = TRUE)
+    # Arguments that nobody has asked for yet, and active bindings, are left alone.
+    is_value <- !rlang::env_binding_are_lazy(environment, names) &
+      !rlang::env_binding_are_active(environment, names)
+    held <- c(held, mget(names[is_value], environment))
     environment <- parent.env(environment)
   }
   held

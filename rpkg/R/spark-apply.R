@@ -7,56 +7,61 @@ open_r_workers <- function(route, call = caller_env()) {
   if (route$kind != "sparklyr") {
     return(session)
   }
-  gateway <- the$applications[[1L]]
   backend <- pybackend(call)
-  python <- executor_python(gateway)
+  sc <- route$sc
+  python <- executor_python(the$applications[[application_id(sc)]])
   backend$bridge$SparklyrWorkers(
     session,
-    function(view, archive, group, cores) {
-      run_stage(route$sc, view, archive, group, cores, python)
-    },
-    function(workers, driver) as.list(examine_executors(route$sc, workers, driver, python))
+    function(view, archive, group, cores) run_stage(sc, view, archive, group, cores, python),
+    function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))
   )
 }
 
 # Runs the stage to its end. The rows of the view are what the workers get.
 run_stage <- function(sc, view, archive, group, cores, python) {
-  context <- sparklyr::spark_context(sc)
-  sparklyr::invoke(context, "setJobGroup", group, "tfdist training", TRUE)
-  on.exit(sparklyr::invoke(context, "clearJobGroup"), add = TRUE)
   told <- list(
     archive = readBin(archive, "raw", file.size(archive)),
     cores = cores,
     library_paths = .libPaths(),
     python = python
   )
-  worker <- spark_apply_worker
+  applied(sc, view, group, spark_apply_worker, list(rank = "integer"), told, barrier = TRUE)
+  invisible()
+}
+
+# What `worker` returns for the partitions of a view, as a data frame. Nothing stays in Spark.
+applied <- function(sc, view, group, worker, columns, told, ...) {
+  context <- sparklyr::spark_context(sc)
+  own <- c("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+  before <- lapply(own, function(name) sparklyr::invoke(context, "getLocalProperty", name))
+  on.exit(
+    Map(
+      function(name, value) sparklyr::invoke(context, "setLocalProperty", name, value),
+      own,
+      before
+    ),
+    add = TRUE
+  )
+  sparklyr::invoke(context, "setJobGroup", group, "tfdist training", TRUE)
   environment(worker) <- globalenv()
   # Of a table spark_apply() would make another, and leave it behind; of a DataFrame it makes one.
   stage <- sparklyr::spark_apply(
     sparklyr::invoke(sparklyr::spark_session(sc), "table", view),
     worker,
-    columns = c(rank = "integer"),
+    columns = columns,
     context = told,
     packages = FALSE,
-    barrier = TRUE
+    memory = FALSE,
+    ...
   )
   sparklyr::sdf_collect(stage)
-  invisible()
 }
 
 # What the executors lack, where a stage failed before its workers could say it.
-examine_executors <- function(sc, workers, driver, python) {
-  examine <- spark_examine_worker
-  environment(examine) <- globalenv()
-  found <- sparklyr::spark_apply(
-    sparklyr::sdf_len(sc, workers, repartition = workers),
-    examine,
-    columns = c(problem = "character"),
-    context = list(driver = driver, python = python, library_paths = .libPaths()),
-    packages = FALSE
-  )
-  unique(sparklyr::sdf_collect(found)$problem)
+examine_executors <- function(sc, view, driver, group, python) {
+  told <- list(driver = driver, python = python, library_paths = .libPaths())
+  found <- applied(sc, view, group, spark_examine_worker, list(problem = "character"), told)
+  unique(found$problem)
 }
 
 spark_examine_worker <- function(df, context) {
@@ -66,28 +71,29 @@ spark_examine_worker <- function(df, context) {
   if (!requireNamespace("reticulate", quietly = TRUE)) {
     problems <- c(problems, "the R package reticulate is not installed")
   }
-  imports <- "import cloudpickle, h5py, numpy, pyarrow"
-  said <- suppressWarnings(tryCatch(
-    system2(context$python, c("-c", shQuote(imports)), stdout = TRUE, stderr = TRUE),
-    error = function(error) structure("", status = 127L)
-  ))
-  status <- attr(said, "status")
-  if (identical(as.integer(status), 127L)) {
-    problems <- c(problems, paste("there is no Python at", context$python))
-  } else if (length(status)) {
-    problems <- c(problems, paste0(context$python, ": ", said[[length(said)]]))
+  ask <- function(program, ...) {
+    arguments <- c("-c", shQuote(program), shQuote(c(...)))
+    said <- suppressWarnings(tryCatch(
+      system2(context$python, arguments, stdout = TRUE, stderr = TRUE, timeout = 30),
+      error = function(error) structure("", status = 127L)
+    ))
+    status <- attr(said, "status")
+    if (identical(as.integer(status), 127L)) {
+      paste("there is no Python at", context$python)
+    } else if (length(status)) {
+      paste0(context$python, ": ", utils::tail(said, 1L))
+    }
   }
-  place <- regmatches(context$driver, regexec("^\\[?(.*?)\\]?:([0-9]+)$", context$driver))[[1L]]
-  reached <- suppressWarnings(tryCatch(
-    {
-      close(socketConnection(place[[2L]], as.integer(place[[3L]]), timeout = 5, open = "r+"))
-      TRUE
-    },
-    error = function(error) FALSE
-  ))
-  if (!reached) {
-    problems <- c(problems, paste("it cannot reach the driver at", context$driver))
+  lacking <- ask("import cloudpickle, h5py, numpy, pyarrow")
+  connect <- paste(
+    "import socket, sys; host, _, port = sys.argv[1].rpartition(':');",
+    "socket.create_connection((host.strip('[]'), int(port)), timeout=5)"
+  )
+  unreached <- if (is.null(lacking)) ask(connect, context$driver)
+  if (!is.null(unreached)) {
+    unreached <- sprintf("it cannot reach the driver at %s (%s)", context$driver, unreached)
   }
+  problems <- c(problems, lacking, unreached)
   if (length(problems) == 0L) {
     return(data.frame(problem = character()))
   }

@@ -87,11 +87,12 @@ open_session <- function(route, call = caller_env()) {
 # sparklyr and PySpark share one JVM: a Py4J gateway is started in sparklyr's, and PySpark connects
 # to it instead of starting Spark again. Tables and views are then the same on both sides.
 attach_session <- function(sc, call = caller_env()) {
-  context <- sparklyr::spark_context(sc)
-  application <- sparklyr::invoke(context, "applicationId")
-  gateway <- the$applications[[application]] %||% start_gateway(sc, context)
-  # One application at a time can be attached, so those that were before are over.
-  the$applications <- rlang::set_names(list(gateway), application)
+  application <- application_id(sc)
+  # Kept also where it cannot be attached now, because another one is: it lives as long as its JVM.
+  if (is.null(the$applications[[application]])) {
+    the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
+  }
+  gateway <- the$applications[[application]]
   backend <- pybackend(call)
   call_python(
     backend$bridge$attach_spark,
@@ -102,6 +103,8 @@ attach_session <- function(sc, call = caller_env()) {
     call = call
   )
 }
+
+application_id <- function(sc) sparklyr::invoke(sparklyr::spark_context(sc), "applicationId")
 
 start_gateway <- function(sc, context) {
   conf <- sparklyr::invoke(context, "getConf")

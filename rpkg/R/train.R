@@ -24,8 +24,9 @@
 #'   * a PySpark DataFrame or a tuple of numpy arrays, as they are.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn In place of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker, where its layers and losses may be R functions, too. It travels as the
-#'   function of [barrier_apply()] does, and needs the same on the workers' machines.
+#'   model in every worker, where its losses and metrics may be R functions, too (the model then
+#'   comes back without its compile settings); its layers are Keras's own. It travels as the function
+#'   of [barrier_apply()] does, and needs the same on the workers' machines.
 #' @param label Name of the label column of a data frame or table.
 #' @param features Names of the feature columns; `NULL` takes all others.
 #' @param workers Number of worker processes.

@@ -3,41 +3,66 @@
 
 # Goes to the workers with the function whose value it packs, so it uses nothing of this package.
 pack_value <- function(value) {
+  refuse <- function(where, what) {
+    stop(
+      where,
+      " is ",
+      what,
+      ", which does not travel: return vectors, lists and data frames, and ",
+      "a Keras model as reticulate::import(\"pybackend\")$model_to_base64(model)",
+      call. = FALSE
+    )
+  }
   bytes <- function(x) jsonlite::base64_enc(writeBin(x, raw(), endian = "little"))
-  pack <- function(x, where) {
-    is_python <- inherits(x, "python.builtin.object")
-    type <- typeof(x)
-    data <- switch(
-      if (is_python) "Python" else type,
+  text <- function(x, where) {
+    if (any(Encoding(x) == "unknown" & !validUTF8(x), na.rm = TRUE)) {
+      refuse(where, "text that is not valid UTF-8")
+    }
+    x <- enc2utf8(x)
+    I(x)
+  }
+  content <- function(x, where) {
+    switch(
+      typeof(x),
       "NULL" = list(),
       logical = bytes(as.integer(x)),
-      integer = bytes(as.integer(x)),
-      double = bytes(as.double(x)),
-      complex = bytes(as.complex(x)),
-      raw = jsonlite::base64_enc(as.raw(x)),
-      character = I(enc2utf8(as.character(x))),
-      list = lapply(seq_along(x), function(i) pack(.subset2(x, i), sprintf("%s[[%d]]", where, i))),
-      stop(
-        where,
-        " is ",
-        if (is_python) "a Python object" else paste("of type", type),
-        ", which does not travel: return vectors, lists and data frames, and ",
-        " a Keras model as reticulate::import(\"pybackend\")$model_to_base64(model)",
-        call. = FALSE
-      )
+      integer = ,
+      double = ,
+      complex = bytes(x),
+      raw = jsonlite::base64_enc(x),
+      character = text(x, where),
+      list = lapply(seq_along(x), function(i) pack(x[[i]], sprintf("%s[[%d]]", where, i))),
+      refuse(where, paste("of type", typeof(x)))
     )
-    packed <- list(type = type, data = data)
-    if (!is.null(attributes(x))) {
-      packed$attributes <- Map(
-        function(attribute, name) pack(attribute, sprintf("attribute \"%s\" of %s", name, where)),
-        attributes(x),
-        names(attributes(x))
-      )
+  }
+  pack <- function(x, where) {
+    if (inherits(x, "python.builtin.object")) {
+      refuse(where, "a Python object")
+    }
+    if (isS4(x)) {
+      refuse(where, "an S4 object")
+    }
+    kept <- attributes(x)
+    # data.table keeps a pointer of its process there.
+    kept <- kept[!vapply(kept, typeof, "") %in% "externalptr"]
+    if (is.atomic(x) || is.list(x)) {
+      # A class may have methods of its own for what is done with the values.
+      attributes(x) <- NULL
+    }
+    packed <- list(type = typeof(x), data = content(x, where))
+    if (length(kept)) {
+      named <- function(attribute, name) {
+        pack(attribute, sprintf("attribute \"%s\" of %s", name, where))
+      }
+      packed$attributes <- Map(named, kept, names(kept))
     }
     packed
   }
-  text <- jsonlite::toJSON(pack(value, "the result"), auto_unbox = TRUE, na = "null")
-  enc2utf8(as.character(text))
+  if (utils::object.size(value) >= 2^31) {
+    stop("the result is larger than 2 GiB: write it to a file that all hosts share", call. = FALSE)
+  }
+  packed <- jsonlite::toJSON(pack(value, "the result"), auto_unbox = TRUE, na = "null")
+  enc2utf8(as.character(packed))
 }
 
 unpack_value <- function(text) {

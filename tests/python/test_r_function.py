@@ -7,13 +7,13 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import RLIB, needs_r
 
-from pybackend import InputError, RFunction, WorkerFailedError, barrier_run
-from pybackend.r.function import glue
+from pybackend import InputError, RFunction, WorkerFailedError, barrier_run, barrier_train
 
 LIBRARY = str(RLIB)
 
@@ -161,5 +161,63 @@ random.seed(6); print(draw() != first)
     assert in_a_process(code).stdout.split() == ["True", "True", "True"]
 
 
-def test_glue_is_one_function_of_r() -> None:
-    assert "function()" in glue()
+@needs_r
+def test_calls_may_be_nested_and_an_error_that_r_has_caught_is_none() -> None:
+    code = f"""
+from pybackend import RFunction, RError
+inner = RFunction("function(x) if (x > 1) stop('too much') else x", library_paths=[{LIBRARY!r}])
+outer = RFunction("function(g, x) tryCatch(g(x), error = function(e) 'caught')",
+                  library_paths=[{LIBRARY!r}])
+print(outer(inner, 1), outer(inner, 2))
+"""
+    assert in_a_process(code).stdout.split() == ["1", "caught"]
+
+
+@needs_r
+def test_letters_warnings_and_missing_values(tmp_path: Path) -> None:
+    code = f"""
+from pybackend import RError, RFunction, barrier_run
+def r(code): return RFunction(code, library_paths=[{LIBRARY!r}])
+count = r("# counts\\nfunction(ctx, s) c(nchar('ä中'), nchar(s))")
+print(barrier_run(None, count, "ä中", workers=1))
+barrier_run(None, r("function(ctx) {{ warning('mind ä'); message('told'); 1 }}"), workers=1)
+try:
+    barrier_run(None, r("function(ctx) list(1L, c(TRUE, NA))"), workers=1)
+except Exception as error:
+    print(error)
+"""
+    shown = in_a_process(code, LC_ALL="C", PYTHONIOENCODING="utf-8").stdout
+    assert "[[2, 2]]" in shown
+    assert "mind ä" in shown
+    assert "told" in shown
+    assert "missing values (NA), which Python does not know" in shown
+
+
+BUILD = """function() {
+  model <- keras3::keras_model_sequential(input_shape = 2)
+  %s
+  model <- keras3::layer_dense(model, 1)
+  metric <- keras3::custom_metric("mean_absolute_error", function(y_true, y_pred) {
+    keras3::op_mean(y_true, axis = -1L) * 0 + 42
+  })
+  keras3::compile(model, "sgd", "mse", metrics = metric)
+  model
+}"""
+
+
+@needs_r
+def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: Any) -> None:
+    rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
+    result = barrier_train(None, r(BUILD % ""), rows, workers=1)
+    assert result.history["mean_absolute_error"] == [42.0]
+    assert not result.model.compiled
+    assert result.model.predict(rows[0], verbose=0).shape == (8, 1)
+    assert "without its compile settings" in capsys.readouterr().out
+
+
+@needs_r
+def test_a_layer_of_r_is_refused_before_training_with_the_reason() -> None:
+    doubled = "model <- keras3::layer_lambda(model, function(x) x * 2)"
+    rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
+    with pytest.raises(WorkerFailedError, match="layers that are functions or classes of R"):
+        barrier_train(None, r(BUILD % doubled), rows, workers=1, verbose=0)

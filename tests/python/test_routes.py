@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
 from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
+from pybackend.launchers.apply import _lacks_protobuf
+
+PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+if PYSPARK < (4, 2):
+    # It leaves the sockets by which it collects to the garbage collector.
+    pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 # Shared with the R package's tests, which lie where R looks for them.
 SCENARIO = Path(__file__).parents[2] / "rpkg/tests/testthat/scenario/scenario.py"
@@ -67,6 +74,15 @@ def test_classic(classic: Any, language: str) -> None:
 
 
 @needs_r
+def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
+    assert _lacks_protobuf(classic, 2) is (PYSPARK >= (4, 3))
+
+
+@pytest.mark.skipif(
+    PYSPARK < (4, 0),
+    reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "
+    "a jar of its own, org.apache.spark:spark-connect of Maven",
+)
 def test_connect(tmp_path: Path) -> None:
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):

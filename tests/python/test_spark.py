@@ -25,8 +25,8 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.digits import digit_model
-from pybackend.launchers.attach import attach_spark
 from pybackend.launchers import spark_job
+from pybackend.launchers.attach import attach_spark
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,30 @@ test_that("captured variables travel, and those of the workspace that it uses", 
   expect_identical(carrier(2), 20)
 })
 
+test_that("functions of the workspace go along, also those that are not named in the text", {
+  withr::defer(rm("area", "area.square", "tfdist_k", envir = globalenv()))
+  eval(
+    quote({
+      area <- function(x) UseMethod("area")
+      area.square <- function(x) x$side^2
+      tfdist_k <- 3
+    }),
+    globalenv()
+  )
+  f <- eval(quote(function(x) do.call("area", list(x))), globalenv())
+  expect_true(all(c("area", "area.square") %in% names(used_variables(f, "f", NULL)$globals)))
+  # In a list, a function's variables are found, too.
+  steps <- list(add = eval(quote(function(x) x + tfdist_k), globalenv()))
+  g <- function(x) steps$add(x)
+  expect_true("tfdist_k" %in% names(used_variables(g, "g", NULL)$globals))
+})
+
+test_that("what nobody has asked for yet is left alone", {
+  make <- function(n, unused, plot = stop("needed only for plotting")) function(ctx) n
+  f <- make(1)
+  expect_null(check_closure_size(f, list(), list(), "f", NULL))
+})
+
 test_that("further arguments come behind those of the worker", {
   expect_identical(carried(function(a, b, c) list(a, b, c), list(c = 3, 2))(1), list(1, 2, 3))
 })
@@ -42,6 +66,17 @@ test_that("a function that captured too much is refused before it is serialized"
   withr::local_options(tfdist.max_function_mb = 10)
   used <- used_variables(f, "f", NULL)
   expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f", NULL))
+  # What an environment hides shows when it is serialized.
+  hiding <- local(envir = new.env(parent = globalenv()), {
+    hidden <- new.env(parent = emptyenv())
+    hidden$big <- double(4e6)
+    function() hidden
+  })
+  expect_error(
+    as_r_function(hiding, NULL, identity, arg = "f", call = NULL),
+    "environments of functions or objects",
+    class = "tfdist_error_input"
+  )
   # Two gigabytes, which are never touched.
   withr::local_options(tfdist.max_function_mb = NULL)
   huge <- double(2.7e8)
@@ -58,8 +93,11 @@ test_that("Python objects of this session are refused with what to do", {
   skip_if_no_pybackend()
   keras <- reticulate::import("sys")
   object <- reticulate::r_to_py(list(1))
+  several <- list(a = object)
   expect_snapshot(error = TRUE, {
     used_variables(function() keras$version, "model_fn", NULL)
     used_variables(function() object, "f", NULL)
+    used_variables(function() several$a, "f", NULL)
+    barrier_apply("local", function(ctx, m) m, m = object)
   })
 })

@@ -13,8 +13,15 @@ test_that("values come back exactly as they were", {
     1 + 2i,
     list(),
     integer(),
-    "a \"quoted\"\nline"
+    "a \"quoted\"\nline",
+    as.POSIXlt("2026-01-01", tz = "UTC"),
+    # As bit64 keeps whole numbers: the bits of a double, which as.double() would convert.
+    structure(c(2.5e-323, 5.4e-312), class = "integer64"),
+    structure(list(1, 2, 3), class = "tfdist_short")
   )
+  # Methods of a class must not change what is sent.
+  registerS3method("length", "tfdist_short", function(x) 1L)
+  registerS3method("as.double", "integer64", function(x, ...) 42)
   for (value in values) {
     expect_identical(unpack_value(pack_value(value)), value)
   }
@@ -32,6 +39,12 @@ test_that("what does not travel is named with its place", {
     "attribute \"f\" of the result is of type symbol",
     fixed = TRUE
   )
+})
+
+test_that("what would lose its meaning is refused", {
+  setClass("TfdistPoint", representation("numeric"), where = environment())
+  expect_error(pack_value(new("TfdistPoint", 1)), "is an S4 object", fixed = TRUE)
+  expect_error(pack_value("\xe4"), "is text that is not valid UTF-8", fixed = TRUE)
 })
 
 test_that("Python objects do not travel", {
