@@ -106,6 +106,10 @@ r-check: $(TARBALL) ## R CMD check, with Python and without
 	$(R_ENV) scripts/r-check.sh $(TARBALL) build/check/python
 	$(R_ENV) RETICULATE_PYTHON=/nonexistent scripts/r-check.sh $(TARBALL) build/check/no-python
 
+.PHONY: test-matrix
+test-matrix: $(R_STAMP) ## the routes' tests against each supported series of pyspark
+	$(R_ENV) scripts/test-matrix.sh
+
 docs: $(TARBALL) ## run the vignettes; pages in build/docs
 	scripts/docs.sh $(TARBALL) build/docs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -230,10 +231,25 @@ def barrier_run(
     job = run_job(workers, verbose)
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
+    _check_takes_context(fn, args)
     session = session_of(spark)
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = launched(session, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
+
+
+def _check_takes_context(fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some of Python's own do not tell
+        return
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        raise InputError(
+            f"`fn` is called as fn(context, *args) with {len(args)} further arguments, but takes "
+            f"{signature}: {error}"
+        ) from error
 
 
 def _intact_model(outcome: Outcome) -> tuple[str, bytes, str]:

@@ -37,7 +37,14 @@ def pickled(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         with _by_value(_modules(owners)):
             return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        raise InputError(f"{what} cannot be sent to the workers: {error}") from error
+        # What reticulate makes of a function of R.
+        hint = (
+            ". A function of R is in it: losses and metrics written in R need a `model_fn`, which "
+            "builds the model on the workers; callbacks must be Keras's own"
+            if "PyCapsule" in str(error)
+            else ""
+        )
+        raise InputError(f"{what} cannot be sent to the workers: {error}{hint}") from error
 
 
 def _modules(owners: Iterable[Any]) -> Iterator[ModuleType]:

@@ -90,6 +90,19 @@ def _unlike_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
         for minor, hosts in _hosts_by((_minor(w), w) for w in workers).items()
         if minor != own
     ]
+    strange = [
+        w
+        for w in workers
+        if (w["python"], _minor(w)) == (driver["python"], own)
+        and w["python_version"] != driver["python_version"]
+    ]
+    if strange:  # R puts its own folders before others
+        sentences.append(
+            f"{driver['python']} is Python {strange[0]['python_version']} on the workers and "
+            f"{driver['python_version']} here: they load another libpython. Unset LD_LIBRARY_PATH "
+            "where Spark is started, or in R start Python, by reticulate::py_config(), before "
+            "spark_connect()"
+        )
     # A model goes from Keras to Keras as a file, which an older one may not read.
     theirs = {w["keras"] for w in workers}
     if len(theirs) == 1 and driver["keras"] is not None and not theirs & {driver["keras"], None}:

@@ -127,7 +127,7 @@ def model_files(
         }
         files[EXTRAS] = pickled(
             extras,
-            "`callbacks` or `custom_objects`",
+            "`callbacks`, `custom_objects`, or what the model has as losses and metrics,",
             [*extras["callbacks"], *extras["custom_objects"].values()],
         )
     if job.model_source == "function":

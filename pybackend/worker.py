@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -161,11 +162,19 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
         rank,
         host,
         exception_type=type(error).__name__,
-        message=_shortened(str(error), 20_000),
+        message=_shortened(_message(error), 20_000),
         traceback=_shortened(_traceback(error), 60_000),
         time=time.time(),
         advice=_advice(error),
     )
+
+
+def _message(error: BaseException) -> str:
+    """What went wrong, before all the places at which TensorFlow has defined it."""
+    text = str(error)
+    # TensorFlow puts its own words before the first name of a node.
+    told = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return told[0] if text.startswith("Graph execution error") and told else text
 
 
 def _shortened(text: str, most: int) -> str:
@@ -179,6 +188,8 @@ def _shortened(text: str, most: int) -> str:
 def _traceback(error: BaseException) -> str:
     if isinstance(error, RError):  # Python's frames would say nothing about it
         return error.calls
+    if isinstance(error, InputError):  # its message names the argument
+        return ""
     return "".join(traceback.format_exception(error))
 
 
@@ -197,7 +208,9 @@ def _advice(error: BaseException) -> str:
         return "mend the R function, or what the message names, then start again"
     if isinstance(error, InputError):
         return "correct the argument that the message names"
-    return "mend the error in the traceback above, then start the training again"
+    if "label value" in str(error):
+        return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
+    return "mend the error in the traceback above, then start again"
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:

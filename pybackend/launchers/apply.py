@@ -42,7 +42,7 @@ from pybackend.result import Failure, WorkerReport, root_cause_first
 _MEET_SECONDS = 600.0
 _DRAIN_SECONDS = 60.0
 _CAUSE_SECONDS = 2.0
-# sparklyr's R needs it; Spark 4.3 has it no more.
+# From Spark 4.3 on sparklyr's R workers load it, and Spark itself brings none.
 _PROTOBUF = "com.google.protobuf.MessageOrBuilder"
 _EXAMINE_SECONDS = 60.0
 
@@ -264,6 +264,8 @@ def _missed(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[
 
 def _lacks_protobuf(session: Any, workers: int) -> bool:
     """Whether sparklyr's R cannot start for want of that class: only executors' logs tell it."""
+    if tuple(map(int, session.version.split(".")[:2])) < (4, 3):
+        return False
     ask = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
     said = []
 

@@ -248,7 +248,8 @@ class Child:
             "the system ends a process so when memory runs out: lower batch_size or use "
             "fewer workers per host"
             if status == -signal.SIGKILL
-            else "see the last lines that the worker printed"
+            else "see the last lines that it printed; without any, it has ended itself (exit, "
+            "quit), or crashed in compiled code"
         )
         return Failure(
             self.rank,

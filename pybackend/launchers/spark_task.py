@@ -261,7 +261,8 @@ def _lost_with_executor(rank: str, executor: str, reason: str) -> Failure:
         int(rank),
         f"executor {executor}",
         exception_type="ExecutorLost",
-        message=f"Spark lost the executor that the worker ran in ({reason[:200] or 'no reason given'})",
+        message="Spark lost the executor that the worker ran in "
+        f"({reason[:200] or 'no reason given'})",
         time=time.time(),
         advice=(
             "see that executor's log in Spark's web interface. Exit code 137 mostly means that "

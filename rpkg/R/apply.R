@@ -10,6 +10,7 @@
 #' itself is needed on none.
 #'
 #' @inheritParams barrier_train
+#' @param sc Where the workers run, as in [barrier_train()]; what their machines need stands above.
 #' @param f A function whose first argument is the worker's place: a list of `rank` (the first is
 #'   0), `world_size`, `addresses` (`"host:port"` of all workers) and `tf_config` (the text of
 #'   `TF_CONFIG`). Variables that it uses, of its own environment and of the workspace, and all

@@ -114,7 +114,7 @@ check_no_python <- function(found, arg, call) {
     abort_input(
       c(
         sprintf(
-          "`%s` uses `%s`, which is or holds a Python object of this session and does not travel.",
+          "`%s` uses `%s`, which is or holds an object of Python or Spark that lives in this session only.",
           arg,
           name
         ),
@@ -126,7 +126,8 @@ check_no_python <- function(found, arg, call) {
 }
 
 holds_python <- function(x) {
-  is_python(x) || (is.list(x) && any(vapply(unclass(x), holds_python, NA)))
+  is_here_only <- is_python(x) || inherits(x, c("spark_connection", "tbl_spark"))
+  is_here_only || (is.list(x) && any(vapply(unclass(x), holds_python, NA)))
 }
 
 # Measured before it is serialized, which for gigabytes takes minutes.

@@ -206,6 +206,7 @@ predict.tfdist_fit <- function(object, newdata, ..., batch_size = 32L) {
 }
 
 check_newdata <- function(newdata, features, arg = caller_arg(newdata), call = caller_env()) {
+  check_no_table(newdata, arg, call)
   if (is.data.frame(newdata)) {
     features <- features %||% names(newdata)
     check_columns(features, names(newdata), arg, "a feature of the training", call)

@@ -129,12 +129,16 @@ required_arguments <- function(fn) {
   names(arguments)[vapply(arguments, rlang::is_missing, NA)]
 }
 
-as_python_model <- function(model, call) {
+as_python_model <- function(model, call, seed = NULL) {
   if (is_python(model)) {
     return(model)
   }
   if (inherits(model, "tfdist_fit")) {
     return(fit_model(model, call))
+  }
+  if (!is.null(seed)) {
+    # As the workers do where they build a model.
+    reticulate::import("keras")$utils$set_random_seed(seed)
   }
   made <- model()
   if (!is_keras_model(made)) {

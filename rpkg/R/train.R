@@ -11,7 +11,8 @@
 #'     application. Its executors need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
 #' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
-#'   function without arguments that returns one, which is called in this session.
+#'   function without arguments that returns one, which is called in this session (with `seed`, if
+#'   given, as the seed of Keras).
 #' @param data The rows to train on:
 #'   * `list(x, y)` with arrays whose first dimension counts the rows; a third element is a weight
 #'     for each row. `x` may be a list of arrays, one per input of the model; a named list goes by
@@ -166,7 +167,7 @@ run_training <- function(route, model, model_fn, data, validation, settings, cal
   session <- open_session(route, call)
   if (is.null(model_fn)) {
     workers <- session
-    model <- as_python_model(model, call)
+    model <- as_python_model(model, call, settings$seed)
   } else {
     model <- as_r_function(model_fn, NULL, identity, arg = "model_fn", call = call)
     workers <- open_r_workers(route, call)

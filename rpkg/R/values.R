@@ -79,6 +79,11 @@ unpack_node <- function(node) {
   }
   if (length(node$attributes)) {
     attributes(value) <- lapply(node$attributes, unpack_node)
+    rows <- attr(value, "row.names")
+    if (is.integer(rows) && identical(rows, seq_along(rows))) {
+      # As R writes row names that nobody has given.
+      attr(value, "row.names") <- .set_row_names(length(rows))
+    }
   }
   value
 }

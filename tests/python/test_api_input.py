@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
-    "run args unpicklable": (run(len, LOCK), "`fn` and its arguments"),
+    "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
     "mnist spark": (digits(spark="yarn"), "`spark`"),

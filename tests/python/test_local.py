@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import build_dense, wait_for, worker_processes
 
-from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_train
+from pybackend import InputError, WorkerContext, WorkerFailedError, barrier_run, barrier_train
 
 
 def folders() -> set[str]:
@@ -182,3 +182,18 @@ def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     assert lines[0].startswith("epoch 1/2  loss ")
     assert "accuracy" in lines[1]
     assert len(lines) == 2
+
+
+def test_a_label_out_of_range_is_the_first_line_and_said_once(rows: Any) -> None:
+    x, y = rows[0][:40], np.full(40, 3)
+    with pytest.raises(WorkerFailedError) as caught:
+        barrier_train(None, build_dense, (x, y), workers=2, verbose=0)
+    first, *others = str(caught.value).splitlines()
+    assert "Received a label value of 3" in first
+    assert "encode the classes of the label as 0, 1, 2" in others[-1]
+
+
+@pytest.mark.parametrize("args", [(), (1, 2)])
+def test_a_function_that_takes_other_arguments_is_refused_here(args: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"called as fn\(context, \*args\)"):
+        barrier_run(None, (lambda: 1) if not args else (lambda context, a: a), *args, workers=2)

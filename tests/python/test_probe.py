@@ -211,6 +211,8 @@ def test_versions_unlike_the_driver() -> None:
         "travel between them as files",
     ]
     assert problems(cluster[:1], {**DRIVER, "keras": None}, on_spark=True) == []
+    (other,) = problems([worker(0, "10.0.0.1", python_version="3.11.2")], DRIVER, on_spark=True)
+    assert "is Python 3.11.2 on the workers and 3.11.7 here: they load another libpython" in other
 
 
 def test_missing_and_old_packages() -> None:
