@@ -7,8 +7,8 @@
 #'
 #' @param sc Where the workers run:
 #'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
-#'   * a connection of `sparklyr::spark_connect()`, those of pysparklyr included: tasks of that Spark
-#'     application. Its executors need Python with TensorFlow, not R;
+#'   * a connection of `sparklyr::spark_connect()`, those of pysparklyr included: tasks of that
+#'     Spark application. Its executors need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
 #' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
 #'   function without arguments that returns one, which is called in this session (with `seed`, if
@@ -26,8 +26,8 @@
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn In place of `model`: an R function without arguments that builds and compiles the
 #'   model in every worker, where its losses and metrics may be R functions, too (the model then
-#'   comes back without its compile settings); its layers are Keras's own. It travels as the function
-#'   of [barrier_apply()] does, and needs the same on the workers' machines.
+#'   comes back without its compile settings); its layers are Keras's own. It travels as the
+#'   function of [barrier_apply()] does, and needs the same on the workers' machines.
 #' @param label Name of the label column of a data frame or table.
 #' @param features Names of the feature columns; `NULL` takes all others.
 #' @param workers Number of worker processes.
