@@ -114,7 +114,7 @@ check_no_python <- function(found, arg, call) {
     abort_input(
       c(
         sprintf(
-          "`%s` uses `%s`, which is or holds an object of Python or Spark that lives in this session only.",
+          "`%s` uses `%s`, which is or holds an object of Python or Spark of this session alone.",
           arg,
           name
         ),
