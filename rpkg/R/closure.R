@@ -39,8 +39,8 @@ new_carrier <- function(f, globals, extra, pack) {
 }
 
 # What the function uses: variables of the user's workspace, which serialize() leaves behind, and
-# packages that are attached here. What its own environment holds goes along anyway. The functions of
-# the workspace all go: methods of S3 and what do.call() names are not seen in the text.
+# packages that are attached here. What its own environment holds goes along anyway. The functions
+# of the workspace all go: methods of S3 and what do.call() names are not seen in the text.
 used_variables <- function(f, arg, call) {
   found <- found_in(f)
   for (g in functions_in(found$values)) {
