@@ -41,7 +41,7 @@ test_that("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()",
           )
         )
         # In a loop, so that R CMD check does not want a test's packages among the dependencies.
-        for (package in c("tensorflow", "keras")) {
+        for (package in c("tensorflow", "keras", "base64enc")) {
           library(package, character.only = TRUE)
         }
         strategy <- tf$distribute$MultiWorkerMirroredStrategy()
@@ -64,7 +64,7 @@ test_that("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()",
         data.frame(
           replicas = num_workers,
           result = as.character(max(history$metrics$loss)),
-          model = base64enc::base64encode(path)
+          model = base64encode(path)
         )
       },
       error = function(e) data.frame(replicas = -1L, result = conditionMessage(e), model = "")
