@@ -164,7 +164,14 @@ def _defaults(master: str) -> dict[str, str]:
         "spark.log.level": "ERROR",
     }
     if not master.startswith("local"):
-        return quiet
+        # Executors hand on a job's code among themselves: they must not wait long for one that
+        # they cannot reach, for that is what the probe is to tell.
+        return {
+            **quiet,
+            "spark.shuffle.io.connectionTimeout": "5s",
+            "spark.shuffle.io.maxRetries": "1",
+            "spark.shuffle.io.retryWait": "1s",
+        }
     # This machine's own name may be known to nobody, itself included.
     return {**quiet, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -176,7 +183,8 @@ def _await_executors(session: Any, master: str) -> None:
         "applications, cannot reach this driver, or have less memory or cores than an executor "
         "asks for (--conf spark.executor.memory=..., --conf spark.executor.cores=...)"
     )
-    within(_EXECUTOR_SECONDS, lambda: session.range(1).count(), what)
+    # One stage: a second one could wait minutes for an executor behind a firewall.
+    within(_EXECUTOR_SECONDS, lambda: session.range(0, 1, 1, 1).collect(), what)
     slots = 0
     deadline = time.monotonic() + _EXECUTOR_SECONDS
     while slots != (slots := session.sparkContext.defaultParallelism):

@@ -118,6 +118,35 @@ def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
         assert part in message
 
 
+def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
+    if cluster.hosts[0].port is None:
+        pytest.skip("WARNING, not tested: a firewall needs network namespaces")
+    settings = {
+        "spark.driver.host": cluster.driver,
+        "spark.driver.bindAddress": cluster.driver,
+        "spark.cores.max": str(HOSTS),
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.pyspark.python": sys.executable,
+    }
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    command = [sys.executable, "-m", "pybackend", "doctor", "--workers", str(HOSTS), *conf]
+    with cluster.firewall(0, 1):
+        told = subprocess.run(
+            [*command, "--master", cluster.master],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+    assert told.returncode == 1
+    one, two = (cluster.hosts[number].address for number in (0, 1))
+    problems = [line for line in told.stdout.splitlines() if line.startswith("problem:")]
+    assert len(problems) == 2
+    assert all(one in line and two in line and "a firewall between" in line for line in problems)
+    assert "1 slot here, reaching all other workers" in told.stdout
+
+
 JOIN = """
 import sys
 from pybackend.collective import join_mesh
