@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from pybackend.rendezvous import Doorkeeper, address_of, greet_as_client, listen
+from pybackend.rendezvous import Doorkeeper, address_of, connect, end, listen
 
 _PURPOSE = "events"
 _LONGEST_LINE = 1 << 20
@@ -36,10 +36,7 @@ class EventServer:
     def __exit__(self, *_: object) -> None:
         self._door.close()
         for connection in self._connections:
-            # Closing alone does not wake the thread that reads from it.
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            end(connection)
 
     def _welcome(self, connection: socket.socket, rank: int) -> None:
         self._connections.append(connection)
@@ -97,7 +94,9 @@ class EventClient:
             self._connection = None
 
     def _open(self, address: str, token: str, rank: int) -> None:
-        connection = _connect(address, token, rank)
+        connection = None
+        with contextlib.suppress(OSError):
+            connection = connect(address, token, rank, _PURPOSE, _CONNECT_SECONDS)
         with self._lock:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
@@ -117,30 +116,3 @@ class EventClient:
             self._connection.close()
             self._connection = None
         return self._connection is not None
-
-
-def own_address(peer: str) -> str | None:
-    """This machine's address on the way to a host, None where there is no way; nothing is sent."""
-    try:
-        # Any port will do: connecting a datagram socket only looks up the route.
-        infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
-        family, _, _, _, address = infos[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def _connect(address: str, token: str, rank: int) -> socket.socket | None:
-    host, _, port = address.rpartition(":")
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
-    except OSError:
-        return None
-    try:
-        greet_as_client(connection, token, rank, _PURPOSE, patience=_CONNECT_SECONDS)
-    except OSError:
-        connection.close()
-        return None
-    return connection

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.rendezvous import Doorkeeper, address_of, greet_as_client, listen
+from pybackend.rendezvous import Doorkeeper, address_of, connect, end, listen
 
 _PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 20
@@ -70,7 +70,7 @@ class MeetingServer:
         with self._lock:
             self._closed = True
             for connection in self._connections.values():
-                _end(connection)
+                end(connection)
 
     def drain(self, timeout: float) -> None:
         """Wait until the workers that have ended have been heard to their last word."""
@@ -113,7 +113,7 @@ class MeetingServer:
         except (OSError, ValueError, KeyError, TypeError):  # the worker is gone, or out of its mind
             pass
         finally:
-            _end(connection)
+            end(connection)
 
     def _take(self, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "part":
@@ -208,7 +208,7 @@ class MeetingClient:
     def close(self) -> None:
         """Close the connection, after what was sent has gone out."""
         self._closed = True
-        _end(self._connection)
+        end(self._connection)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
@@ -224,29 +224,11 @@ def _connected_in_time(address: str, token: str, rank: int) -> socket.socket:
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
-            return _connected(address, token, rank)
+            return connect(address, token, rank, _PURPOSE, _CONNECT_SECONDS)
         except OSError:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
-
-
-def _connected(address: str, token: str, rank: int) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
-    try:
-        greet_as_client(connection, token, rank, _PURPOSE)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _end(connection: socket.socket) -> None:
-    """Close a connection. Closing alone does not wake a thread that reads from it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 def _keep_alive(connection: socket.socket) -> None:

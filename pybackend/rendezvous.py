@@ -62,6 +62,49 @@ def address_of(server: socket.socket, announced: str | None = None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_address(peer: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; brackets around IPv6 are dropped."""
+    host, _, port = peer.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def own_address(peer: str) -> str | None:
+    """This machine's address on the way to a host, None where there is no way; nothing is sent."""
+    try:
+        # Any port will do: connecting a datagram socket only looks up the route.
+        infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
+        family, _, _, _, address = infos[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> socket.socket:
+    """A connection that has proven the token both ways; within ``seconds`` for each half.
+
+    Raises
+    ------
+    OSError
+        Where nobody listens there, or not for this job.
+    """
+    connection = socket.create_connection(split_address(address), seconds)
+    try:
+        greet_as_client(connection, token, rank, purpose, patience=seconds)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def end(connection: socket.socket) -> None:
+    """Close a connection. Closing alone does not wake a thread that reads from it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 def greet_as_client(
     connection: socket.socket,
     token: str,

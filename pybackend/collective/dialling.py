@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pybackend.errors import ClusterError, PeerLostError
+from pybackend.rendezvous import split_address
 
 # The system answers for a process that is busy: where nothing has answered by then, the network is
 # at fault. Three lost packets are borne.
@@ -93,9 +94,3 @@ def _ephemeral() -> str:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return f" (net.ipv4.ip_local_port_range, here {low} to {high})"
     return ""
-
-
-def split_address(peer: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; brackets around IPv6 are dropped."""
-    host, _, port = peer.rpartition(":")
-    return host.strip("[]"), int(port)

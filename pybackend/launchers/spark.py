@@ -23,7 +23,7 @@ from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
 from pybackend.data.blobs import blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
-from pybackend.events import EventServer, own_address
+from pybackend.events import EventServer
 from pybackend.job import Job
 from pybackend.launchers.child import Emit
 from pybackend.launchers.outcome import Outcome
@@ -39,7 +39,7 @@ from pybackend.launchers.spark_task import (
     Task,
     failures_in,
 )
-from pybackend.rendezvous import new_token
+from pybackend.rendezvous import new_token, own_address
 from pybackend.result import Failure, WorkerReport, root_cause_first
 
 

@@ -26,6 +26,7 @@ from pybackend.events import EventClient
 from pybackend.job import Job
 from pybackend.launchers.child import Child, Emit
 from pybackend.launchers.versions import difference, installed
+from pybackend.rendezvous import own_address, split_address
 from pybackend.result import Failure, WorkerReport
 
 SCHEMA = "rank int, report string, model_format string, model binary"
@@ -208,7 +209,9 @@ class Task:
         named = str(context.getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
         if self.driver and _is_loopback(named):
             # Debian gives a machine's own name an address that no other machine can reach.
-            return _address_towards(self.driver)
+            towards = own_address(split_address(self.driver)[0])
+            if towards is not None:  # else the driver is out of reach: only progress needs it
+                return towards
         return socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
 
     @staticmethod
@@ -223,15 +226,6 @@ class Task:
 
 def _is_loopback(name: str) -> bool:
     return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]).startswith("127.")
-
-
-def _address_towards(peer: str) -> str:
-    """This machine's address on the way to ``peer`` (``host:port``); nothing is sent."""
-    host, _, port = peer.rpartition(":")
-    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port))[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _fail(failure: Failure, emit: Emit) -> NoReturn:
