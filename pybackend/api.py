@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.code import pickled
+from pybackend.data.leaves import Choice, check_choice
 from pybackend.errors import ClusterError, InputError
 from pybackend.job import FUNCTION, run_job, train_job
 from pybackend.launchers.outcome import Outcome
 from pybackend.request import (
-    check_columns,
     check_shapes,
     dataset,
+    for_validation,
     keras_defaults,
     launched,
     model_files,
@@ -26,7 +27,7 @@ from pybackend.request import (
     with_own_classes,
 )
 from pybackend.result import TrainResult
-from pybackend.serialization import model_from_base64, sha256_of
+from pybackend.serialization import model_from_bytes, sha256_of
 from pybackend.values import decode_value
 
 
@@ -44,8 +45,15 @@ def barrier_train(
     class_weight: Mapping[int, float] | None = None,
     seed: int | None = None,
     shuffle: bool | str = True,
-    features: Sequence[str] | None = None,
-    label: str = "label",
+    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    label: str | Mapping[str, str] = "label",
+    weight: str | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    tfrecord_spec: Mapping[str, str] | None = None,
+    repartition: bool = True,
+    in_memory: bool = False,
+    model_uri: str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     transport: str = "tcp",
@@ -68,8 +76,17 @@ def barrier_train(
         A compiled Keras 3 model, which is left as it is; or a function without arguments that
         returns one, which then is called on every worker.
     data
-        ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row, where ``x`` and
-        ``y`` may be lists or dicts of arrays; or a Spark DataFrame.
+        One of
+
+        - ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row, where ``x`` and
+          ``y`` may be lists or dicts of arrays;
+        - a Spark DataFrame, with columns of numbers, arrays, ML vectors, bytes or text;
+        - the path or URI (by fsspec) of Parquet or TFRecord files, a file or a folder, which the
+          workers read themselves;
+        - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
+          returns a ``tf.data.Dataset`` of local batches ``(x, y)`` or ``(x, y, sample_weight)``.
+          They are used as they come; workers whose data end earlier add nothing to the steps that
+          are left. Endless data need ``steps_per_epoch``.
     workers
         Number of worker processes.
     epochs
@@ -92,10 +109,36 @@ def barrier_train(
         Makes the training repeatable. None: drawn, and told in the result.
     shuffle
         True or ``"shard"``: each worker visits its rows in a new order each epoch.
-        ``"global"`` (arrays only): the workers share out a new order of all rows each epoch, for
-        which every worker keeps all rows. False: rows are visited as they come.
-    features, label
-        Columns of a DataFrame: inputs (None: all but the label) and the label.
+        ``"global"`` (arrays and files): the workers share out a new order of all rows each epoch,
+        for which every worker keeps all rows. False: rows are visited as they come.
+    features
+        Columns of a DataFrame or of files. A list: side by side, one input; whole numbers stay so
+        where all are. A mapping from the model's input names to columns: several inputs, among
+        which a text column gives strings. None: all columns but those named otherwise.
+    label
+        The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
+        sorted order (`TrainResult.levels`), unless ``categories`` names its values.
+    weight
+        Column with the weight of each row in the loss.
+    tensors
+        Column to ``(dtype, shape)`` of its rows: how bytes are read (little-endian), and which
+        shape arrays must have. ``(dtype, (None,))`` lets arrays have any length: they are padded
+        with zeros to the longest of all workers' rows.
+    categories
+        Column to the list of its values, which become 0, 1, 2, ...; any other value is an error.
+    tfrecord_spec
+        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
+        None: as the files' manifest says, or their first records show.
+    repartition
+        False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
+        worker one stretch of the rows of files: faster to read, but workers then differ in their
+        classes where rows are sorted.
+    in_memory
+        Workers keep their rows in memory. By default these stay on the worker's disk, and memory
+        does not grow with them.
+    model_uri
+        Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec), in
+        place of sending it through the driver. Needed for models of a gigabyte.
     custom_objects
         Name to class or function, for layers, losses and metrics of your own. Classes that a given
         model is made of, and functions that it has as losses, are found without.
@@ -148,6 +191,8 @@ def barrier_train(
             "steps_per_epoch": steps_per_epoch,
             "seed": secrets.randbelow(2**31) if seed is None else seed,
             "shuffle": shuffle,
+            "in_memory": in_memory,
+            "model_uri": model_uri,
             "class_weight": class_weight,
             "transport": transport,
             "compression": compression,
@@ -161,34 +206,36 @@ def barrier_train(
             "timeout": timeout,
         }
     )
-    job = replace(job, model_source=source_of(model), **keras_defaults())
+    job = replace(
+        job, is_seeded=seed is not None, model_source=source_of(model), **keras_defaults()
+    )
     session = session_of(spark)
-    check_columns(features, label)
-    datasets = {"train": dataset(session, data, "data", features, label, job)}
+    choice = Choice(features, label, weight, tensors, categories, tfrecord_spec, repartition)
+    check_choice(choice)
+    datasets = {"train": dataset(session, data, "data", choice, job)}
     if validation_data is not None:
-        # By the names that the training data gave, whatever the order of columns there.
-        chosen = getattr(datasets["train"], "features", features)
-        datasets["validation"] = dataset(
-            session, validation_data, "validation_data", chosen, label, job
-        )
+        held_out = for_validation(choice, datasets["train"])
+        datasets["validation"] = dataset(session, validation_data, "validation_data", held_out, job)
     files = model_files(model, custom_objects, job, callbacks)
     if job.model_source == "file":
         check_shapes(model, datasets)
         custom_objects = with_own_classes(model, custom_objects)
     outcome = launched(session, job, files, datasets)
-    kind, content, digest = _intact_model(outcome)
+    kind, content, digest = _intact_model(outcome, job.model_uri)
     history = outcome.reports[0].value
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
+        model_uri=job.model_uri,
+        levels=_levels(datasets["train"], label),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
-        decode=lambda text: model_from_base64(
-            text, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
+        decode=lambda data: model_from_bytes(
+            data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
         ),
     )
 
@@ -252,20 +299,31 @@ def _check_takes_context(fn: Callable[..., Any], args: Sequence[Any]) -> None:
         ) from error
 
 
-def _intact_model(outcome: Outcome) -> tuple[str, bytes, str]:
+def _levels(data: Any, label: Any) -> list[Any] | None:
+    """What the label's codes 0, 1, 2, ... stand for, where it has categories."""
+    choice: Choice | None = getattr(data, "choice", None)
+    known = None if choice is None else (choice.categories or {}).get(label)
+    return None if known is None else list(known)
+
+
+def _intact_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     """The model's format, content and SHA-256, once the workers are known to agree on it.
+
+    The content is empty where the model was written to a URI.
 
     Raises
     ------
     ClusterError
         Where the ranks' weights differ, or the file was altered on its way.
     """
-    assert outcome.model is not None
     if len({report.weights_sha256 for report in outcome.reports}) > 1:
         raise ClusterError(
             "the workers' weights differ after the training: a callback, a layer or a train_step "
             "of your own has changed them on one worker and not on the others"
         )
+    if uri is not None:
+        return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)
+    assert outcome.model is not None
     kind, content = outcome.model
     digest = sha256_of(content)
     if digest != outcome.reports[0].model_sha256:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,12 +14,16 @@ from typing import Any, Literal
 from pybackend.errors import InputError
 
 MAX_WORKERS = 4096
+# What the driver, Spark's messages and R's strings hold without trouble.
+MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
 # Files that the driver sends along to every worker.
 FUNCTION = "function.pkl"
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
 EXTRAS = "extras.pkl"
+# Follows the name of a data set that workers read for themselves.
+SOURCE = ".source.pkl"
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,17 @@ class Job:
         ``"train"``, ``"evaluate"`` or ``"predict"`` with a Keras model, or ``"run"`` a function.
     workers
         World size.
-    epochs, batch_size, steps_per_epoch, shuffle, class_weight, transport, compression,
+    epochs, batch_size, steps_per_epoch, shuffle, in_memory, class_weight, transport, compression,
     bucket_mb, local_steps, outer_learning_rate, outer_momentum, verify_weights
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
+    is_seeded
+        Whether the user has given the seed, and so wants rows in an order that repeats.
+    model_uri
+        As in `barrier_train`.
+    model_limit
+        Largest model, in bytes, that comes back through the driver.
     timeout
         Seconds of silence from a peer after which it counts as lost.
     model_source
@@ -54,6 +65,7 @@ class Job:
     batch_size: int = 32
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
+    in_memory: bool = False
     class_weight: tuple[tuple[int, float], ...] | None = None
     transport: Literal["tcp", "tf"] = "tcp"
     compression: Literal["fp16", "bf16"] | None = None
@@ -63,6 +75,9 @@ class Job:
     outer_momentum: float = 0.0
     verify_weights: bool = False
     seed: int = 0
+    is_seeded: bool = False
+    model_uri: str | None = None
+    model_limit: int = MODEL_LIMIT
     timeout: float = 300.0
     model_source: Literal["file", "function"] = "file"
     floatx: str = "float32"
@@ -142,6 +157,16 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _model_uri(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise InputError(f"`model_uri` must be a path or URI, not {value!r}")
+    uri = os.fspath(value)
+    if not uri.endswith((".h5", ".keras")):
+        raise InputError(f"`model_uri` must end in .h5 or .keras, not {uri!r}")
+    # Workers have another working directory.
+    return uri if "://" in uri else os.path.abspath(uri)
+
+
 def _check_together(job: Job) -> None:
     """Refuse arguments that exclude each other."""
     if job.local_steps > 1 and job.transport != "tcp":
@@ -206,6 +231,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "batch_size": partial(whole_number, "batch_size", least=1),
     "steps_per_epoch": _optional(partial(whole_number, "steps_per_epoch", least=1)),
     "shuffle": partial(_one_of, "shuffle", choices=[True, False, "shard", "global"]),
+    "model_uri": _optional(_model_uri),
+    "in_memory": partial(_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
     "transport": partial(_one_of, "transport", choices=["tcp", "tf"]),
     "compression": partial(_one_of, "compression", choices=[None, "fp16", "bf16"]),

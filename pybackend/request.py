@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pybackend.code import pickled
 from pybackend.data import arrays
+from pybackend.data.leaves import Choice
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
-from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job
 from pybackend.launchers import local
 from pybackend.launchers.outcome import Outcome
 from pybackend.progress import printer
 from pybackend.serialization import model_to_bytes
+
+_READ_BY_WORKERS = (FileRows, FunctionRows)
 
 
 def session_of(spark: Any) -> Any:
@@ -47,6 +53,9 @@ def launched(
 ) -> Outcome:
     """Run a job to its end where its route leads, and show its progress."""
     on_event = printer(job.verbose)
+    own = {name: data for name, data in datasets.items() if isinstance(data, _READ_BY_WORKERS)}
+    datasets = {name: data for name, data in datasets.items() if name not in own}
+    files = {**files, **_source_files(own)}
     if session is None:
         return local.launch(job, files, datasets, on_event)
     # pyspark is optional: its launcher is imported where there is a session.
@@ -58,38 +67,101 @@ def launched(
     return spark_launcher.launch(session, job, files, datasets, on_event)
 
 
-def dataset(
-    session: Any, data: Any, name: str, features: Sequence[str] | None, label: str, job: Job
-) -> Any:
-    """Check a data set and give it the form that launchers take: columns, or a Spark selection."""
-    if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
-        if session is None:
-            raise InputError(
-                f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
-                "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
-            )
-        from pybackend.data.dataframe import Selection
+def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
+    """What workers read for themselves, as files that tell them how."""
+    return {
+        f"{name}{SOURCE}": pickled(
+            data, f"the function `{_argument(name)}`", [getattr(data, "fn", None)]
+        )
+        for name, data in datasets.items()
+    }
 
-        if job.shuffle == "global":
-            raise InputError(
-                "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True "
-                "(the rows of a DataFrame are spread over the workers at random anyway)"
-            )
-        return Selection.of(data, features, label, name)
+
+def _argument(name: str) -> str:
+    return "data" if name == "train" else "validation_data"
+
+
+def dataset(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any:
+    """Check a data set and give it the form that launchers take.
+
+    Returns
+    -------
+    Columns of arrays, a `Selection` of a Spark DataFrame, or what workers read for themselves: a
+    `FileRows` or a `FunctionRows`.
+    """
+    if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
+        return _selection(session, data, name, choice, job)
+    if isinstance(data, (str, os.PathLike)):
+        return _file_rows(data, name, choice, job)
+    if callable(data):
+        return _function_rows(data, name, job)
     columns = arrays.columns_of(data, job.floatx, name)
-    rows = arrays.rows_of(columns)
-    if job.class_weight is not None and "sample_weight" in columns and name == "data":
+    if job.class_weight is not None and "y" not in columns:
+        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+    _check_weights(job, "sample_weight" in columns and name == "data")
+    _check_rows(arrays.rows_of(columns), name, job)
+    return columns
+
+
+def _selection(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any:
+    if session is None:
+        raise InputError(
+            f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
+            "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
+        )
+    from pybackend.data.dataframe import Selection
+
+    if job.shuffle == "global":
+        raise InputError(
+            "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
+            "rows of a DataFrame are spread over the workers at random anyway), or files"
+        )
+    _check_weights(job, choice.weight is not None)
+    return Selection.of(data, choice, job.floatx, name)
+
+
+def _file_rows(path: Any, name: str, choice: Choice, job: Job) -> Any:
+    rows = FileRows.at(path, choice, job.floatx, name)
+    _check_weights(job, choice.weight is not None)
+    _check_rows(rows.rows, name, job)
+    return rows
+
+
+def _function_rows(fn: Any, name: str, job: Job) -> Any:
+    if job.shuffle == "global":
+        raise InputError(f"shuffle='global' cannot reorder what the function `{name}` returns")
+    if job.class_weight is not None:
+        raise InputError(
+            f"`class_weight` needs labels that are known before; have the function `{name}` return "
+            "(x, y, sample_weight)"
+        )
+    return FunctionRows(fn)
+
+
+def _check_weights(job: Job, has_weights: bool) -> None:
+    if job.class_weight is not None and has_weights:
         raise InputError(
             "`class_weight` and sample weights exclude each other: multiply them into one"
         )
-    if job.class_weight is not None and "y" not in columns:
-        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+
+
+def _check_rows(rows: int, name: str, job: Job) -> None:
     if name == "data" and job.kind == "train":
         arrays.check_enough_rows(rows, job.workers)
         check_steps(rows, job)
     elif rows == 0:
         raise InputError(f"`{name}` has no rows")
-    return columns
+
+
+def for_validation(choice: Choice, trained_on: Any) -> Choice:
+    """The choice for validation data: the columns and categories that the training data gave."""
+    known: Choice | None = getattr(trained_on, "choice", None)
+    if known is None:
+        return choice
+    features = known.features
+    if features is None:  # whatever the order of columns there
+        features = [c for leaf in trained_on.leaves if leaf.key == "x" for c in leaf.columns]
+    return replace(known, features=features)
 
 
 def check_steps(rows: int, job: Job) -> None:
@@ -200,17 +272,6 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
         raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
 
 
-def check_columns(features: Any, label: Any) -> None:
-    """Refuse what can be no name of a column."""
-    if not isinstance(label, str):
-        raise InputError(f"`label` must be the name of a column, not {label!r}")
-    named = [features] if isinstance(features, str) else features
-    if named is not None and not (
-        isinstance(named, (list, tuple)) and all(isinstance(name, str) for name in named)
-    ):
-        raise InputError(f"`features` must be names of columns, not {features!r}")
-
-
 def keras_defaults() -> dict[str, Any]:
     """Keras's global settings, which can differ from its own only where Keras is loaded."""
     keras = sys.modules.get("keras")
@@ -225,8 +286,9 @@ def keras_defaults() -> dict[str, Any]:
 
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
+    from pybackend.data.rows import as_rows
     from pybackend.engine.feed import shaped_for
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            shaped_for(columns, model)
+            shaped_for(as_rows(columns), model)

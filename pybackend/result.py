@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -95,7 +96,7 @@ class TrainResult:
     Attributes
     ----------
     model_base64
-        The trained model file as base64 text.
+        The trained model file as base64 text; empty where it was written to ``model_uri``.
     model_format
         ``"h5"``, or ``"keras"`` where a model cannot be written as HDF5.
     model_sha256
@@ -113,6 +114,10 @@ class TrainResult:
         Epochs actually run.
     metrics
         Further figures, e.g. the test accuracy of `train_mnist`.
+    model_uri
+        Where the model file was written, if it was asked for.
+    levels
+        What the label's codes 0, 1, 2, ... stand for, where its column has categories.
     """
 
     model_base64: str = field(repr=False)
@@ -124,14 +129,25 @@ class TrainResult:
     seed: int
     epochs: int
     metrics: dict[str, float] = field(default_factory=dict)
-    decode: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    model_uri: str | None = None
+    levels: list[Any] | None = None
+    decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def model(self) -> Any:
         """The trained, compiled Keras model, decoded when first asked for."""
         if self.decode is None:
             raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
-        return self.decode(self.model_base64)
+        return self.decode(self.model_bytes())
+
+    def model_bytes(self) -> bytes:
+        """The trained model file, read from ``model_uri`` where it is there."""
+        if self.model_uri is None:
+            return base64.b64decode(self.model_base64)
+        from pybackend.data.files import opened
+
+        with opened(self.model_uri) as file:
+            return bytes(file.read())
 
     def save(self, path: str | Path) -> Path:
         """Write the model file, e.g. ``result.save("model.h5")``.
@@ -141,8 +157,6 @@ class TrainResult:
         InputError
             Where the file name's ending is not that of `model_format`.
         """
-        import base64
-
         path = Path(path)
         if path.suffix != f".{self.model_format}":
             raise InputError(
@@ -150,7 +164,7 @@ class TrainResult:
                 f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(self.model_base64))
+        path.write_bytes(self.model_bytes())
         return path
 
     def summary(self) -> str:
@@ -185,6 +199,8 @@ class TrainResult:
             "seed": self.seed,
             "epochs": self.epochs,
             "metrics": self.metrics,
+            "model_uri": self.model_uri,
+            "levels": self.levels,
         }
 
 

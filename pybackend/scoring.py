@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from pybackend.data import arrays
+from pybackend.data.leaves import Choice, check_choice
 from pybackend.errors import InputError
 from pybackend.job import Job, score_job
 from pybackend.request import (
-    check_columns,
     check_shapes,
     dataset,
     keras_defaults,
@@ -31,8 +31,13 @@ def barrier_evaluate(
     *,
     workers: int = 2,
     batch_size: int = 32,
-    features: Sequence[str] | None = None,
-    label: str = "label",
+    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    label: str | Mapping[str, str] = "label",
+    weight: str | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    tfrecord_spec: Mapping[str, str] | None = None,
+    repartition: bool = True,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -45,8 +50,11 @@ def barrier_evaluate(
 
     Parameters
     ----------
-    spark, model, data, workers, batch_size, features, label
-        As in `barrier_train`; the model must be compiled.
+    spark, model, data, workers, batch_size, features, label, weight, tensors, categories
+        As in `barrier_train`; the model must be compiled. A label of text needs the
+        ``categories`` of the training.
+    tfrecord_spec, repartition
+        As in `barrier_train`.
     custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -62,8 +70,9 @@ def barrier_evaluate(
     """
     job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
     session = session_of(spark)
-    check_columns(features, label)
-    datasets = {"train": dataset(session, data, "data", features, label, job)}
+    choice = Choice(features, label, weight, tensors, categories, tfrecord_spec, repartition)
+    check_choice(choice)
+    datasets = {"train": dataset(session, data, "data", choice, job)}
     files = model_files(model, custom_objects, job)
     if job.model_source == "file":
         check_shapes(model, datasets)

@@ -97,7 +97,7 @@ def _train(place: Place) -> WorkerReport:
             from pybackend.collective.tensorflow import start_runtime
 
             start_runtime(order["reserved"], place.rank, place.job.timeout)
-        trained = train(place.job, collective, order["counts"], place.folder, place.emit)
+        trained = train(place.job, collective, order, place.folder, place.emit)
     return place.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -113,8 +113,8 @@ def _score(place: Place) -> WorkerReport:
 
     order = place.orders.get()
     with place.joined(order) as collective:
-        value, seconds = score(place.job, collective, order["counts"], place.folder)
-    return place.report(rows=order["counts"]["train"][place.rank], seconds=seconds, value=value)
+        scored = score(place.job, collective, order, place.folder)
+    return place.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 
 def _run(place: Place) -> WorkerReport:

@@ -69,14 +69,15 @@ def structure(columns: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(parts)
 
 
+def leaves_of(data: Any) -> dict[str, Any]:
+    """The named leaves of (x, y) or (x, y, sample_weight), as they are; `structure` undoes it."""
+    parts = zip(_PARTS, data, strict=False)
+    return {key: leaf for part, value in parts for key, leaf in _leaves(part, value)}
+
+
 def rows_of(columns: Columns) -> int:
     """Number of rows: the common length of all columns."""
     return len(next(iter(columns.values())))
-
-
-def row_of_zeros(columns: Columns) -> Columns:
-    """One row of the columns' shapes and types, which they have even where they have no rows."""
-    return {key: np.zeros((1, *array.shape[1:]), array.dtype) for key, array in columns.items()}
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pybackend.data.arrays import Columns, rows_of, shard
+from pybackend.data.spool import Kinds, SpoolWriter, kinds_of, packed, row_dtype
 
 # Below Spark's own advice for the size of a task, in which such a row travels.
 BLOB_BYTES = 900_000
-SCHEMA = "key long, dataset string, column_name string, first_row long, content binary"
-Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+SCHEMA = "key long, dataset string, first_row long, content binary"
+Layout = dict[str, Kinds]
 Counts = Mapping[str, list[int]]
 
 
 def layout_of(datasets: Mapping[str, Columns]) -> Layout:
-    """Element type and shape of a row, by data set and column."""
-    return {
-        name: {key: (array.dtype.str, array.shape[1:]) for key, array in columns.items()}
-        for name, columns in datasets.items()
-    }
+    """What the columns of each data set hold."""
+    return {name: kinds_of(columns) for name, columns in datasets.items()}
 
 
 def rows_to_send(
@@ -39,37 +36,33 @@ def rows_to_send(
 
 def blobs(
     datasets: Mapping[str, Columns], keys: list[int], to_all: Collection[str] = ()
-) -> Iterator[tuple[int, str, str, int, bytes]]:
+) -> Iterator[tuple[int, str, int, bytes]]:
     """Rows of `SCHEMA`: what `rows_to_send` says for rank r under ``keys[r]``."""
+    layout = layout_of(datasets)
     for rank, key in enumerate(keys):
         for name, columns in datasets.items():
             sent = columns if name in to_all else shard(columns, len(keys), rank)
-            for column, array in sent.items():
-                row_bytes = max(1, array[:1].nbytes)
-                step = max(1, BLOB_BYTES // row_bytes)
-                for first in range(0, len(array), step):
-                    part = np.ascontiguousarray(array[first : first + step])
-                    yield key, name, column, first, part.tobytes()
+            step = max(1, BLOB_BYTES // max(1, row_dtype(layout[name]).itemsize))
+            for first in range(0, rows_of(sent), step):
+                part = {column: array[first : first + step] for column, array in sent.items()}
+                yield key, name, first, packed(part, layout[name]).tobytes()
 
 
-def columns_from_blobs(
-    batches: Iterable[Any], layout: Layout, counts: Counts, rank: int
-) -> dict[str, Columns]:
-    """A worker's shards from Arrow batches of `SCHEMA`, in whatever order they arrive."""
-    datasets: dict[str, Columns] = {
-        name: {
-            key: np.empty((counts[name][rank], *shape), dtype)
-            for key, (dtype, shape) in columns.items()
-        }
-        for name, columns in layout.items()
-    }
-    missing = sum(array.nbytes for columns in datasets.values() for array in columns.values())
+def spool_blobs(
+    batches: Iterable[Any], layout: Layout, counts: Counts, rank: int, folder: Path
+) -> None:
+    """Write a worker's shards from Arrow batches of `SCHEMA`, in whatever order they arrive.
+
+    Each data set becomes a folder of its name.
+    """
+    writers = {name: SpoolWriter(folder / name, kinds) for name, kinds in layout.items()}
+    missing = sum(counts[name][rank] * row_dtype(layout[name]).itemsize for name in layout)
     for batch in batches:
         for row in batch.to_pylist():
-            array = datasets[row["dataset"]][row["column_name"]]
-            part = np.frombuffer(row["content"], array.dtype).reshape(-1, *array.shape[1:])
-            array[row["first_row"] : row["first_row"] + len(part)] = part
-            missing -= part.nbytes
+            writers[row["dataset"]].place(row["first_row"], row["content"])
+            missing -= len(row["content"])
     if missing:
         raise RuntimeError(f"Spark delivered {missing} bytes too few to worker {rank}")
-    return datasets
+    for name, writer in writers.items():
+        writer.rows = counts[name][rank]
+        writer.close()

@@ -8,7 +8,9 @@ a batch that does not come, none drops a row, and unequal shards are used up at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from pybackend.job import Shuffle
 
 Index = npt.NDArray[np.int64]
+_ROUNDS = 6
 
 
 def steps_per_epoch(counts: Sequence[int], batch_size: int) -> int:
@@ -29,22 +32,76 @@ def bounds(count: int, steps: int) -> Index:
     return np.arange(steps + 1, dtype=np.int64) * count // steps
 
 
-def order(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
-    """Order in which a worker visits its rows in one epoch; a permutation of range(count).
+def permuted(places: Index, count: int, *keys: int) -> Index:
+    """Where each of some places of ``range(count)`` goes under a permutation drawn by ``keys``.
 
-    The permutation is a function of (seed, epoch, rank) alone, so a run can be repeated, and
-    a single process can replay what many did.
+    No array of ``count`` numbers is needed for it, so data of any size can be shuffled: a
+    generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002), whose round function is the finalizer of SplitMix64 (Steele et al., "Fast
+    splittable pseudorandom number generators", 2014).
     """
-    if not shuffle:
-        return np.arange(count, dtype=np.int64)
-    generator = np.random.Generator(np.random.PCG64([seed, epoch, rank]))
-    return generator.permutation(count).astype(np.int64, copy=False)
+    if count < 2:
+        return places.copy()
+    left = math.isqrt(count - 1) + 1
+    right = -(-count // left)
+    rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
+    found = _enciphered(places.astype(np.uint64), left, right, rounds)
+    # The cipher permutes left x right numbers, a few more than asked for: those walk on.
+    while (outside := np.flatnonzero(found >= count)).size:
+        found[outside] = _enciphered(found[outside], left, right, rounds)
+    moved: Index = found.astype(np.int64)
+    return moved
 
 
-def order_of_all(rows: int, seed: int, epoch: int) -> Index:
-    """Order of all rows in an epoch, the same on every worker; worker r takes every N-th from r."""
-    generator = np.random.Generator(np.random.PCG64([seed, epoch]))
-    return generator.permutation(rows).astype(np.int64, copy=False)
+def _enciphered(numbers: Any, left: int, right: int, rounds: Any) -> Any:
+    one, other = numbers % np.uint64(left), numbers // np.uint64(left)
+    for number, key in enumerate(rounds):
+        size = np.uint64(right if number % 2 else left)
+        one, other = other, (one + _mixed(other ^ key) % size) % size
+    return one + other * np.uint64(left)
+
+
+def _mixed(numbers: Any) -> Any:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def order(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
+    """Order in which a worker visits its rows in one epoch; a permutation of range(count)."""
+    return Visits(count, seed, rank, shuffle).between(0, count, epoch)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Which of its rows a worker visits when.
+
+    The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
+    process can replay what many did.
+
+    Attributes
+    ----------
+    rows
+        Rows that the worker holds.
+    everyones
+        For ``shuffle="global"``, the world size: every worker holds all rows, and takes every
+        ``everyones``-th of a new order of all of them, from its rank on.
+    """
+
+    rows: int
+    seed: int
+    rank: int
+    shuffle: bool
+    everyones: int | None = None
+
+    def between(self, first: int, last: int, epoch: int) -> Index:
+        """The rows visited from the ``first``-th to before the ``last``-th in an epoch."""
+        places = np.arange(first, last, dtype=np.int64)
+        if self.everyones is not None:
+            return permuted(places * self.everyones + self.rank, self.rows, self.seed, epoch)
+        if not self.shuffle:
+            return places
+        return permuted(places, self.rows, self.seed, epoch, self.rank)
 
 
 def deal(rows: int, workers: int, rank: int) -> slice:
@@ -64,16 +121,15 @@ def global_batches(
     list of int64 arrays
         One per step; together a permutation of ``range(rows)``.
     """
-    everything = np.arange(rows, dtype=np.int64)
-    if shuffle == "global":
-        everything = order_of_all(rows, seed, epoch)
-    shards = [everything[deal(rows, workers, rank)] for rank in range(workers)]
-    counts = [len(shard) for shard in shards]
+    counts = [len(range(rows)[deal(rows, workers, rank)]) for rank in range(workers)]
     steps = steps_per_epoch(counts, batch_size)
-    within = bool(shuffle) and shuffle != "global"
-    visits = [
-        shard[order(len(shard), seed, epoch, rank, within)] for rank, shard in enumerate(shards)
-    ]
+    visits = []
+    for rank, count in enumerate(counts):
+        if shuffle == "global":
+            visits.append(Visits(rows, seed, rank, True, workers).between(0, count, epoch))
+        else:
+            own = Visits(count, seed, rank, bool(shuffle)).between(0, count, epoch)
+            visits.append(np.arange(rows)[deal(rows, workers, rank)][own])
     edges = [bounds(count, steps) for count in counts]
     return [
         np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])

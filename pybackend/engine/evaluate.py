@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import Columns, row_of_zeros, rows_of, structure
-from pybackend.data.spool import read_columns
+from pybackend.data.arrays import structure
+from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.load import load
 from pybackend.engine.metrics import over_all_rows
+from pybackend.engine.sources import context_of, spool_sources
 from pybackend.job import Job
 from pybackend.values import encode_value
 
@@ -31,11 +33,11 @@ class HeldOut:
         Rows of every worker, by rank.
     """
 
-    def __init__(self, columns: Columns, counts: Sequence[int], batch_size: int) -> None:
+    def __init__(self, columns: Rows, counts: Sequence[int], batch_size: int) -> None:
         self._counts = np.array(counts)
         self._columns = columns
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
-        self._data = own_rows(columns, batch_size) if rows_of(columns) else None
+        self._data = own_rows(columns, batch_size) if len(columns) else None
 
     def evaluate(self, model: Any, collective: Collective) -> dict[str, Any]:
         """Loss and metrics over all workers' rows; the same on every rank."""
@@ -48,39 +50,45 @@ class HeldOut:
         return over_all_rows(model, logs, collective, self._counts)
 
 
-def build_metrics(model: Any, columns: Columns) -> None:
+def build_metrics(model: Any, columns: Rows) -> None:
     """Have Keras create the metrics' variables, as a first step with rows would."""
     x, y, weight = (*structure(row_of_zeros(columns)), None)[:3]
     model.test_on_batch(x, y, sample_weight=weight)
     model.reset_metrics()
 
 
-def own_rows(columns: Columns, batch_size: int) -> Any:
+def own_rows(columns: Rows, batch_size: int) -> Any:
     """Batches of one worker's rows, in their order."""
-    return Feed(columns, [rows_of(columns)], 0, batch_size).dataset()
+    return Feed(columns, [len(columns)], 0, batch_size).dataset()
 
 
-def score(
-    job: Job, collective: Collective, counts: Mapping[str, list[int]], folder: Path
-) -> tuple[Any, float]:
+@dataclass(frozen=True)
+class Scored:
+    """What a worker reports of its part, its rows, and the seconds that it took."""
+
+    value: Any
+    rows: int
+    seconds: float
+
+
+def score(job: Job, collective: Collective, order: Mapping[str, Any], folder: Path) -> Scored:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
-    Returns
-    -------
-    tuple
-        What the worker reports, and the seconds that it took. From ``"evaluate"`` the figures over
-        all rows; from ``"predict"`` the outputs of its own rows, None where it has none.
+    The value of ``"evaluate"`` are the figures over all rows; of ``"predict"`` the outputs of its
+    own rows, None where it has none.
     """
     model = load(job, folder).model
-    columns = shaped_for(read_columns(folder / "train"), model)
+    context = context_of(job, collective.rank, order)
+    counts = {**order["counts"], **spool_sources(job, collective, folder, context)[0]}
+    columns = shaped_for(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None
     if job.kind == "evaluate":
         found = HeldOut(columns, counts["train"], job.batch_size).evaluate(model, collective)
-    elif rows_of(columns):
+    elif len(columns):
         outputs = model.predict(own_rows(columns, job.batch_size), verbose=0)
         found = encode_value(keras.tree.map_structure(_plain_numbers, outputs))
-    return found, time.monotonic() - began
+    return Scored(found, len(columns), time.monotonic() - began)
 
 
 def _plain_numbers(array: Any) -> Any:

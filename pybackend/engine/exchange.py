@@ -78,8 +78,9 @@ class GradientExchange:
         self._previous: list[Any] = []
         self._flats: dict[Any, FlatExchange] = {}
         # Where masks decide the weights, no worker knows a step's total without asking.
+        self._asks = self._masked or position.total_rows is None
         # A train_step of the user's own may call apply as often as it likes.
-        exchanges_all = self._masked or graph is not None or not is_plain(model)
+        exchanges_all = self._asks or graph is not None or not is_plain(model)
         self._micro_steps = 1 if exchanges_all else accumulation_steps(model.optimizer)
         self._calls = 0
         self._loss_sum = 0.0
@@ -277,15 +278,15 @@ class GradientExchange:
         return self._flats[key]
 
     def _nominal(self) -> float:
-        # Of masked steps nobody knows the total before.
-        return float(self._wire.nominal_rows if self._masked else self._position.total_rows)
+        total = None if self._asks else self._position.total_rows
+        return float(self._wire.nominal_rows if total is None else total)
 
     def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
         with self._remembering_errors():
             if self._micro_steps == 1:
                 means, total = flat.exchange(weight, loss, arrays[:dense])
             else:
-                share = weight / self._position.total_rows
+                share = weight / self._nominal()
                 # What is pending at the end of an epoch is sent, so that all are in one state.
                 is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
                 means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
@@ -309,7 +310,7 @@ class GradientExchange:
         for indices, values in zip(parts[::2], parts[1::2], strict=True):
             scaled = (values * factor).astype(values.dtype)
             means = [*means, *all_slices(self._collective, indices, scaled)]
-        rows = self._position.total_rows
+        rows = self._position.total_rows or 0
         self._loss_sum += flat.mean_loss * rows
         self._rows_sum += rows
         self._position.advance()

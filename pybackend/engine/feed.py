@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pybackend.data.arrays import Columns, rows_of, structure
-from pybackend.data.sharding import bounds, order, order_of_all, steps_per_epoch
+from pybackend.data.arrays import structure
+from pybackend.data.rows import Reshaped, Rows, as_rows
+from pybackend.data.sharding import Visits, bounds, steps_per_epoch
 from pybackend.errors import InputError
 from pybackend.job import Shuffle
 
+# What is read at once; some such blocks are in memory at a time.
+_BLOCK_BYTES = 1 << 20
+_LABELS_AT_ONCE = 10_000
+
 
 class Feed:
-    """A worker's shard as a ``tf.data.Dataset`` of one epoch.
-
-    Set ``epoch`` before each epoch: the order of the rows depends on it.
+    """A worker's shard as a ``tf.data.Dataset`` of one epoch, whose order depends on it.
 
     Parameters
     ----------
@@ -43,7 +46,7 @@ class Feed:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: Rows | Mapping[str, Any],
         counts: Sequence[int],
         rank: int,
         batch_size: int,
@@ -52,6 +55,7 @@ class Feed:
         shuffle: Shuffle = False,
         limit: int | None = None,
     ) -> None:
+        self._columns = as_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
         self.epoch = 0
@@ -67,23 +71,33 @@ class Feed:
         self.total_rows = self._rows_by_rank.sum(axis=0)
         self.may_be_empty = bool((self._rows_by_rank == 0).any())
         self._edges = bounds(self.rows, full)[: self.steps + 1]
-        if shuffle == "global":
-            everyone = rows_of(columns)
-            self._order = lambda: order_of_all(everyone, seed, self.epoch)[rank :: len(counts)]
-        else:
-            self._order = lambda: order(self.rows, seed, self.epoch, rank, bool(shuffle))
-        # A copy in TensorFlow's memory: gathering rows then needs no Python at all.
-        self._tensors = {key: tf.constant(array) for key, array in columns.items()}
+        everyones = len(counts) if shuffle == "global" else None
+        self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
 
     def with_all_classes(self, class_weight: dict[int, float]) -> dict[int, float]:
         """Weight 1 for the classes that are not named: Keras looks each one up."""
-        labels = self._tensors["y"].numpy()
+        _, shape = self._columns.spec["y"]
         last = max(class_weight)
-        if labels.ndim > 1 and labels.shape[-1] > 1:  # one-hot
-            last = max(last, labels.shape[-1] - 1)
-        elif labels.size:
-            last = max(last, int(labels.max()))
+        if shape and shape[-1] > 1:  # one-hot
+            last = max(last, shape[-1] - 1)
+        else:
+            for first in range(0, len(self._columns), _LABELS_AT_ONCE):
+                places = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
+                last = max(last, int(self._columns.take(places)["y"].max()))
         return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
+
+    @property
+    def fit_options(self) -> dict[str, Any]:
+        """Arguments of ``fit`` that this data set needs: none."""
+        return {}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Visit the rows in the order of an epoch."""
+        self.epoch = epoch
+
+    def share(self) -> float:
+        """This worker's part of all rows."""
+        return self.rows / sum(self.counts)
 
     def rows_at(self, step: int) -> Any:
         """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
@@ -94,37 +108,75 @@ class Feed:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
-        epoch = tf.data.Dataset.range(1).flat_map(self._batches)
+        blocks = tf.data.Dataset.from_tensor_slices(self._blocks())
+        epoch = blocks.map(self._read).prefetch(1).flat_map(self._batches)
         epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps))
         return epoch.prefetch(2).with_options(options)
 
-    def _batches(self, _: Any) -> Any:
-        visited = tf.numpy_function(self._order, [], tf.int64, stateful=True)
-        visited.set_shape([self.rows])
-        starts, ends = self._edges[:-1], self._edges[1:]
+    def _blocks(self) -> Any:
+        """First step of each block that is read at once, and the step after its last."""
+        spec = self._columns.spec.values()
+        row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in spec)
+        batch_bytes = max(1, row_bytes * int(np.diff(self._edges).max(initial=1)))
+        firsts = np.arange(0, self.steps, max(1, _BLOCK_BYTES // batch_bytes))
+        return firsts, np.append(firsts[1:], self.steps)
 
-        def batch(start: Any, end: Any) -> Any:
-            rows = visited[start:end]
-            return structure({key: tf.gather(t, rows) for key, t in self._tensors.items()})
+    def _read(self, first: Any, last: Any) -> tuple[Any, Any]:
+        """Bounds of a block's batches, and its rows."""
+        spec = self._columns.spec
 
-        return tf.data.Dataset.from_tensor_slices((starts, ends)).map(batch)
+        def read(first: int, last: int) -> list[Any]:
+            edges = self._edges[first : last + 1]
+            places = self._visits.between(int(edges[0]), int(edges[-1]), self.epoch)
+            return [edges - edges[0], *self._columns.take(places).values()]
+
+        types = [tf.as_dtype(dtype) for dtype, _ in spec.values()]
+        edges, *tensors = tf.numpy_function(read, [first, last], [tf.int64, *types], stateful=True)
+        edges.set_shape([None])
+        for tensor, (_, shape) in zip(tensors, spec.values(), strict=True):
+            tensor.set_shape([None, *shape])
+        return edges, dict(zip(spec, tensors, strict=True))
+
+    @staticmethod
+    def _batches(edges: Any, tensors: Any) -> Any:
+        steps = tf.data.Dataset.from_tensor_slices((edges[:-1], edges[1:]))
+        return steps.map(lambda a, b: structure({key: t[a:b] for key, t in tensors.items()}))
 
 
-def shaped_for(columns: Columns, model: Any) -> Columns:
-    """Give flat rows (of a DataFrame, say) the shape of the model's one input.
+def shaped_for(columns: Rows, model: Any) -> Rows:
+    """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
 
     ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model of that input; anything that fits
-    already, or cannot fit, is left to Keras.
+    already, or cannot fit, is left to Keras. Several inputs go by their names, or by their order.
     """
     try:
-        expected = tuple(model.input_shape)[1:]
-    except (AttributeError, TypeError):  # not built, or several inputs
+        expected = model.input_shape
+    except (AttributeError, TypeError):  # not built
         return columns
-    x = columns.get("x")
-    if x is None or x.shape[1:] == expected or not all(isinstance(n, int) for n in expected):
-        return columns
-    if int(np.prod(x.shape[1:])) != int(np.prod(expected)):
-        raise InputError(
-            f"the rows have shape {x.shape[1:]}, but the model's input has shape {expected}"
-        )
-    return {**columns, "x": x.reshape((len(x), *expected))}
+    for key, wanted in _shapes_by_key(expected, model, columns).items():
+        own = columns.spec[key][1]
+        shape = tuple(n for n in wanted if n is not None)
+        if own == shape or len(shape) < len(wanted):
+            continue
+        if int(np.prod(own)) != int(np.prod(shape)):
+            raise InputError(
+                f"the rows have shape {own}, but the model's input"
+                f"{f' {key[2:]!r}' if key != 'x' else ''} has shape {shape}"
+            )
+        columns = Reshaped(columns, key, shape)
+    return columns
+
+
+def _shapes_by_key(expected: Any, model: Any, columns: Rows) -> dict[str, tuple[int | None, ...]]:
+    """Shapes of a row of the model's inputs, by the column that each is fed with."""
+    keys = [key for key in columns.spec if key.partition("/")[0] == "x"]
+    if keys == ["x"] and isinstance(expected, tuple):
+        return {"x": expected[1:]}
+    if isinstance(expected, Mapping):
+        return {f"x/{n}": s[1:] for n, s in expected.items() if f"x/{n}" in keys}
+    if not isinstance(expected, list) or len(expected) != len(keys):
+        return {}
+    names = [f"x/{tensor.name}" for tensor in model.inputs]
+    if set(names) == set(keys):
+        return {name: shape[1:] for name, shape in zip(names, expected, strict=True)}
+    return {k: s[1:] for k, s in zip(keys, expected, strict=True) if k.startswith("x/#")}

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.data.files import check_writable, opened
 from pybackend.engine.load import Loaded
 from pybackend.engine.steps import replaced
-from pybackend.errors import SerializationError
+from pybackend.errors import InputError, SerializationError
 from pybackend.job import Job
 from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
@@ -42,10 +43,13 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
         Where it cannot.
     """
     ways = [Saving("h5", True), Saving("keras", True)]
+    if job.model_uri is not None:
+        check_writable(job.model_uri)
+        ways = [way for way in ways if job.model_uri.endswith(f".{way.format}")]
     if loaded.is_of_r:  # no argument of the driver's could name a function of R
         ways.append(Saving("h5", False))
         if _holds_functions(loaded.model):  # Keras might take one for its own of the same name
-            ways = ways[2:]
+            ways = [way for way in ways if not way.compiled]
     failure: SerializationError | None = None
     for way in ways:
         try:
@@ -59,6 +63,7 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
         except SerializationError as error:
             failure = failure or error
             continue
+        _check_size(len(data), job)
         if not way.compiled:
             emit({"event": "note", "text": _NO_SETTINGS})
         return way
@@ -66,9 +71,22 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_of_r else failure
 
 
-def write_model(model: Any, way: Saving, folder: Path) -> str:
-    """Write ``trained.h5`` or ``trained.keras`` in one piece; returns its SHA-256."""
+def _check_size(size: int, job: Job) -> None:
+    if job.model_uri is None and size > job.model_limit:
+        raise InputError(
+            f"the trained model will have {size / 1e6:,.0f} MB, and at most "
+            f"{job.model_limit / 1e6:,.0f} MB come back through the driver: give `model_uri`, a "
+            "path that all hosts share or a URI, e.g. model_uri='s3://bucket/model.h5'"
+        )
+
+
+def write_model(model: Any, way: Saving, folder: Path, uri: str | None) -> str:
+    """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
     data = _encoded(model, way)
+    if uri is not None:
+        with opened(uri, "wb") as file:
+            file.write(data)
+        return sha256_of(data)
     partial = folder / "trained.partial"
     partial.write_bytes(data)
     partial.replace(folder / f"trained.{way.format}")

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
+from pybackend.engine.stream import StreamFeed
 
 _ABSENT = object()
 
@@ -20,7 +21,7 @@ class Position:
     without asking them.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed | StreamFeed) -> None:
         self._feed = feed
         self.step = 0
 
@@ -33,8 +34,10 @@ class Position:
         self.step += 1
 
     @property
-    def total_rows(self) -> int:
-        """Rows of the global batch at this step."""
+    def total_rows(self) -> int | None:
+        """Rows of the global batch at this step; None where no worker knows."""
+        if self._feed.total_rows is None:
+            return None
         # A train_step that exchanges twice is beyond the end before the epoch is.
         return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 

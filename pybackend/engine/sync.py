@@ -16,6 +16,7 @@ from pybackend.engine.evaluate import HeldOut
 from pybackend.engine.feed import Feed
 from pybackend.engine.flat import Agreement
 from pybackend.engine.metrics import over_all_rows
+from pybackend.engine.stream import StreamFeed
 from pybackend.errors import ClusterError
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
@@ -102,7 +103,7 @@ class EpochSync(keras.callbacks.Callback):
         self,
         collective: Collective,
         coupling: Coupling,
-        feed: Feed,
+        feed: Feed | StreamFeed,
         held_out: HeldOut | None,
         emit: Callable[[dict[str, Any]], object],
         epochs: int,
@@ -128,7 +129,7 @@ class EpochSync(keras.callbacks.Callback):
                 f"worker {self._collective.rank} begins epoch {epoch + 1}, others do not: a "
                 "callback has restored them to different epochs"
             )
-        self._feed.epoch = epoch
+        self._feed.begin_epoch(epoch)
         self._coupling.begin_epoch()
         self._agreed = [np.array(v.numpy()) for v in self._statistics()]
         self._began = time.monotonic()
@@ -183,7 +184,7 @@ class EpochSync(keras.callbacks.Callback):
         """
         if self._collective.world_size == 1:
             return
-        share = self._feed.rows / sum(self._feed.counts)
+        share = self._feed.share()
         for place, variable in enumerate(self._statistics()):
             before = self._agreed[place].astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.collective.tensorflow import GraphReduce
-from pybackend.data.arrays import row_of_zeros, structure
-from pybackend.data.spool import read_columns
+from pybackend.data.arrays import structure
+from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.checks import (
     callbacks_for,
@@ -32,7 +32,9 @@ from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
 from pybackend.engine.save import loadable, write_model
+from pybackend.engine.sources import context_of, spool_sources
 from pybackend.engine.steps import Position, is_plain
+from pybackend.engine.stream import StreamFeed
 from pybackend.engine.sync import (
     EpochSync,
     StopTogether,
@@ -42,6 +44,7 @@ from pybackend.engine.sync import (
     separate_randomness,
     weights_digest,
 )
+from pybackend.errors import InputError
 from pybackend.job import Job
 
 
@@ -60,7 +63,7 @@ class Trained:
 def train(
     job: Job,
     collective: Collective,
-    counts: Mapping[str, list[int]],
+    order: Mapping[str, Any],
     folder: Path,
     emit: Callable[[dict[str, Any]], object],
 ) -> Trained:
@@ -68,11 +71,12 @@ def train(
 
     Parameters
     ----------
-    counts
-        Rows of every worker, by rank: of ``"train"`` and, where there is any, of
-        ``"validation"`` data.
+    order
+        What the launcher has sent: ``counts`` are the rows of every worker, by rank, of the data
+        sets in the folder.
     folder
-        The worker's own: ``train/``, ``validation/``, and ``model.keras`` or ``model.pkl`` go in,
+        The worker's own: ``train/``, ``validation/`` (or how to read them), and ``model.keras`` or
+        ``model.pkl`` go in,
         ``trained.h5`` or ``trained.keras`` comes out on rank 0.
     emit
         Called with an event per epoch.
@@ -80,7 +84,9 @@ def train(
     rank = collective.rank
     loaded = load(job, folder)
     model = loaded.model
-    columns = shaped_for(read_columns(folder / "train"), model)
+    own_counts, stream = spool_sources(job, collective, folder, context_of(job, rank, order))
+    counts = {**order["counts"], **own_counts}
+    feed, columns = _feed(job, collective, counts, folder, model, stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     _build(model, columns)
@@ -89,25 +95,16 @@ def train(
     check_model(model, job)
     _check_loss(model, columns, job)
     saving = loadable(loaded, job, emit) if rank == 0 else None
-    feed = Feed(
-        columns,
-        counts["train"],
-        rank,
-        job.batch_size,
-        seed=job.seed,
-        shuffle=job.shuffle,
-        limit=job.steps_per_epoch,
-    )
     held_out = None
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, columns)
     if "validation" in counts:
-        rows = shaped_for(read_columns(folder / "validation"), model)
+        rows = shaped_for(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(rows, counts["validation"], job.batch_size)
     began = time.monotonic()
     history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
-    digest = write_model(model, saving, folder) if saving is not None else None
+    digest = write_model(model, saving, folder, job.model_uri) if saving is not None else None
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
@@ -118,10 +115,40 @@ def train(
     )
 
 
+def _feed(
+    job: Job,
+    collective: Collective,
+    counts: Mapping[str, list[int]],
+    folder: Path,
+    model: Any,
+    stream: Any,
+) -> tuple[Feed | StreamFeed, Rows]:
+    """The local batches, and rows like theirs."""
+    if stream is not None:
+        if job.workers > 1 and masks_reach_the_loss(model):
+            raise InputError(
+                "masks reach the loss of this model, so that its steps must be weighted by what "
+                "they hold: pass the rows themselves, not a function `data`"
+            )
+        from_function = StreamFeed(stream, collective, job.steps_per_epoch)
+        return from_function, from_function.sample
+    columns = shaped_for(SpooledRows(folder / "train", job.in_memory), model)
+    feed = Feed(
+        columns,
+        counts["train"],
+        collective.rank,
+        job.batch_size,
+        seed=job.seed,
+        shuffle=job.shuffle,
+        limit=job.steps_per_epoch,
+    )
+    return feed, columns
+
+
 def _fit(
     model: Any,
     collective: Collective,
-    feed: Feed,
+    feed: Feed | StreamFeed,
     held_out: HeldOut | None,
     callbacks: list[Any],
     job: Job,
@@ -129,7 +156,8 @@ def _fit(
 ) -> tuple[dict[str, list[Any]], int]:
     """History and steps taken."""
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
-    if job.class_weight is not None:
+    options |= feed.fit_options
+    if job.class_weight is not None and isinstance(feed, Feed):
         options["class_weight"] = feed.with_all_classes(dict(job.class_weight))
     if collective.world_size == 1:
         sync = EpochSync(collective, Uncoupled(), feed, held_out, emit, job.epochs)
@@ -170,7 +198,7 @@ def _share_state(
 def _coupling(
     model: Any,
     collective: Collective,
-    feed: Feed,
+    feed: Feed | StreamFeed,
     job: Job,
     emit: Callable[[dict[str, Any]], object],
 ) -> GradientExchange | LocalSteps:
@@ -197,7 +225,7 @@ def _coupling(
     return GradientExchange(model, collective, Position(feed), wire, feed.may_be_empty, graph)
 
 
-def _build(model: Any, columns: Any) -> None:
+def _build(model: Any, columns: Rows) -> None:
     """Create all weights and the optimizer's state, so that they can be made equal."""
     if not model.built:
         model(structure(row_of_zeros(columns))[0])
@@ -205,12 +233,11 @@ def _build(model: Any, columns: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def _check_loss(model: Any, columns: Any, job: Job) -> None:
+def _check_loss(model: Any, columns: Rows, job: Job) -> None:
     """Try the loss on two rows, where several workers average it and masks do not weight it."""
-    count = len(next(iter(columns.values())))
+    count = len(columns)
     averaged = job.workers > 1 and job.local_steps == 1 and is_plain(model)
     if averaged and count and not masks_reach_the_loss(model):
         # One row serves twice where there is no second.
-        picks = [slice(0, 1), slice(min(1, count - 1), min(1, count - 1) + 1)]
-        rows = [structure({key: np.array(a[p]) for key, a in columns.items()}) for p in picks]
+        rows = [structure(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
         check_loss_of_rows(model, rows)

@@ -89,9 +89,9 @@ def launch(
     host, announced = driver_place(session)
     check_hosts(session, job, datasets)
     with ExitStack() as stack:
-        frame, source = input_frame(session, job, datasets)
+        frame, source, counts = input_frame(session, job, datasets)
         meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
-        task = Task(job, files, source, token, meeting.address, loopback)
+        task = Task(job, files, source, token, meeting.address, loopback, counts)
         archive = stack.enter_context(_archive(task))
         view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
         spark_job = ClassicJob(session)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns, rows_of, shard
-from pybackend.data.spool import write_columns
+from pybackend.data.spool import link_columns, write_columns
 from pybackend.job import Job
 from pybackend.launchers.child import Child, Emit
 from pybackend.launchers.outcome import Outcome, raise_first_failure
@@ -57,8 +57,7 @@ def launch(
             children.append(child)
         for name, parts in shards.items():
             shares_all = name == "train" and job.shuffle == "global"
-            for child, part in zip(children, parts, strict=True):
-                write_columns(child.folder / name, datasets[name] if shares_all else part)
+            _write(children, name, [datasets[name]] if shares_all else parts)
         order = {
             "token": new_token(),
             "peers": [child.address for child in children],
@@ -70,6 +69,15 @@ def launch(
         reports = _watch(children, events, on_event)
         raise_first_failure(reports)
         return Outcome(reports, children[0].model())
+
+
+def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:
+    """Each child's part of a data set, or all of it once where all share it."""
+    folders = [child.folder / name for child in children]
+    for folder, part in zip(folders, parts, strict=False):
+        write_columns(folder, part)
+    for folder in folders[len(parts) :]:
+        link_columns(folder, folders[0])
 
 
 def _watch(

@@ -13,14 +13,15 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pybackend.collective.dialling import network_advice
 from pybackend.data.blobs import SCHEMA as BLOB_SCHEMA
-from pybackend.data.blobs import blobs, layout_of, rows_to_send
+from pybackend.data.blobs import Counts, blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.events import EventServer
@@ -42,6 +43,10 @@ from pybackend.launchers.spark_task import (
 from pybackend.rendezvous import new_token, own_address
 from pybackend.result import Failure, WorkerReport, root_cause_first
 
+_HASH = "__tfdist_hash__"
+# Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
+_RESULT_SHARE = 0.9
+
 
 def launch(
     session: Any,
@@ -59,7 +64,8 @@ def launch(
     files
         Name and content of the files that every worker gets.
     datasets
-        ``"train"`` and ``"validation"`` rows: all columns of arrays, or all `Selection`.
+        ``"train"`` and ``"validation"`` rows: all columns of arrays, or all `Selection`; none of
+        those that workers read for themselves.
     on_event
         Receives the workers' events, on the calling thread, where the driver can be reached.
 
@@ -71,21 +77,33 @@ def launch(
         Where any worker failed.
     """
     check_slots(session, job.workers)
+    job = _with_model_limit(session, job)
     ship_package(session)
     token = new_token()
     loopback = is_one_machine(session)
     with ExitStack() as stack:
         stack.enter_context(_this_python(session))
         check_hosts(session, job, datasets)
-        frame, source = input_frame(session, job, datasets)
+        frame, source, counts = input_frame(session, job, datasets)
         server = _event_server(stack, session, token)
-        task = Task(job, files, source, token, server.address if server else None, loopback)
+        driver = server.address if server else None
+        task = Task(job, files, source, token, driver, loopback, counts)
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
     if not rows:  # Spark starts no task for a DataFrame that it knows to be empty
         raise InputError("`data` has no rows")
     reports = [WorkerReport.from_dict(json.loads(row["report"])) for row in rows]
     models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
     return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)
+
+
+def _with_model_limit(session: Any, job: Job) -> Job:
+    """Spark fails a job whose results are larger than the driver is set to take."""
+    told = setting(session, "spark.driver.maxResultSize") or "1g"
+    known = re.fullmatch(r"(\d+)([kmgtp]?)b?", told.strip().lower())
+    if known is None or int(known[1]) == 0:  # 0: as large as they are
+        return job
+    most = int(known[1]) << 10 * " kmgtp".index(known[2] or " ")
+    return replace(job, model_limit=min(job.model_limit, int(most * _RESULT_SHARE)))
 
 
 def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
@@ -96,32 +114,59 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
-) -> tuple[Any, RowsOfFrame | Blobs | None]:
-    """A DataFrame with one partition per worker, and how a task reads its partition."""
+) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
+    """A DataFrame with one partition per worker, how a task reads it, and known numbers of rows."""
     if not datasets:
-        return session.range(0, job.workers, 1, job.workers), None
+        return session.range(0, job.workers, 1, job.workers), None, {}
     kinds = {isinstance(data, Selection) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError("`data` and `validation_data` must both be DataFrames, or both arrays")
     if kinds == {True}:
-        return _frame_of_rows(job, datasets)
+        return *_frame_of_rows(session, job, datasets), {}
     return _frame_of_blobs(session, job, datasets)
 
 
-def _frame_of_rows(job: Job, datasets: Mapping[str, Selection]) -> tuple[Any, RowsOfFrame]:
-    train = datasets["train"]
-    held_out = datasets.get("validation")
-    frame = train.frame
-    if held_out is not None:
-        frame = frame.selectExpr("*", f"0 AS {SET_COLUMN}").unionByName(
-            held_out.frame.selectExpr("*", f"1 AS {SET_COLUMN}")
-        )
-    source = RowsOfFrame(train.features, train.label, held_out is not None)
+def _frame_of_rows(
+    session: Any, job: Job, datasets: Mapping[str, Selection]
+) -> tuple[Any, RowsOfFrame]:
+    source = RowsOfFrame({name: data.leaves for name, data in datasets.items()})
+    frames = [data.frame for data in datasets.values()]
+    frame = frames[0]
+    if len(frames) > 1:
+        marked = [f.selectExpr("*", f"{place} AS {SET_COLUMN}") for place, f in enumerate(frames)]
+        frame = marked[0].unionByName(marked[1])
+    if not next(iter(datasets.values())).choice.repartition:
+        _check_partitions(session, job, frames)
+        return frame, source
     # Spread evenly, and mixed where partitions are sorted by label.
-    return frame.repartition(job.workers), source
+    frame = frame.repartition(job.workers)
+    if job.is_seeded:
+        # Rows come out of a shuffle in any order; a seed is to repeat theirs.
+        names = ", ".join(frame.columns)
+        hashed = frame.selectExpr("*", f"xxhash64({names}) AS {_HASH}")
+        frame = hashed.sortWithinPartitions(_HASH).drop(_HASH)
+    return frame, source
 
 
-def _frame_of_blobs(session: Any, job: Job, datasets: Mapping[str, Any]) -> tuple[Any, Blobs]:
+def _check_partitions(session: Any, job: Job, frames: Sequence[Any]) -> None:
+    if len(frames) > 1:
+        raise InputError(
+            "repartition=False keeps the partitions of one DataFrame, and `validation_data` is "
+            "another: pass it as files, or leave `repartition` alone"
+        )
+    if is_connect(session):  # does not tell before; the tasks count themselves
+        return
+    partitions = frames[0].rdd.getNumPartitions()
+    if partitions != job.workers:
+        raise InputError(
+            f"repartition=False, but the DataFrame has {partitions} partitions, not workers="
+            f"{job.workers}: use workers={partitions}, or df.repartition({job.workers})"
+        )
+
+
+def _frame_of_blobs(
+    session: Any, job: Job, datasets: Mapping[str, Any]
+) -> tuple[Any, Blobs, Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffle == "global" else ()
     counts = rows_to_send(datasets, job.workers)
@@ -132,7 +177,7 @@ def _frame_of_blobs(session: Any, job: Job, datasets: Mapping[str, Any]) -> tupl
     else:
         sliced = session.sparkContext.parallelize(rows, len(rows))
         frame = session.createDataFrame(sliced, BLOB_SCHEMA)
-    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), sent, counts)
+    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:

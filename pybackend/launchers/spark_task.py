@@ -12,15 +12,17 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from pybackend.data.arrays import Columns, rows_of
-from pybackend.data.blobs import Layout, columns_from_blobs
-from pybackend.data.dataframe import columns_from_arrow
-from pybackend.data.spool import write_columns
+from pybackend.data.arrow import TensorReader
+from pybackend.data.blobs import Layout, spool_blobs
+from pybackend.data.leaves import Leaf
+from pybackend.data.spool import SpoolWriter, check_layouts, layouts_in, settle
 from pybackend.errors import ClusterError, InputError
 from pybackend.events import EventClient
 from pybackend.job import Job
@@ -32,7 +34,6 @@ from pybackend.result import Failure, WorkerReport
 SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks which data set a row belongs to where training and validation rows travel together.
 SET_COLUMN = "__tfdist_set__"
-SETS = ("train", "validation")
 # Encloses a failure's description in an exception's message.
 MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
@@ -45,48 +46,53 @@ _EXECUTOR_LOST = re.compile(
 
 @dataclass(frozen=True)
 class RowsOfFrame:
-    """The input is rows of a DataFrame: features, label, and perhaps `SET_COLUMN`."""
+    """The input is rows of one `Selection`, or of several, in which `SET_COLUMN` tells which.
 
-    features: tuple[str, ...]
-    label: str
-    has_validation: bool
+    ``leaves`` are the tensors that they become, by data set.
+    """
 
-    def read(self, batches: Iterable[Any], rank: int, floatx: str) -> dict[str, Columns]:
-        """This worker's rows by data set; none at all for an empty partition."""
-        if not self.has_validation:
-            return {"train": columns_from_arrow(batches, self.features, self.label, floatx)}
-        kept: dict[str, list[Any]] = {name: [] for name in SETS}
-        for batch in batches:
-            of_set = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
-            for number, name in enumerate(SETS):
-                kept[name].append(batch.take(np.flatnonzero(of_set == number)))
-        return {
-            name: columns_from_arrow(
-                (b for b in parts if b.num_rows), self.features, self.label, floatx
-            )
-            for name, parts in kept.items()
-        }
+    leaves: Mapping[str, tuple[Leaf, ...]]
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        """Write this worker's rows as they come, a folder for each data set."""
+        with ExitStack() as stack:
+            writers = [stack.enter_context(SpoolWriter(folder / name)) for name in self.leaves]
+            readers = [TensorReader(leaves) for leaves in self.leaves.values()]
+            for batch in batches:
+                for number, part in self._by_set(batch):
+                    if part.num_rows:
+                        writers[number].append(readers[number].read(part))
+
+    def _by_set(self, batch: Any) -> Iterator[tuple[int, Any]]:
+        if len(self.leaves) == 1:
+            yield 0, batch
+            return
+        of_set = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+        for number in range(len(self.leaves)):
+            yield number, batch.take(np.flatnonzero(of_set == number))
 
 
 @dataclass(frozen=True)
 class Blobs:
     """The input is arrays of the driver, as `pybackend.data.blobs` lays them out.
 
-    ``sent`` rows reach each rank, which visits ``counts`` of them in an epoch.
+    ``sent`` rows reach each rank.
     """
 
     layout: Layout
     sent: Mapping[str, list[int]]
-    counts: Mapping[str, list[int]]
 
-    def read(self, batches: Iterable[Any], rank: int, floatx: str) -> dict[str, Columns]:
-        """This worker's rows by data set."""
-        return columns_from_blobs(batches, self.layout, self.sent, rank)
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        """Write this worker's rows, a folder for each data set."""
+        spool_blobs(batches, self.layout, self.sent, rank, folder)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The function that Spark runs on each partition; ``source`` None means no input."""
+    """The function that Spark runs on each partition; ``source`` None means no input.
+
+    ``counts`` are rows of every rank, by data set, where the driver knows them before.
+    """
 
     job: Job
     files: Mapping[str, bytes]
@@ -94,6 +100,7 @@ class Task:
     token: str
     driver: str | None
     loopback: bool
+    counts: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run one worker; yields one row of `SCHEMA`, or raises so that Spark ends the others."""
@@ -127,6 +134,11 @@ class Task:
             Where the worker failed.
         """
         rank = context.partitionId()
+        if len(context.getTaskInfos()) != self.job.workers:
+            raise RuntimeError(
+                f"repartition=False, but the DataFrame has {len(context.getTaskInfos())} "
+                f"partitions, not workers={self.job.workers}"
+            )
         host = self._host(context, rank)
         variables = self._variables(context)
         with Child(self.job, rank, host, emit, variables, rscript) as child:
@@ -139,26 +151,24 @@ class Task:
 
     def _train(self, child: Child, context: Any, batches: Iterator[Any]) -> WorkerReport:
         """Feed the worker, bring it together with the others, and wait for its end."""
-        datasets: dict[str, Columns] = {}
         error: Exception | None = None
         try:
             if self.source is None:
                 for _ in batches:
                     pass
             else:
-                datasets = self.source.read(batches, child.rank, self.job.floatx)
+                self.source.spool(batches, child.rank, child.folder)
         except Exception as caught:  # told to the others: they must not wait for this worker
             error = caught
-        everyone = self._meet(child, context, datasets, error)
+        everyone = self._meet(child, context, error)
         failure = self._not_ready(child, everyone, error)
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
-        for name, columns in datasets.items():
-            columns = columns or _empty_like([m["shapes"][name] for m in everyone])
-            write_columns(child.folder / name, columns)
-        counts = {name: [m["shapes"][name]["rows"] for m in everyone] for name in datasets}
-        if isinstance(self.source, Blobs):
-            counts = dict(self.source.counts)
+        counts = dict(self.counts)
+        for name in everyone[0]["layouts"]:
+            layouts = [m["layouts"][name] for m in everyone]
+            settle(child.folder / name, layouts)
+            counts.setdefault(name, [layout["rows"] for layout in layouts])
         child.go(
             {
                 "token": self.token,
@@ -170,16 +180,14 @@ class Task:
         return child.wait()
 
     @staticmethod
-    def _meet(
-        child: Child, context: Any, datasets: Mapping[str, Columns], error: Exception | None
-    ) -> list[dict[str, Any]]:
+    def _meet(child: Child, context: Any, error: Exception | None) -> list[dict[str, Any]]:
         """What every worker says of itself, by rank; all call it together, once."""
         message = {
             "address": child.address,
             "reserved": child.reserved,
             "host": child.host,
             "packages": installed(),
-            "shapes": {name: _shapes(columns) for name, columns in datasets.items()},
+            "layouts": {} if error else layouts_in(child.folder),
             "failed": error is not None,
         }
         return [json.loads(text) for text in context.allGather(json.dumps(message))]
@@ -198,7 +206,7 @@ class Task:
         if failed:
             return _failure(child, error) if error else _stopped(child, failed[0])
         try:
-            _check_shapes([m["shapes"] for m in everyone])
+            check_layouts([m["layouts"] for m in everyone])
         except InputError as caught:
             return _failure(child, caught)
         return None
@@ -263,33 +271,6 @@ def _lost_with_executor(rank: str, executor: str, reason: str) -> Failure:
             "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
         ),
     )
-
-
-def _shapes(columns: Columns) -> dict[str, Any]:
-    return {
-        "rows": rows_of(columns) if columns else 0,
-        "columns": {key: [a.dtype.str, list(a.shape[1:])] for key, a in columns.items()},
-    }
-
-
-def _empty_like(shapes: list[dict[str, Any]]) -> Columns:
-    """Columns without rows, of the types and widths that the other workers have."""
-    known = next(shape["columns"] for shape in shapes if shape["columns"])
-    return {key: np.empty((0, *tail), dtype) for key, (dtype, tail) in known.items()}
-
-
-def _check_shapes(shapes: list[dict[str, Any]]) -> None:
-    """Refuse data sets without rows, and rows that differ from worker to worker."""
-    for name in shapes[0]:
-        known = {json.dumps(s[name]["columns"]) for s in shapes if s[name]["columns"]}
-        argument = "`data`" if name == "train" else "`validation_data`"
-        if not known or not sum(s[name]["rows"] for s in shapes):
-            raise InputError(f"{argument} has no rows")
-        if len(known) > 1:
-            raise InputError(
-                f"the rows of {argument} differ in width or type ({'; '.join(sorted(known))}): "
-                "every row needs the same"
-            )
 
 
 def _failure(child: Child, error: Exception) -> Failure:

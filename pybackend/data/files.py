@@ -1,0 +1,146 @@
+"""Files by path or URI: those of this machine by the system, all others through fsspec."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from pybackend.errors import InputError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def is_remote(uri: str) -> bool:
+    """Whether a URI names a place other than this machine's file system."""
+    scheme = _SCHEME.match(uri)
+    return scheme is not None and scheme[1].lower() != "file"
+
+
+def local_path(uri: str) -> str:
+    """The path of a file of this machine; a relative one is made absolute."""
+    return os.path.abspath(re.sub(r"^file://", "", uri))
+
+
+def found(uri: str, name: str = "data") -> list[str]:
+    """All data files at a place, in sorted order: the file itself, or what a folder holds.
+
+    Names that begin with ``_`` or ``.`` are Spark's notes, not data; folders inside are searched,
+    too.
+
+    Raises
+    ------
+    InputError
+        Where there is no such place, or no file in it.
+    """
+    files = _remote_files(uri, name) if is_remote(uri) else _local_files(local_path(uri))
+    if files is None:
+        raise InputError(f"`{name}`: there is no file or folder {uri!r}")
+    if not files:
+        raise InputError(f"`{name}`: the folder {uri!r} holds no files")
+    return files
+
+
+def opened(uri: str, mode: str = "rb") -> Any:
+    """A binary file, opened; of a URI whose scheme fsspec knows, by fsspec."""
+    if not is_remote(uri):
+        return open(local_path(uri), mode)
+    filesystem, path = _filesystem(uri)
+    return filesystem.open(path, mode)
+
+
+def size_of(uri: str) -> int:
+    """Bytes of a file."""
+    if not is_remote(uri):
+        return os.path.getsize(local_path(uri))
+    filesystem, path = _filesystem(uri)
+    return int(filesystem.size(path))
+
+
+def check_writable(uri: str) -> None:
+    """Write a file beside the one to be written later, and remove it.
+
+    Raises
+    ------
+    InputError
+        Where that is not possible.
+    """
+    probe = f"{uri}.probe-{secrets.token_hex(4)}"
+    try:
+        if not is_remote(uri):
+            os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
+        with opened(probe, "wb") as file:
+            file.write(b"tfdist")
+        removed(probe)
+    except InputError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"{uri!r} cannot be written: {error}") from error
+
+
+def removed(uri: str) -> None:
+    """Remove a file."""
+    if not is_remote(uri):
+        os.remove(local_path(uri))
+        return
+    filesystem, path = _filesystem(uri)
+    filesystem.rm(path)
+
+
+def filesystem_of(uri: str, name: str = "data") -> tuple[Any, str]:
+    """The file system of fsspec that a URI names, and the path in it."""
+    return _filesystem(uri, name)
+
+
+def _local_files(path: str) -> list[str] | None:
+    if os.path.isfile(path):
+        return [path]
+    if not os.path.isdir(path):
+        return None
+    files = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if _is_data(name)]
+        files += [os.path.join(folder, name) for name in names if _is_data(name)]
+    return sorted(files)
+
+
+def _remote_files(uri: str, name: str) -> list[str] | None:
+    filesystem, path = _filesystem(uri, name)
+    try:
+        if filesystem.isfile(path):
+            return [uri]
+        if not filesystem.isdir(path):
+            return None
+        listed: Sequence[str] = filesystem.find(path)
+    except InputError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"`{name}`: {uri!r} cannot be listed: {error}") from error
+    root = path.rstrip("/")
+    inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
+    return sorted(
+        posixpath.join(uri.rstrip("/"), file)
+        for file in inner
+        if all(_is_data(part) for part in file.split("/"))
+    )
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(("_", "."))
+
+
+def _filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise InputError(
+            f"`{name}`: reading {uri!r} needs the Python package fsspec, and that of its scheme"
+        ) from error
+    try:
+        filesystem, path = fsspec.core.url_to_fs(uri)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"`{name}`: {uri!r} cannot be opened: {error}") from error
+    return filesystem, path

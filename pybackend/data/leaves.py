@@ -1,0 +1,331 @@
+"""Which columns of a table make up which tensors, whatever kind of table it is.
+
+A `Leaf` is one tensor that a model is fed with: one column, or several side by side. The choice is
+made from the columns' types alone, on the driver; `pybackend.data.arrow` makes the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pybackend.errors import InputError
+
+Names = str | Sequence[str]
+Promise = tuple[str, tuple[int | None, ...]]
+TEXT = "str"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which columns are used, and as what: arguments of `barrier_train` by the same names."""
+
+    features: Any = None
+    label: Any = "label"
+    weight: str | None = None
+    tensors: Mapping[str, Promise] | None = None
+    categories: Mapping[str, Sequence[Any]] | None = None
+    tfrecord_spec: Mapping[str, str] | None = None
+    repartition: bool = True
+
+    @property
+    def named(self) -> list[str]:
+        """All columns that the arguments name."""
+        groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
+        names = [name for group in groups if group is not None for name in _listed(group)]
+        labels = self.label.values() if isinstance(self.label, Mapping) else [self.label]
+        return [*names, *(label for label in labels if label), *([self.weight] * bool(self.weight))]
+
+
+@dataclass(frozen=True)
+class ColumnKind:
+    """What a column holds, as its table's schema tells.
+
+    Attributes
+    ----------
+    holds
+        ``"number"``, ``"binary"`` or ``"text"``; or, with a name for messages, something else.
+    dtype
+        Numpy's name of a number's type; None for those of any precision.
+    depth
+        How many arrays the values are nested in: 0 for one value per row.
+    name
+        The type as the table calls it.
+    """
+
+    holds: str
+    dtype: str | None
+    depth: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor: its place in the structure, and what it is made of.
+
+    Attributes
+    ----------
+    key
+        As in `pybackend.data.arrays`: ``x``, ``x/left``, ``y``, ``sample_weight``.
+    columns, places
+        Names, and positions in the Arrow batches, of the columns.
+    dtype
+        Of the tensor, `TEXT` for strings; None: as the columns are, side by side.
+    shape
+        Of a row, where it was promised; ``(None,)`` for rows of any length, padded.
+    categories
+        Values that become their positions in this list; None: values are used as they are.
+    is_flat
+        One number per row gives shape ``()``, not ``(1,)``.
+    """
+
+    key: str
+    columns: tuple[str, ...]
+    places: tuple[int, ...]
+    dtype: str | None
+    shape: tuple[int | None, ...] | None = None
+    categories: tuple[Any, ...] | None = None
+    is_flat: bool = False
+
+    @property
+    def is_target(self) -> bool:
+        """Whether this is a label or a weight, in which NaN has no meaning."""
+        return not self.key.startswith("x")
+
+
+def columns_read(leaves: Sequence[Leaf]) -> list[str]:
+    """The user's names of the columns that leaves read, in the order of their places."""
+    names = {p: c for leaf in leaves for p, c in zip(leaf.places, leaf.columns, strict=True)}
+    return [names[place] for place in sorted(names)]
+
+
+def check_choice(choice: Choice) -> None:
+    """Refuse what can be no choice of columns, whatever the table.
+
+    Raises
+    ------
+    InputError
+        Names the argument.
+    """
+    _check_names("label", choice.label, single=True)
+    if choice.features is not None:
+        _check_names("features", choice.features, single=False)
+    if choice.weight is not None and not isinstance(choice.weight, str):
+        raise InputError(f"`weight` must be the name of a column, not {choice.weight!r}")
+    if not isinstance(choice.repartition, bool):
+        raise InputError(f"`repartition` must be True or False, not {choice.repartition!r}")
+    for column, promise in _mapping("tensors", choice.tensors).items():
+        _check_promise(column, promise)
+    for column, values in _mapping("categories", choice.categories).items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
+            raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
+        if not len(values) or len(set(values)) < len(values):
+            raise InputError(f"`categories` of {column!r} must be different values, at least one")
+
+
+def leaves_of(
+    choice: Choice, kinds: Mapping[str, ColumnKind], floatx: str, name: str
+) -> tuple[list[Leaf], list[str]]:
+    """The tensors of a choice, and the columns that are read for them, in the order of places.
+
+    Parameters
+    ----------
+    kinds
+        Of the table's columns.
+    name
+        The argument that holds the table, for messages.
+
+    Raises
+    ------
+    InputError
+        Names the column and what is expected.
+    """
+    for argument in ("tensors", "categories"):
+        for column in getattr(choice, argument) or {}:
+            _known(column, kinds, name, f"`{argument}` names it")
+    targets = _groups("y", choice.label) if choice.label is not None else {}
+    used = [column for columns in targets.values() for column in columns]
+    if choice.weight is not None:
+        targets["sample_weight"] = [choice.weight]
+        used.append(choice.weight)
+    inputs = _groups("x", choice.features)
+    if choice.features is None:
+        inputs = {"x": [column for column in kinds if column not in used]}
+    for column in [column for columns in inputs.values() for column in columns]:
+        _known(column, kinds, name)
+        if column in used:
+            what = "weight" if column == choice.weight else "label"
+            raise InputError(f"{column!r} is named both as the {what} and as a feature")
+    for column in used:
+        _known(column, kinds, name)
+    if not any(inputs.values()):
+        raise InputError(f"`{name}` has no feature columns besides the label {choice.label!r}")
+    read: list[str] = []
+    builder = _Builder(choice, kinds, floatx, name, read)
+    leaves = [builder.leaf(key, columns) for key, columns in {**inputs, **targets}.items()]
+    return leaves, read
+
+
+class _Builder:
+    """Makes leaves of groups of columns, and notes which columns those read."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        kinds: Mapping[str, ColumnKind],
+        floatx: str,
+        name: str,
+        read: list[str],
+    ) -> None:
+        self._choice = choice
+        self._kinds = kinds
+        self._floatx = floatx
+        self._name = name
+        self._read = read
+
+    def leaf(self, key: str, columns: Sequence[str]) -> Leaf:
+        places = tuple(self._place(column) for column in columns)
+        leaf = Leaf(key, tuple(columns), places, None)
+        if len(columns) == 1:
+            leaf = self._of_one(leaf, columns[0])
+        else:
+            dtypes = [self._number(column, leaf) for column in columns]
+            leaf = replace(leaf, dtype=str(np.result_type(*map(np.dtype, dtypes))))
+            if np.dtype(leaf.dtype).kind == "f":
+                leaf = replace(leaf, dtype=self._floatx)
+        return self._as_target(leaf) if leaf.is_target else leaf
+
+    def _place(self, column: str) -> int:
+        if column not in self._read:
+            self._read.append(column)
+        return self._read.index(column)
+
+    def _of_one(self, leaf: Leaf, column: str) -> Leaf:
+        kind = self._kinds[column]
+        categories = (self._choice.categories or {}).get(column)
+        if categories is not None:
+            if kind.depth:
+                raise self._refused(column, "one value per row, as `categories` names it")
+            return replace(leaf, dtype="int32", categories=tuple(categories))
+        promise = (self._choice.tensors or {}).get(column)
+        if promise is not None:
+            return self._promised(leaf, column, promise)
+        if kind.holds == "text" and not kind.depth and not leaf.is_target:
+            return replace(leaf, dtype=TEXT)
+        if kind.holds == "binary" and not kind.depth:
+            return replace(leaf, dtype="uint8")
+        return replace(leaf, dtype=self._number(column, leaf))
+
+    def _promised(self, leaf: Leaf, column: str, promise: Promise) -> Leaf:
+        kind = self._kinds[column]
+        dtype, shape = promise
+        if kind.holds not in ("binary", "number"):
+            raise self._refused(column, "numbers or bytes, as `tensors` names it")
+        if kind.holds == "binary" and (kind.depth or None in shape):
+            raise self._refused(column, "one value of bytes per row, of a shape without None")
+        return replace(leaf, dtype=dtype, shape=tuple(shape))
+
+    def _number(self, column: str, leaf: Leaf) -> str:
+        """The type in which numbers of a column are fed."""
+        kind = self._kinds[column]
+        if (self._choice.categories or {}).get(column) is not None:
+            return "int32"
+        if kind.holds == "binary" and not kind.depth:
+            return "uint8"
+        if kind.holds != "number":
+            raise self._refused(column, self._expected(leaf))
+        dtype = np.dtype(kind.dtype or "float64")
+        if dtype.kind == "b":
+            return "int8"
+        return self._floatx if dtype.kind == "f" else dtype.name
+
+    def _expected(self, leaf: Leaf) -> str:
+        if leaf.is_target:
+            return "a number (encode classes as 0, 1, 2, ... first, or name them in `categories`)"
+        if len(leaf.columns) > 1:
+            return (
+                "numbers, arrays of numbers or ML vectors. Name the columns to use in `features`; "
+                "text needs its `categories`, or is an input of its own: "
+                "features={'numbers': [...], 'text': 'column'}"
+            )
+        return (
+            "numbers, arrays of numbers, ML vectors, bytes or text. Name the columns to use in "
+            "`features`"
+        )
+
+    def _refused(self, column: str, expected: str) -> InputError:
+        found = self._kinds[column].name
+        is_label = column in _groups("y", self._choice.label).get("y", [])
+        what = f"the label column {column!r}" if is_label else f"column {column!r}"
+        return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
+
+    def _as_target(self, leaf: Leaf) -> Leaf:
+        """Labels: whole numbers as int64, all others as Keras's floats; one number is flat."""
+        kinds = [self._kinds[column] for column in leaf.columns]
+        is_single = len(kinds) == 1 and not kinds[0].depth and leaf.shape is None
+        if leaf.key == "sample_weight":
+            return replace(leaf, dtype=self._floatx, is_flat=is_single)
+        is_whole = leaf.shape is None and np.dtype(leaf.dtype).kind in "iu"
+        is_bytes = kinds[0].holds == "binary"
+        dtype = "int64" if is_whole and not is_bytes else leaf.dtype
+        return replace(leaf, dtype=dtype, is_flat=is_single and not is_bytes)
+
+
+def _groups(part: str, names: Any) -> dict[str, list[str]]:
+    """Columns by the key of their tensor."""
+    if names is None:
+        return {}
+    if isinstance(names, Mapping):
+        return {f"{part}/{name}": _listed(columns) for name, columns in names.items()}
+    return {part: _listed(names)}
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
+    if column not in kinds:
+        raise InputError(
+            f"`{name}` has no column {column!r}{why and f' ({why})'}: its columns are "
+            f"{', '.join(kinds)}"
+        )
+
+
+def _check_names(argument: str, value: Any, single: bool) -> None:
+    groups: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {None: value}
+    expected = "the name of a column" if single else "names of columns"
+    for key, names in groups.items():
+        is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
+        if not isinstance(names, str) and (single or not is_list or not names):
+            raise InputError(f"`{argument}` must be {expected}, not {value!r}")
+        if key is not None and (not isinstance(key, str) or not key or "/" in key):
+            raise InputError(f"`{argument}` has an entry named {key!r}: use names without '/'")
+    if not groups:
+        raise InputError(f"`{argument}` must be {expected}, not {value!r}")
+
+
+def _mapping(argument: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"`{argument}` must map names of columns, not {value!r}")
+    return value
+
+
+def _check_promise(column: str, promise: Any) -> None:
+    told = f"`tensors` of {column!r} must be (dtype, shape), e.g. ('uint8', (28, 28))"
+    try:
+        dtype, shape = promise
+        known = np.dtype(dtype)
+        sizes = list(shape)
+    except (TypeError, ValueError):
+        raise InputError(f"{told}, not {promise!r}") from None
+    if known.kind not in "fiub":
+        raise InputError(f"{told}: {dtype!r} is no type of numbers")
+    is_ragged = sizes == [None]
+    if not is_ragged and not all(isinstance(n, int) and n > 0 for n in sizes):
+        raise InputError(f"{told}; the shape {shape!r} has other than positive whole numbers")

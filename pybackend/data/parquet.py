@@ -1,0 +1,127 @@
+"""Parquet files as rows by number: row groups are read as they are needed, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.data.files import found, opened
+from pybackend.errors import InputError
+
+_BATCH_BYTES = 2 << 20
+_MOST_ROWS = 8192
+# Footers of remote files: each takes a round trip or two.
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Files of one schema; their rows are numbered in the files' order.
+
+    Attributes
+    ----------
+    groups
+        Rows of each row group, by file.
+    schema
+        A ``pyarrow.Schema``.
+    """
+
+    files: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    schema: Any
+
+    @classmethod
+    def at(cls, uri: str, name: str = "data") -> ParquetFiles:
+        """The files at a path or URI; only their footers are read.
+
+        Raises
+        ------
+        InputError
+            There is no such file, one is no Parquet file, or their schemas differ.
+        """
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise InputError("reading Parquet files needs the Python package pyarrow") from error
+        files = [file for file in found(uri, name) if not file.endswith(".crc")]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            footers = list(pool.map(lambda file: _footer(file, name), files))
+        schema = footers[0][1]
+        for file, (_, other) in zip(files, footers, strict=True):
+            if not other.equals(schema):
+                raise InputError(
+                    f"`{name}`: the columns of {file} are ({_told(other)}), but those of "
+                    f"{files[0]} are ({_told(schema)})"
+                )
+        return cls(tuple(files), tuple(groups for groups, _ in footers), schema)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows of each file."""
+        return tuple(map(sum, self.groups))
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(self.counts)
+
+    def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Arrow batches of the rows from ``first`` to before ``last``, of these columns."""
+        begin = 0
+        for file, groups in zip(self.files, self.groups, strict=True):
+            end = begin + sum(groups)
+            if begin < last and first < end:
+                yield from _of_file(file, groups, first - begin, last - begin, columns)
+            begin = end
+
+
+def _footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with opened(file) as source, pq.ParquetFile(source) as parquet:
+            told = parquet.metadata
+            groups = tuple(told.row_group(g).num_rows for g in range(told.num_row_groups))
+            return groups, parquet.schema_arrow.remove_metadata()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"`{name}`: {file} is no readable Parquet file: {error}") from error
+
+
+def _of_file(
+    file: str, groups: Sequence[int], first: int, last: int, columns: Sequence[str]
+) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    # Not buffered ahead: a column of a row group may be larger than the memory for it.
+    with opened(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
+        begin = 0
+        for number, rows in enumerate(groups):
+            end = begin + rows
+            if begin < last and first < end:
+                group = parquet.metadata.row_group(number)
+                size = _rows_at_once(group.total_byte_size, rows)
+                place = begin
+                for batch in parquet.iter_batches(size, [number], columns=list(columns)):
+                    part = _cut(batch, first - place, last - place)
+                    if part.num_rows:
+                        yield part.select(list(columns))
+                    place += batch.num_rows
+                    if place >= last:
+                        break
+            begin = end
+
+
+def _rows_at_once(group_bytes: int, rows: int) -> int:
+    return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
+
+
+def _cut(batch: Any, first: int, last: int) -> Any:
+    begin = max(0, first)
+    return batch.slice(begin, max(0, min(batch.num_rows, last) - begin))
+
+
+def _told(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,184 @@
+"""Rows to feed to a model, by row number: from arrays in memory, or from a spool on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.arrays import Columns, rows_of
+from pybackend.data.spool import Kind, read_layout, row_dtype
+
+Array = npt.NDArray[Any]
+Spec = dict[str, tuple[Any, tuple[int, ...]]]
+# So much of a column's rows is kept in memory anyway, the first ones.
+_KEPT_BYTES = 32 << 20
+
+
+class Rows(Protocol):
+    """Rows of named columns.
+
+    Attributes
+    ----------
+    spec
+        Type and shape of a row, by column.
+    """
+
+    spec: Spec
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: Array) -> Columns:
+        """The rows of those numbers, in that order."""
+
+
+class ArrayRows:
+    """Rows of arrays in memory."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._count = rows_of(columns)
+        self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, places: Array) -> Columns:
+        """As `Rows`."""
+        return {key: array[places] for key, array in self._columns.items()}
+
+
+class SpooledRows:
+    """Rows of a folder that a `SpoolWriter` has filled; only those asked for are in memory.
+
+    Parameters
+    ----------
+    in_memory
+        Read all of them now.
+    """
+
+    def __init__(self, folder: Path, in_memory: bool = False) -> None:
+        self._count, kinds = read_layout(folder)
+        self.spec: Spec = {key: kind.row for key, kind in kinds.items()}
+        self._dtype = row_dtype(kinds)
+        self._records = _Items(folder / "rows.npy", self._dtype.itemsize, self._count, in_memory)
+        self._ragged = {
+            key: _RaggedValues(folder / f"values{place}.npy", kind, in_memory)
+            for place, (key, kind) in enumerate(kinds.items())
+            if kind.shape is None
+        }
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, places: Array) -> Columns:
+        """As `Rows`."""
+        records = self._records.take(places).view(self._dtype).reshape(len(places))
+        found = {}
+        for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
+            field = records[f"f{place}"]
+            if key in self._ragged:
+                found[key] = self._ragged[key].take(field)
+            else:
+                found[key] = np.ascontiguousarray(field.reshape(len(places), *shape), dtype)
+        return found
+
+
+class _Items:
+    """Items of one size in a file behind a header, by number; the first are kept in memory."""
+
+    def __init__(self, path: Path, size: int, count: int, in_memory: bool) -> None:
+        self._size = size
+        self._file = path.open("rb")
+        self._start = os.fstat(self._file.fileno()).st_size - size * count if size else 0
+        self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
+        self._is_whole = self._kept_count == count
+        self._file.seek(self._start)
+        kept = np.fromfile(self._file, np.uint8, size * self._kept_count)
+        self._kept = kept.reshape(self._kept_count, size)
+
+    def take(self, places: Array) -> Array:
+        """Bytes of shape (number of places, size), contiguous."""
+        if self._is_whole:
+            return np.take(self._kept, places, axis=0)
+        is_kept = places < self._kept_count
+        items = np.empty((len(places), self._size), np.uint8)
+        items[is_kept] = np.take(self._kept, places[is_kept], axis=0)
+        items[~is_kept] = self._read(places[~is_kept])
+        return items
+
+    def _read(self, places: Array) -> Array:
+        number, size = self._file.fileno(), self._size
+        offsets = (places * size + self._start).tolist()
+        content = b"".join([os.pread(number, size, offset) for offset in offsets])
+        return np.frombuffer(content, np.uint8).reshape(len(places), size)
+
+
+class _RaggedValues:
+    """Values of a ragged column, whose rows say where theirs lie."""
+
+    def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
+        self._kind = kind
+        self._dtype = np.dtype(kind.dtype)
+        self._file = path.open("rb")
+        with path.open("rb") as header:
+            version = np.lib.format.read_magic(header)
+            assert version == (2, 0)
+            (count,), _, _ = np.lib.format.read_array_header_2_0(header)
+            self._start = header.tell()
+            size = count * self._dtype.itemsize
+            is_kept = in_memory or size <= _KEPT_BYTES
+            self._kept = header.read(size) if is_kept else None
+
+    def take(self, places: Array) -> Array:
+        """Padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
+        width = self._dtype.itemsize
+        starts = (places["start"] * width).tolist()
+        sizes = (places["length"] * width).tolist()
+        rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        if self._kind.is_text:
+            strings = np.empty((len(rows), 1), object)
+            strings[:, 0] = rows
+            return strings
+        padded = np.zeros((len(rows), self._kind.longest), self._dtype)
+        filled = np.arange(self._kind.longest) < places["length"][:, None]
+        padded[filled] = np.frombuffer(b"".join(rows), self._dtype)
+        return padded
+
+    def _read(self, start: int, size: int) -> bytes:
+        if self._kept is not None:
+            return self._kept[start : start + size]
+        return os.pread(self._file.fileno(), size, self._start + start)
+
+
+def as_rows(columns: Rows | Mapping[str, Any]) -> Rows:
+    """Rows of arrays, where they are not rows already."""
+    return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
+
+
+def row_of_zeros(rows: Rows) -> Columns:
+    """One row of the columns' shapes and types, which they have even where they have no rows."""
+    zero = {key: b"" if dtype.kind == "O" else 0 for key, (dtype, _) in rows.spec.items()}
+    return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
+
+
+class Reshaped:
+    """The same rows, with those of one column in another shape."""
+
+    def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
+        self._rows = rows
+        self._key = key
+        self._shape = shape
+        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, places: Array) -> Columns:
+        """As `Rows`."""
+        found = self._rows.take(places)
+        return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}

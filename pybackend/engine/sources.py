@@ -1,0 +1,124 @@
+"""Data that a worker reads for itself, in its own process: files, or the user's pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import tensorflow as tf
+
+from pybackend.cluster import make_tf_config
+from pybackend.collective import Collective
+from pybackend.context import WorkerContext
+from pybackend.data.arrays import leaves_of
+from pybackend.data.sources import FunctionRows
+from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in, settle
+from pybackend.errors import InputError
+from pybackend.job import SOURCE, Job
+
+Counts = dict[str, list[int]]
+
+
+def spool_sources(
+    job: Job, collective: Collective, folder: Path, context: WorkerContext
+) -> tuple[Counts, Any]:
+    """Write down the rows of all data sets that this worker reads for itself.
+
+    Returns
+    -------
+    tuple
+        Rows of every worker by data set; and the ``tf.data.Dataset`` to train on where the user's
+        function gives one: that is not written down.
+
+    Raises
+    ------
+    InputError
+        What is wrong with the rows, or with what the function returned.
+    """
+    counts: Counts = {}
+    stream = None
+    for path in sorted(folder.glob(f"*{SOURCE}")):
+        name = path.name.removesuffix(SOURCE)
+        # Written by the launcher on this machine, from the driver's own objects.
+        source = cloudpickle.loads(path.read_bytes())
+        is_function = isinstance(source, FunctionRows)
+        if is_function and name == "train" and job.kind == "train":
+            stream = dataset_of(source, context, "data")
+            continue
+        shared = name == "train" and job.shuffle == "global"
+        if is_function:
+            _spool_dataset(dataset_of(source, context, _argument(name)), folder / name)
+        else:
+            source.spool(folder / name, job.workers, collective.rank, shared)
+        layouts = _settled(collective, folder, name)
+        counts[name] = [layout["rows"] for layout in layouts]
+        if shared:
+            counts[name] = source.counts(job.workers, shared)
+    return counts, stream
+
+
+def context_of(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
+    """This worker's place, as the user's functions are told it."""
+    peers = order["peers"]
+    return WorkerContext(rank, job.workers, tuple(peers), make_tf_config(peers, rank))
+
+
+def _settled(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
+    """The layouts of all workers' rows, made one."""
+    text = json.dumps({name: layouts_in(folder)[name]}).encode()
+    parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
+    everyone = [json.loads(part.tobytes()) for part in parts]
+    check_layouts(everyone)
+    layouts = [layouts[name] for layouts in everyone]
+    settle(folder / name, layouts)
+    return layouts
+
+
+def dataset_of(source: FunctionRows, context: WorkerContext, name: str) -> Any:
+    """What the user's function returns, once it is known to be a data set of batches."""
+    data = source.fn(context)
+    if not isinstance(data, tf.data.Dataset):
+        raise InputError(
+            f"the function `{name}` returned {type(data).__name__}; expected a tf.data.Dataset"
+        )
+    spec = data.element_spec
+    if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
+        raise InputError(
+            f"the data set of the function `{name}` has elements {spec}; expected (x, y) or "
+            "(x, y, sample_weight)"
+        )
+    for key, leaf in leaves_of(spec).items():
+        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
+            raise InputError(
+                f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
+                "dense tensors: use .batch(), and pad what is ragged"
+            )
+    return data
+
+
+def _spool_dataset(data: Any, folder: Path) -> None:
+    if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise InputError("the function `validation_data` returns endless data: use .take()")
+    with SpoolWriter(folder) as writer:
+        for element in data.as_numpy_iterator():
+            leaves = leaves_of(element)
+            if len(next(iter(leaves.values()))):
+                writer.append({key: _storable(leaf) for key, leaf in leaves.items()})
+
+
+def _storable(leaf: Any) -> Any:
+    if leaf.dtype.kind != "O":
+        return leaf
+    texts = leaf.reshape(-1).tolist()
+    if len(texts) != len(leaf):
+        raise InputError("strings of `validation_data` must be one per row")
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
+
+
+def _argument(name: str) -> str:
+    return "data" if name == "train" else "validation_data"
