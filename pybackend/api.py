@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.code import pickled
+from pybackend.data.files import content_of
 from pybackend.data.leaves import Choice, check_choice
 from pybackend.errors import ClusterError, InputError
 from pybackend.job import FUNCTION, run_job, train_job
@@ -228,12 +229,14 @@ def barrier_train(
         model_format=kind,
         model_uri=job.model_uri,
         levels=_levels(datasets["train"], label),
+        features=_features(datasets["train"]),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
+        fetch=content_of,
         decode=lambda data: model_from_bytes(
             data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
         ),
@@ -304,6 +307,13 @@ def _levels(data: Any, label: Any) -> list[Any] | None:
     choice: Choice | None = getattr(data, "choice", None)
     known = None if choice is None else (choice.categories or {}).get(label)
     return None if known is None else list(known)
+
+
+def _features(data: Any) -> list[str] | dict[str, list[str]] | None:
+    """The columns of the inputs, by the inputs' names where they have some."""
+    leaves = [leaf for leaf in getattr(data, "leaves", ()) if not leaf.is_target]
+    groups = {leaf.key.partition("/")[2]: list(leaf.columns) for leaf in leaves}
+    return groups.get("", groups) or None
 
 
 def _intact_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:

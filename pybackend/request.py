@@ -93,6 +93,7 @@ def dataset(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any
         return _selection(session, data, name, choice, job)
     if isinstance(data, (str, os.PathLike)):
         return _file_rows(data, name, choice, job)
+    _check_no_columns(choice, name)
     if callable(data):
         return _function_rows(data, name, job)
     columns = arrays.columns_of(data, job.floatx, name)
@@ -111,6 +112,8 @@ def _selection(session: Any, data: Any, name: str, choice: Choice, job: Job) -> 
         )
     from pybackend.data.dataframe import Selection
 
+    if choice.tfrecord_spec is not None:
+        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a DataFrame")
     if job.shuffle == "global":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
@@ -138,6 +141,15 @@ def _function_rows(fn: Any, name: str, job: Job) -> Any:
     return FunctionRows(fn)
 
 
+def _check_no_columns(choice: Choice, name: str) -> None:
+    for argument in ("weight", "tensors", "categories", "tfrecord_spec"):
+        if getattr(choice, argument) is not None:
+            raise InputError(
+                f"`{argument}` is about columns, of which `{name}` has none: it is for DataFrames "
+                "and files"
+            )
+
+
 def _check_weights(job: Job, has_weights: bool) -> None:
     if job.class_weight is not None and has_weights:
         raise InputError(
@@ -157,11 +169,11 @@ def for_validation(choice: Choice, trained_on: Any) -> Choice:
     """The choice for validation data: the columns and categories that the training data gave."""
     known: Choice | None = getattr(trained_on, "choice", None)
     if known is None:
-        return choice
+        return replace(choice, finds_levels=False)
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [c for leaf in trained_on.leaves if leaf.key == "x" for c in leaf.columns]
-    return replace(known, features=features)
+    return replace(known, features=features, finds_levels=False)
 
 
 def check_steps(rows: int, job: Job) -> None:
@@ -184,11 +196,7 @@ def model_files(
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):
         callbacks = [callbacks]
     _check_callbacks(callbacks or [])
-    if not isinstance(custom_objects, (Mapping, type(None))):
-        raise InputError(
-            "`custom_objects` must map names to classes or functions, not "
-            f"{type(custom_objects).__name__}"
-        )
+    check_custom_objects(custom_objects)
     if job.model_source == "file":
         custom_objects = with_own_classes(model, custom_objects)
     files = {}
@@ -209,6 +217,15 @@ def model_files(
     check_model(model, job)
     trains = job.kind == "train"
     return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+
+
+def check_custom_objects(custom_objects: Any) -> None:
+    """Refuse what maps no names to classes or functions."""
+    if not isinstance(custom_objects, (Mapping, type(None))):
+        raise InputError(
+            "`custom_objects` must map names to classes or functions, not "
+            f"{type(custom_objects).__name__}"
+        )
 
 
 def with_own_classes(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class TrainResult:
         Where the model file was written, if it was asked for.
     levels
         What the label's codes 0, 1, 2, ... stand for, where its column has categories.
+    features
+        The columns of a table or of files that were the inputs: a list, or by the inputs' names.
     """
 
     model_base64: str = field(repr=False)
@@ -131,7 +133,9 @@ class TrainResult:
     metrics: dict[str, float] = field(default_factory=dict)
     model_uri: str | None = None
     levels: list[Any] | None = None
+    features: list[str] | dict[str, list[str]] | None = None
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
+    fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def model(self) -> Any:
@@ -144,10 +148,9 @@ class TrainResult:
         """The trained model file, read from ``model_uri`` where it is there."""
         if self.model_uri is None:
             return base64.b64decode(self.model_base64)
-        from pybackend.data.files import opened
-
-        with opened(self.model_uri) as file:
-            return bytes(file.read())
+        if self.fetch is None:
+            raise InputError(f"this result does not know how to read {self.model_uri!r}")
+        return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
         """Write the model file, e.g. ``result.save("model.h5")``.
@@ -201,6 +204,7 @@ class TrainResult:
             "metrics": self.metrics,
             "model_uri": self.model_uri,
             "levels": self.levels,
+            "features": self.features,
         }
 
 

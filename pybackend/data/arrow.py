@@ -84,8 +84,6 @@ class TensorReader:
             _plain(self._batch.column(place), name, self._where)
             for place, name in zip(leaf.places, leaf.columns, strict=True)
         ]
-        if leaf.categories is not None:
-            return self._codes(columns[0], leaf)
         if leaf.dtype == TEXT:
             return _strings(columns[0])
         if leaf.shape == (None,):
@@ -104,6 +102,8 @@ class TensorReader:
 
     def _matrix(self, column: Any, name: str, leaf: Leaf) -> Array:
         """Numbers of shape (rows, width)."""
+        if name in leaf.categories:
+            return self._codes(column, name, leaf.categories[name])
         promised = None if leaf.shape is None else int(np.prod(leaf.shape))  # type: ignore[arg-type]
         if _is_bytes(column.type):
             return self._bytes(column, name, leaf.dtype if promised else "uint8", promised)
@@ -161,28 +161,25 @@ class TensorReader:
 
         return _plain(lists.flatten(), name, where)
 
-    def _codes(self, column: Any, leaf: Leaf) -> Array:
+    def _codes(self, column: Any, name: str, categories: Sequence[Any]) -> Array:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         try:
-            known = pa.array(leaf.categories).cast(column.type)
+            known = pa.array(categories).cast(column.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InputError(
-                f"`categories` of {leaf.columns[0]!r} are no values of its type {column.type}: "
-                f"{error}"
+                f"`categories` of {name!r} are no values of its type {column.type}: {error}"
             ) from error
         codes = pc.index_in(column, value_set=known)
         if codes.null_count:
             row = int(np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False))[0])
-            listed = ", ".join(map(repr, (leaf.categories or ())[:10]))
+            listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
-                f"column {leaf.columns[0]!r} holds {column[row].as_py()!r} in {self._where(row)}, "
-                f"which is none of its categories ({listed}"
-                f"{', ...' if len(leaf.categories or ()) > 10 else ''})"
+                f"column {name!r} holds {column[row].as_py()!r} in {self._where(row)}, which is "
+                f"none of its categories ({listed})"
             )
-        found = codes.to_numpy(zero_copy_only=False).astype(leaf.dtype)
-        return found if leaf.is_flat else found.reshape(-1, 1)
+        return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
     def _refuse_nan(self, found: Array, leaf: Leaf) -> None:
         if found.dtype.kind != "f":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,17 @@ def spool_blobs(
 
     Each data set becomes a folder of its name.
     """
-    writers = {name: SpoolWriter(folder / name, kinds) for name, kinds in layout.items()}
     missing = sum(counts[name][rank] * row_dtype(layout[name]).itemsize for name in layout)
-    for batch in batches:
-        for row in batch.to_pylist():
-            writers[row["dataset"]].place(row["first_row"], row["content"])
-            missing -= len(row["content"])
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(SpoolWriter(folder / name, kinds))
+            for name, kinds in layout.items()
+        }
+        for batch in batches:
+            for row in batch.to_pylist():
+                writers[row["dataset"]].place(row["first_row"], row["content"])
+                missing -= len(row["content"])
+        for name, writer in writers.items():
+            writer.rows = counts[name][rank]
     if missing:
         raise RuntimeError(f"Spark delivered {missing} bytes too few to worker {rank}")
-    for name, writer in writers.items():
-        writer.rows = counts[name][rank]
-        writer.close()

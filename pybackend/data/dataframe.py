@@ -90,6 +90,11 @@ def with_label_categories(choice: Choice, kinds: Any, distinct: Any) -> Choice:
     kind = kinds.get(label) if isinstance(label, str) else None
     if kind is None or kind.holds != "text" or kind.depth or label in (choice.categories or {}):
         return choice
+    if not choice.finds_levels:
+        raise InputError(
+            f"the label column {label!r} holds text, and its codes are those of the training: give "
+            f"their values in order, categories={{{label!r}: [...]}}"
+        )
     values = sorted(value for value in distinct(label) if value is not None)
     if len(values) > _MOST_CATEGORIES:
         raise InputError(

@@ -52,6 +52,12 @@ def opened(uri: str, mode: str = "rb") -> Any:
     return filesystem.open(path, mode)
 
 
+def content_of(uri: str) -> bytes:
+    """All bytes of a file."""
+    with opened(uri) as file:
+        return bytes(file.read())
+
+
 def size_of(uri: str) -> int:
     """Bytes of a file."""
     if not is_remote(uri):

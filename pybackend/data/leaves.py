@@ -7,7 +7,7 @@ made from the columns' types alone, on the driver; `pybackend.data.arrow` makes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,11 @@ TEXT = "str"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which columns are used, and as what: arguments of `barrier_train` by the same names."""
+    """Which columns are used, and as what: arguments of `barrier_train` by the same names.
+
+    With ``finds_levels`` False the codes of a label of text were settled before: its values must be
+    among the ``categories``.
+    """
 
     features: Any = None
     label: Any = "label"
@@ -30,6 +34,7 @@ class Choice:
     categories: Mapping[str, Sequence[Any]] | None = None
     tfrecord_spec: Mapping[str, str] | None = None
     repartition: bool = True
+    finds_levels: bool = True
 
     @property
     def named(self) -> list[str]:
@@ -77,7 +82,7 @@ class Leaf:
     shape
         Of a row, where it was promised; ``(None,)`` for rows of any length, padded.
     categories
-        Values that become their positions in this list; None: values are used as they are.
+        By column, the values that become their positions in this list.
     is_flat
         One number per row gives shape ``()``, not ``(1,)``.
     """
@@ -87,7 +92,7 @@ class Leaf:
     places: tuple[int, ...]
     dtype: str | None
     shape: tuple[int | None, ...] | None = None
-    categories: tuple[Any, ...] | None = None
+    categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     is_flat: bool = False
 
     @property
@@ -188,7 +193,7 @@ class _Builder:
 
     def leaf(self, key: str, columns: Sequence[str]) -> Leaf:
         places = tuple(self._place(column) for column in columns)
-        leaf = Leaf(key, tuple(columns), places, None)
+        leaf = Leaf(key, tuple(columns), places, None, categories=self._categories(columns))
         if len(columns) == 1:
             leaf = self._of_one(leaf, columns[0])
         else:
@@ -203,13 +208,17 @@ class _Builder:
             self._read.append(column)
         return self._read.index(column)
 
+    def _categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        given = self._choice.categories or {}
+        for column in columns:
+            if column in given and self._kinds[column].depth:
+                raise self._refused(column, "one value per row, as `categories` names it")
+        return {column: tuple(given[column]) for column in columns if column in given}
+
     def _of_one(self, leaf: Leaf, column: str) -> Leaf:
         kind = self._kinds[column]
-        categories = (self._choice.categories or {}).get(column)
-        if categories is not None:
-            if kind.depth:
-                raise self._refused(column, "one value per row, as `categories` names it")
-            return replace(leaf, dtype="int32", categories=tuple(categories))
+        if column in leaf.categories:
+            return replace(leaf, dtype="int32")
         promise = (self._choice.tensors or {}).get(column)
         if promise is not None:
             return self._promised(leaf, column, promise)
@@ -231,7 +240,7 @@ class _Builder:
     def _number(self, column: str, leaf: Leaf) -> str:
         """The type in which numbers of a column are fed."""
         kind = self._kinds[column]
-        if (self._choice.categories or {}).get(column) is not None:
+        if column in leaf.categories:
             return "int32"
         if kind.holds == "binary" and not kind.depth:
             return "uint8"

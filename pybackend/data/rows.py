@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,7 +78,7 @@ class SpooledRows:
 
     def take(self, places: Array) -> Columns:
         """As `Rows`."""
-        records = self._records.take(places).view(self._dtype).reshape(len(places))
+        records = np.ndarray(len(places), self._dtype, self._records.take(places))
         found = {}
         for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
             field = records[f"f{place}"]
@@ -93,13 +94,12 @@ class _Items:
 
     def __init__(self, path: Path, size: int, count: int, in_memory: bool) -> None:
         self._size = size
-        self._file = path.open("rb")
-        self._start = os.fstat(self._file.fileno()).st_size - size * count if size else 0
+        self._start = path.stat().st_size - size * count
         self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
-        self._is_whole = self._kept_count == count
-        self._file.seek(self._start)
-        kept = np.fromfile(self._file, np.uint8, size * self._kept_count)
+        kept = np.fromfile(path, np.uint8, size * self._kept_count, offset=self._start)
         self._kept = kept.reshape(self._kept_count, size)
+        self._is_whole = self._kept_count == count
+        self._number = None if self._is_whole else _opened(self, path)
 
     def take(self, places: Array) -> Array:
         """Bytes of shape (number of places, size), contiguous."""
@@ -112,7 +112,8 @@ class _Items:
         return items
 
     def _read(self, places: Array) -> Array:
-        number, size = self._file.fileno(), self._size
+        assert self._number is not None
+        number, size = self._number, self._size
         offsets = (places * size + self._start).tolist()
         content = b"".join([os.pread(number, size, offset) for offset in offsets])
         return np.frombuffer(content, np.uint8).reshape(len(places), size)
@@ -124,7 +125,6 @@ class _RaggedValues:
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
         self._dtype = np.dtype(kind.dtype)
-        self._file = path.open("rb")
         with path.open("rb") as header:
             version = np.lib.format.read_magic(header)
             assert version == (2, 0)
@@ -133,6 +133,7 @@ class _RaggedValues:
             size = count * self._dtype.itemsize
             is_kept = in_memory or size <= _KEPT_BYTES
             self._kept = header.read(size) if is_kept else None
+        self._number = None if is_kept else _opened(self, path)
 
     def take(self, places: Array) -> Array:
         """Padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
@@ -152,7 +153,15 @@ class _RaggedValues:
     def _read(self, start: int, size: int) -> bytes:
         if self._kept is not None:
             return self._kept[start : start + size]
-        return os.pread(self._file.fileno(), size, self._start + start)
+        assert self._number is not None
+        return os.pread(self._number, size, self._start + start)
+
+
+def _opened(owner: object, path: Path) -> int:
+    """A file's descriptor, which lives as long as its owner."""
+    number = os.open(path, os.O_RDONLY)
+    weakref.finalize(owner, os.close, number)
+    return number
 
 
 def as_rows(columns: Rows | Mapping[str, Any]) -> Rows:

@@ -17,7 +17,7 @@ from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.load import load
 from pybackend.engine.metrics import over_all_rows
-from pybackend.engine.sources import context_of, spool_sources
+from pybackend.engine.sources import spool_sources
 from pybackend.job import Job
 from pybackend.values import encode_value
 
@@ -78,8 +78,7 @@ def score(job: Job, collective: Collective, order: Mapping[str, Any], folder: Pa
     own rows, None where it has none.
     """
     model = load(job, folder).model
-    context = context_of(job, collective.rank, order)
-    counts = {**order["counts"], **spool_sources(job, collective, folder, context)[0]}
+    counts = {**order["counts"], **spool_sources(job, collective, folder, order)[0]}
     columns = shaped_for(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None

@@ -24,9 +24,14 @@ Counts = dict[str, list[int]]
 
 
 def spool_sources(
-    job: Job, collective: Collective, folder: Path, context: WorkerContext
+    job: Job, collective: Collective, folder: Path, order: Mapping[str, Any]
 ) -> tuple[Counts, Any]:
     """Write down the rows of all data sets that this worker reads for itself.
+
+    Parameters
+    ----------
+    order
+        What the launcher has sent: ``peers`` are the addresses of all workers.
 
     Returns
     -------
@@ -47,10 +52,11 @@ def spool_sources(
         source = cloudpickle.loads(path.read_bytes())
         is_function = isinstance(source, FunctionRows)
         if is_function and name == "train" and job.kind == "train":
-            stream = dataset_of(source, context, "data")
+            stream = dataset_of(source, _context(job, collective.rank, order), "data")
             continue
         shared = name == "train" and job.shuffle == "global"
         if is_function:
+            context = _context(job, collective.rank, order)
             _spool_dataset(dataset_of(source, context, _argument(name)), folder / name)
         else:
             source.spool(folder / name, job.workers, collective.rank, shared)
@@ -61,7 +67,7 @@ def spool_sources(
     return counts, stream
 
 
-def context_of(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
+def _context(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
     """This worker's place, as the user's functions are told it."""
     peers = order["peers"]
     return WorkerContext(rank, job.workers, tuple(peers), make_tf_config(peers, rank))

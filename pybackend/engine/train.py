@@ -32,7 +32,7 @@ from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
 from pybackend.engine.save import loadable, write_model
-from pybackend.engine.sources import context_of, spool_sources
+from pybackend.engine.sources import spool_sources
 from pybackend.engine.steps import Position, is_plain
 from pybackend.engine.stream import StreamFeed
 from pybackend.engine.sync import (
@@ -84,7 +84,7 @@ def train(
     rank = collective.rank
     loaded = load(job, folder)
     model = loaded.model
-    own_counts, stream = spool_sources(job, collective, folder, context_of(job, rank, order))
+    own_counts, stream = spool_sources(job, collective, folder, order)
     counts = {**order["counts"], **own_counts}
     feed, columns = _feed(job, collective, counts, folder, model, stream)
     callbacks = list(loaded.extras.get("callbacks") or [])

@@ -44,6 +44,8 @@ from pybackend.rendezvous import new_token, own_address
 from pybackend.result import Failure, WorkerReport, root_cause_first
 
 _HASH = "__tfdist_hash__"
+_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ROWS_AT_ONCE = 2000
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
 _RESULT_SHARE = 0.9
 
@@ -82,18 +84,35 @@ def launch(
     token = new_token()
     loopback = is_one_machine(session)
     with ExitStack() as stack:
-        stack.enter_context(_this_python(session))
+        stack.enter_context(this_python(session))
         check_hosts(session, job, datasets)
         frame, source, counts = input_frame(session, job, datasets)
         server = _event_server(stack, session, token)
         driver = server.address if server else None
         task = Task(job, files, source, token, driver, loopback, counts)
+        stack.enter_context(small_batches(session))
         rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
-    if not rows:  # Spark starts no task for a DataFrame that it knows to be empty
-        raise InputError("`data` has no rows")
-    reports = [WorkerReport.from_dict(json.loads(row["report"])) for row in rows]
-    models = [(r["model_format"], bytes(r["model"])) for r in rows if r["model"] is not None]
-    return Outcome(sorted(reports, key=lambda r: r.rank), models[0] if models else None)
+    if not rows:
+        raise _nothing_returned(datasets)
+    told = [row["report"] for row in rows if row["report"] is not None]
+    reports = [WorkerReport.from_dict(json.loads(text)) for text in told]
+    pieces = [row for row in rows if row["model"] is not None]
+    model = None
+    if pieces:
+        model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
+    return Outcome(sorted(reports, key=lambda r: r.rank), model)
+
+
+def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
+    """Spark starts no task for a DataFrame that it knows to be empty; nor does it always say that
+    its memory has run out."""
+    train = datasets.get("train")
+    if isinstance(train, Selection) and train.frame.isEmpty():
+        return InputError("`data` has no rows")
+    return ClusterError(
+        "Spark has run the workers, but has not delivered what they returned: mostly its driver has "
+        "too little memory. Raise spark.driver.memory, or give `model_uri`"
+    )
 
 
 def _with_model_limit(session: Any, job: Job) -> Job:
@@ -232,7 +251,7 @@ def _collect(
 
     def submit() -> None:
         try:
-            outcome.put(result.collect())
+            outcome.put(rows_returned(result))
         except BaseException as error:
             outcome.put(error)
 
@@ -255,8 +274,16 @@ def _collect(
         _gather_failures(finished, failures, server, on_event)
         if failures:
             raise WorkerFailedError(root_cause_first(list(failures.values())))
-        raise _explained(finished) from finished
+        raise explained(finished) from finished
     return finished
+
+
+def rows_returned(result: Any) -> list[Any]:
+    """All rows; as Arrow where this release of pyspark can, which copies bytes less often."""
+    if hasattr(result, "toArrow"):
+        rows: list[Any] = result.toArrow().to_pylist()
+        return rows
+    return list(result.collect())
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
@@ -295,7 +322,19 @@ def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit)
 
 
 @contextmanager
-def _this_python(session: Any) -> Iterator[None]:
+def small_batches(session: Any) -> Iterator[None]:
+    """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory."""
+    before = session.conf.get(_RECORDS, None)
+    known = int(before or 0)  # 0 or less: no limit
+    session.conf.set(_RECORDS, str(min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE))
+    try:
+        yield
+    finally:
+        session.conf.set(_RECORDS, before or "10000")
+
+
+@contextmanager
+def this_python(session: Any) -> Iterator[None]:
     """On one machine, run the workers with the driver's Python unless another was chosen."""
     is_ours = is_one_machine(session) and not is_connect(session)
     if not is_ours or session.sparkContext.pythonExec != "python3":
@@ -308,7 +347,7 @@ def _this_python(session: Any) -> Iterator[None]:
         session.sparkContext.pythonExec = "python3"
 
 
-def _explained(error: BaseException) -> BaseException:
+def explained(error: BaseException) -> BaseException:
     """Spark's own failure as a `ClusterError` that begins with the part worth reading."""
     if not isinstance(error, Exception):
         return error

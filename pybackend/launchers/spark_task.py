@@ -37,6 +37,7 @@ SET_COLUMN = "__tfdist_set__"
 # Encloses a failure's description in an exception's message.
 MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
+_PIECE_BYTES = 8 << 20
 # A barrier stage's failure as Spark tells it; the number of the result's partition is the rank.
 _EXECUTOR_LOST = re.compile(
     r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
@@ -103,7 +104,7 @@ class Task:
     counts: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run one worker; yields one row of `SCHEMA`, or raises so that Spark ends the others."""
+        """Run one worker; yields rows of `SCHEMA`, or raises so that Spark ends the others."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -112,7 +113,7 @@ class Task:
             report, model = self.work(context, batches, emit)
         finally:
             emit.close()
-        yield _row(report, model)
+        yield from rows_to_return(report, model)
 
     def work(
         self, context: Any, batches: Iterator[Any], emit: Emit, rscript: str | None = None
@@ -297,16 +298,23 @@ def _stopped(child: Child, cause: int) -> Failure:
     )
 
 
-def _row(report: WorkerReport, model: tuple[str, bytes] | None) -> Any:
+def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:
+    """The report, and the model in pieces: a row is copied several times on its way."""
+    kind, content = model or (None, b"")
+    yield _row(report.rank, json.dumps(asdict(report)), kind, None)
+    for first in range(0, len(content), _PIECE_BYTES):
+        yield _row(report.rank, None, kind, content[first : first + _PIECE_BYTES])
+
+
+def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -> Any:
     import pyarrow as pa
 
-    kind, content = model or (None, None)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([report.rank], pa.int32()),
-            pa.array([json.dumps(asdict(report))], pa.string()),
+            pa.array([rank], pa.int32()),
+            pa.array([report], pa.string()),
             pa.array([kind], pa.string()),
-            pa.array([content], pa.binary()),
+            pa.array([piece], pa.binary()),
         ],
         names=["rank", "report", "model_format", "model"],
     )

@@ -60,13 +60,21 @@ class Trained:
 
 
 def train_all(cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
-    """Train every case on two workers; a `Trained` or the text of an error by name."""
+    """Train every case on two workers, or as many as it has shards.
+
+    Returns a `Trained`, or the text of an error, by name.
+    """
+    workers = max(_workers(case) for case in cases.values())
     jobs = {name: _prepare(case, folder / name) for name, case in cases.items()}
     counts = {name: found for name, (_, found) in jobs.items()}
     per_rank = pybackend.barrier_run(
-        "local", _work, str(folder), counts, workers=WORKERS, verbose=2
+        "local", _work, str(folder), counts, workers=workers, verbose=2
     )
     return {name: _gathered(case, folder / name, name, per_rank) for name, case in cases.items()}
+
+
+def _workers(case: Case) -> int:
+    return WORKERS if case.shards is None else len(case.shards)
 
 
 def global_data(case: Case) -> tuple[Any, int]:
@@ -170,7 +178,7 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
     files = model_files(model, case.custom_objects, job, list(case.callbacks))
     columns = columns_of(case.data, job.floatx)
     counts = []
-    for rank in range(WORKERS):
+    for rank in range(_workers(case)):
         own = folder / str(rank)
         own.mkdir(parents=True)
         for name, content in files.items():
@@ -207,7 +215,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
             notes.extend([event["text"]] if event["event"] == "note" else [])
 
         try:
-            trained = train(job, collective, {"train": rows}, own, emit)
+            trained = train(job, collective, {"counts": {"train": rows}}, own, emit)
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,

@@ -89,16 +89,23 @@ def test_a_lost_peer_is_no_root_cause_even_where_its_clock_is_early() -> None:
 
 
 def test_the_model_is_decoded_once_and_only_when_asked_for() -> None:
-    asked: list[str] = []
+    asked: list[bytes] = []
 
-    def decode(text: str) -> object:
-        asked.append(text)
+    def decode(content: bytes) -> object:
+        asked.append(content)
         return object()
 
     found = result(decode=decode)
     assert asked == []
     assert found.model is found.model
-    assert asked == [found.model_base64]
+    assert asked == [CONTENT]
+
+
+def test_a_model_at_a_uri_is_read_from_there(tmp_path: Path) -> None:
+    (tmp_path / "there.h5").write_bytes(CONTENT)
+    uri = str(tmp_path / "there.h5")
+    found = result(model_base64="", model_uri=uri, fetch=lambda uri: Path(uri).read_bytes())
+    assert found.save(tmp_path / "here.h5").read_bytes() == CONTENT
 
 
 def test_without_a_decoder_the_error_says_what_to_call() -> None:
@@ -162,4 +169,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "seed",
         "epochs",
         "metrics",
+        "model_uri",
+        "levels",
+        "features",
     }

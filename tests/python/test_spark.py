@@ -25,6 +25,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.digits import digit_model
+from pybackend.launchers import spark as spark_launcher
 from pybackend.launchers import spark_job
 from pybackend.launchers.attach import attach_spark
 
@@ -159,6 +160,108 @@ def test_images_in_flat_rows_take_the_shape_of_the_model(spark: Any) -> None:
     assert result.model.input_shape == (None, 28, 28, 1)
 
 
+def test_text_bytes_named_inputs_and_weights(spark: Any, rows: Any) -> None:
+    x, y = rows
+    animals = ["cat", "dog", "owl"]
+    images = (np.abs(x[:, :6]) * 50).astype("uint8")
+    weights = np.linspace(0.5, 1.5, 500)
+    data = spark.createDataFrame(
+        [
+            (bytearray(image), [float(v) for v in row], animals[label], float(weight))
+            for image, row, label, weight in zip(images, x, y, weights, strict=True)
+        ],
+        "image binary, numbers array<double>, animal string, weight double",
+    )
+
+    def build() -> Any:
+        image = keras.Input((2, 3), name="image")
+        numbers = keras.Input((8,), name="numbers")
+        flat = keras.layers.Flatten()(image)
+        joined = keras.layers.Concatenate()([flat, numbers])
+        model = keras.Model({"image": image, "numbers": numbers}, keras.layers.Dense(3)(joined))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.001), loss)
+        return model
+
+    data.createOrReplaceTempView("animals")
+    result = barrier_train(
+        spark,
+        build,
+        spark.sql("SELECT * FROM animals WHERE weight > 0"),
+        features={"image": "image", "numbers": "numbers"},
+        label="animal",
+        weight="weight",
+        tensors={"image": ("uint8", (2, 3))},
+        workers=2,
+        batch_size=250,
+        seed=3,
+        verbose=0,
+    )
+    assert result.levels == animals
+    keras.utils.set_random_seed(3)
+    model = build()
+    inputs = {"image": images.reshape(-1, 2, 3), "numbers": x}
+    model.train_on_batch(inputs, y, sample_weight=weights.astype("float32"))
+    assert largest_difference(model, result.model) <= 1e-6
+
+
+def test_a_seed_repeats_the_order_of_a_dataframe(spark: Any, rows: Any) -> None:
+    data = frame(spark, *rows).repartition(7)
+
+    def train(data: Any) -> Any:
+        common: Any = {"workers": 2, "epochs": 2, "batch_size": 16, "seed": 4, "verbose": 0}
+        return barrier_train(spark, build_dense, data, **common).model
+
+    assert largest_difference(train(data), train(data)) == 0
+
+
+def test_partitions_are_kept_where_asked_for(spark: Any, rows: Any) -> None:
+    by_label = frame(spark, *rows).repartition(2, "label")
+    common: Any = {"repartition": False, "verbose": 0}
+    sizes = {
+        r["n"]
+        for r in by_label.selectExpr("spark_partition_id() AS p")
+        .groupBy("p")
+        .agg({"*": "count"})
+        .withColumnRenamed("count(1)", "n")
+        .collect()
+    }
+    result = barrier_train(spark, build_dense, by_label, workers=2, **common)
+    assert {worker.rows for worker in result.workers} == sizes
+    with pytest.raises(InputError, match="has 2 partitions, not workers=1: use workers=2"):
+        barrier_train(spark, build_dense, by_label, workers=1, **common)
+
+
+def test_files_are_read_by_the_workers(spark: Any, rows: Any, tmp_path: Path) -> None:
+    data = frame(spark, *rows)
+    data.repartition(3).write.parquet(str(tmp_path / "rows"))
+    result = barrier_train(spark, build_dense, str(tmp_path / "rows"), workers=2, verbose=0)
+    assert sum(worker.rows for worker in result.workers) == 500
+
+
+def test_a_model_too_large_for_the_driver_asks_for_a_uri(
+    spark: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_launcher, "_RESULT_SHARE", 1e-5)
+    with pytest.raises(WorkerFailedError, match=r"at most 0 MB come back .*: give `model_uri`"):
+        barrier_train(spark, build_dense, rows, workers=2, verbose=0)
+    uri = tmp_path / "model.h5"
+    result = barrier_train(spark, build_dense, rows, workers=2, model_uri=uri, verbose=0)
+    assert largest_difference(result.model, pybackend.load_model(uri)) == 0
+
+
+def test_a_large_model_comes_back_in_pieces(spark: Any) -> None:
+    def build() -> Any:
+        model = keras.Sequential([keras.Input((2000,)), keras.layers.Dense(2500)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    data = np.zeros((2, 2000), "float32"), np.zeros((2, 2500), "float32")
+    result = barrier_train(spark, build, data, workers=2, seed=1, verbose=0)
+    keras.utils.set_random_seed(1)
+    assert largest_difference(build(), result.model) == 0
+
+
 def test_fewer_rows_than_workers_leave_an_empty_partition(spark: Any, rows: Any) -> None:
     data = frame(spark, rows[0][:1], rows[1][:1])
     result = barrier_train(spark, build_dense, data, workers=2, batch_size=4, verbose=0)
@@ -179,7 +282,9 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, one_hole, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
     ragged = spark.createDataFrame([([1.0], 0), ([1.0, 2.0], 1)] * 4, "a array<double>, label int")
-    with pytest.raises(WorkerFailedError, match=r"different lengths|arrays of 1 to 2"):
+    with pytest.raises(
+        WorkerFailedError, match=r"column 'a' holds . numbers in the row"
+    ):
         barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
 
 

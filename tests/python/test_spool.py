@@ -1,7 +1,8 @@
-"""A worker's rows on disk: there and back, under any name, read without a copy."""
+"""A worker's rows on disk: there and back, in any pieces, under any name, by row number."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,58 +13,164 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pybackend.data.spool import read_columns, write_columns
-
-arrays = st.sampled_from(
-    ["float16", "float32", "float64", "int32", "int64", "uint8", "bool"]
-).flatmap(
-    lambda dtype: hnp.arrays(
-        dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
-    )
+from pybackend.data import rows as rows_module
+from pybackend.data.rows import SpooledRows, row_of_zeros
+from pybackend.data.spool import (
+    Kind,
+    Ragged,
+    SpoolWriter,
+    check_layouts,
+    layouts_in,
+    link_columns,
+    settle,
+    write_columns,
 )
+from pybackend.errors import InputError
+
+dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
+
+
+def arrays(rows: int) -> Any:
+    shapes = hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4)
+    return st.tuples(dtypes, shapes).flatmap(lambda kind: hnp.arrays(kind[0], (rows, *kind[1])))
+
+
+def everything(folder: Path) -> Any:
+    spool = SpooledRows(folder)
+    return spool.take(np.arange(len(spool)))
+
+
+def ragged(*rows: Any, dtype: str = "int32") -> Ragged:
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Ragged(np.concatenate([*map(np.asarray, rows), []]).astype(dtype), offsets)
+
+
+def texts(*rows: str) -> Ragged:
+    return Ragged(
+        np.frombuffer("".join(rows).encode(), np.uint8),
+        np.concatenate([[0], np.cumsum([len(row.encode()) for row in rows])]).astype(np.int64),
+        is_text=True,
+    )
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.text(min_size=1, max_size=80), arrays, max_size=4))
+@given(st.integers(0, 9).flatmap(lambda n: st.dictionaries(st.text(), arrays(n), min_size=1)))
 def test_columns_come_back_in_their_order(columns: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_columns(Path(folder) / "train", columns)
-        again = read_columns(Path(folder) / "train")
+        again = everything(Path(folder) / "train")
         assert list(again) == list(columns)
         for key, array in columns.items():
             assert again[key].dtype == array.dtype
             np.testing.assert_array_equal(again[key], array)
 
 
-def test_names_that_differ_only_in_odd_characters_stay_apart(tmp_path: Path) -> None:
-    columns = {name: np.array([number]) for number, name in enumerate(["x/a b", "x/a_b", "x/a/b"])}
-    write_columns(tmp_path / "train", columns)
-    assert {k: v.tolist() for k, v in read_columns(tmp_path / "train").items()} == {
-        "x/a b": [0],
-        "x/a_b": [1],
-        "x/a/b": [2],
-    }
+@pytest.mark.parametrize("kept", [0, 100, 1 << 20])
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.randoms())
+def test_any_rows_are_found_whatever_is_kept_in_memory(
+    kept: int, rows: int, piece: int, random: Any
+) -> None:
+    x = np.arange(rows * 3, dtype="float32").reshape(rows, 3)
+    y = np.arange(rows)
+    places = np.array([random.randrange(rows) for _ in range(17)])
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_KEPT_BYTES", kept)
+        with SpoolWriter(Path(folder) / "train") as writer:
+            for first in range(0, rows, piece):
+                part = slice(first, first + piece)
+                writer.append({"x": x[part], "y": y[part]})
+        found = SpooledRows(Path(folder) / "train").take(places)
+        np.testing.assert_array_equal(found["x"], x[places])
+        np.testing.assert_array_equal(found["y"], y[places])
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_ragged_rows_are_padded_to_the_longest_of_all(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_KEPT_BYTES", kept)
+    with SpoolWriter(tmp_path / "train") as writer:
+        writer.append({"x": ragged([1, 2], []), "y": np.array([0, 1])})
+        writer.append({"x": ragged([3], [4, 5, 6]), "y": np.array([2, 3])})
+    spool = SpooledRows(tmp_path / "train")
+    assert spool.spec["x"] == (np.dtype("int32"), (3,))
+    found = spool.take(np.array([3, 1, 0, 2]))
+    assert found["x"].tolist() == [[4, 5, 6], [0, 0, 0], [1, 2, 0], [3, 0, 0]]
+    assert found["y"].tolist() == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_strings_come_back_as_bytes(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_KEPT_BYTES", kept)
+    with SpoolWriter(tmp_path / "train") as writer:
+        writer.append({"x": texts("größe", "", "b\0c")})
+    found = SpooledRows(tmp_path / "train").take(np.array([2, 0, 1]))["x"]
+    assert found.tolist() == [[b"b\0c"], ["größe".encode()], [b""]]
+
+
+def test_a_worker_without_rows_learns_what_the_others_have(tmp_path: Path) -> None:
+    for name, rows in {"a": [[1, 2, 3]], "b": [[1]], "c": []}.items():
+        (tmp_path / name).mkdir()
+        with SpoolWriter(tmp_path / name / "train") as writer:
+            if rows:
+                writer.append({"x": ragged(*rows), "y": np.array([1.5])})
+    layouts = [layouts_in(tmp_path / name) for name in "abc"]
+    check_layouts(layouts)
+    for name in "abc":
+        settle(tmp_path / name / "train", [layout["train"] for layout in layouts])
+    spools = {name: SpooledRows(tmp_path / name / "train") for name in "abc"}
+    assert [len(spool) for spool in spools.values()] == [1, 1, 0]
+    assert everything(tmp_path / "b" / "train")["x"].tolist() == [[1, 0, 0]]
+    zeros = row_of_zeros(spools["c"])
+    assert zeros["x"].shape == (1, 3)
+    assert zeros["y"].dtype == "float64"
+
+
+def test_rows_that_differ_between_workers_are_refused(tmp_path: Path) -> None:
+    for name, width in {"a": 2, "b": 3}.items():
+        (tmp_path / name).mkdir()
+        write_columns(tmp_path / name / "train", {"x": np.ones((1, width))})
+    with pytest.raises(InputError, match="rows of `data` differ in width or type"):
+        check_layouts([layouts_in(tmp_path / name) for name in "ab"])
+
+
+def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
+    write_columns(tmp_path / "validation", {"x": np.ones((0, 2))})
+    with pytest.raises(InputError, match="`validation_data` has no rows"):
+        check_layouts([layouts_in(tmp_path)])
+
+
+def test_the_file_of_rows_is_one_that_numpy_reads(tmp_path: Path) -> None:
+    write_columns(tmp_path / "train", {"x": np.arange(6).reshape(3, 2), "y": np.ones(3)})
+    stored = np.load(tmp_path / "train" / "rows.npy", mmap_mode="r", allow_pickle=False)
+    assert stored["f0"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_rows_may_be_written_at_their_places_in_any_order(tmp_path: Path) -> None:
+    kinds = {"x": Kind("<i8", ())}
+    with SpoolWriter(tmp_path / "train", kinds) as writer:
+        for place in (2, 0, 1):
+            writer.place(place, np.array([place * 10]).tobytes())
+    assert everything(tmp_path / "train")["x"].tolist() == [0, 10, 20]
+
+
+def test_linked_rows_are_the_same_rows(tmp_path: Path) -> None:
+    write_columns(tmp_path / "one", {"x": np.arange(5)})
+    link_columns(tmp_path / "other", tmp_path / "one")
+    assert everything(tmp_path / "other")["x"].tolist() == [0, 1, 2, 3, 4]
+    assert (tmp_path / "other" / "rows.npy").stat().st_nlink == 2
 
 
 def test_no_name_leaves_the_folder(tmp_path: Path) -> None:
     write_columns(tmp_path / "train", {"../../etc/passwd": np.ones(2), "/root": np.ones(2)})
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
-    assert len(list((tmp_path / "train").iterdir())) == 3
-
-
-def test_rows_are_mapped_not_loaded_and_cannot_be_changed(tmp_path: Path) -> None:
-    write_columns(tmp_path / "train", {"x": np.ones((10, 3))[::2]})
-    x = read_columns(tmp_path / "train")["x"]
-    assert isinstance(x, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        x[0] = 2
+    assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["layout.json", "rows.npy"]
+    assert json.loads((tmp_path / "train" / "layout.json").read_text())["rows"] == 2
 
 
 def test_the_folder_must_be_new(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_columns(tmp_path, {"x": np.ones(1)})
-
-
-def test_objects_are_never_pickled(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="allow_pickle"):
-        write_columns(tmp_path / "train", {"x": np.array([object()])})

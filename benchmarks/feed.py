@@ -1,0 +1,186 @@
+"""Rows per second of a Spark DataFrame on their way to tensors, and of the batches made of them.
+
+The DataFrames lie in Spark's memory, so their source costs nothing. Beside tfdist: the same rows
+just drained, and TensorFlowOnSpark 2.2.5, which sends every row through a queue of Python objects.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tfos
+from standalone_session import WORKERS, standalone_session
+
+Table = dict[str, dict[str, float]]
+ROWS, WIDTH, BATCH = 50_000, 784, 64
+# TensorFlowOnSpark looks once a second whether all rows have gone: enough of them to not matter.
+TFOS_ROWS = 20_000
+KINDS = {"binary(784)": "binary", "array<float>, 784": "array<float>"}
+
+
+def measure(rounds: int) -> dict[str, Table]:
+    """Medians over interleaved rounds, after one that warms up, by kind of DataFrame."""
+    with standalone_session() as session:
+        return {
+            f"a DataFrame's rows to tensors, {kind}, {WORKERS} workers": _compared(
+                session, sql_type, rounds
+            )
+            for kind, sql_type in KINDS.items()
+        }
+
+
+def _compared(session: Any, sql_type: str, rounds: int) -> Table:
+    frame, few = (cached(session, sql_type, rows) for rows in (ROWS, TFOS_ROWS))
+    cases: dict[str, tuple[int, Callable[[], float]]] = {
+        "drain": (ROWS, lambda: drain(frame)),
+        "tfdist, to training tensors": (ROWS, lambda: tfdist_feed(session, frame)),
+        "TensorFlowOnSpark 2.2.5, InputMode.SPARK": (
+            TFOS_ROWS,
+            lambda: tfos.feed_seconds(session, few, TFOS_ROWS),
+        ),
+    }
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, (_, case) in cases.items():
+            seconds = case()
+            if number:
+                found[name].append(seconds)
+    for used in (frame, few):
+        used.unpersist()
+    drained = float(np.median(found["drain"])) / ROWS
+    return {
+        name: {
+            "rows": rows,
+            "seconds": (seconds := float(np.median(found[name]))),
+            "rows_per_s": rows / seconds,
+            "ratio_to_drain": seconds / rows / drained,
+        }
+        for name, (rows, _) in cases.items()
+    }
+
+
+def cached(session: Any, sql_type: str, rows: int) -> Any:
+    """A DataFrame of random images and labels, half of it in the memory of each executor."""
+    made = session.range(0, rows, 1, WORKERS).mapInArrow(
+        lambda batches: random_rows(batches, sql_type), f"image {sql_type}, label long"
+    )
+    frame = made.repartition(WORKERS).cache()
+    assert frame.count() == rows
+    return frame
+
+
+def random_rows(batches: Iterable[Any], sql_type: str) -> Iterator[Any]:
+    """Images of bytes, or of numbers from 0 to 1, for the ids that come in."""
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    for batch in batches:
+        shape = (batch.num_rows, WIDTH)
+        if sql_type == "binary":
+            pixels = rng.integers(0, 256, shape, np.uint8)
+            images = pa.array([row.tobytes() for row in pixels], pa.binary())
+        else:
+            images = pa.array(list(rng.random(shape, np.float32)), pa.list_(pa.float32()))
+        labels = pa.array(rng.integers(0, 10, len(images)))
+        yield pa.RecordBatch.from_arrays([images, labels], names=["image", "label"])
+
+
+def drain(frame: Any) -> float:
+    """Seconds until Python has seen every Arrow batch, in a barrier stage as tfdist's."""
+
+    def count(batches: Iterable[Any]) -> Iterator[Any]:
+        yield _number(sum(batch.num_rows for batch in batches))
+
+    return _timed(frame, count)
+
+
+def tfdist_feed(session: Any, frame: Any) -> float:
+    """Seconds until every row has been in a batch of tensors, shuffled."""
+    from pybackend.launchers.spark import small_batches
+
+    def feed(batches: Iterable[Any]) -> Iterator[Any]:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            spool(batches, Path(folder))
+            yield _number(visited(Path(folder, "train"), BATCH))
+
+    with small_batches(session):
+        return _timed(frame, feed)
+
+
+def spool(batches: Iterable[Any], folder: Path) -> None:
+    """Keep a partition's rows as tfdist's tasks do, in the folder ``train``."""
+    from pybackend.data.arrow import kinds_of_schema
+    from pybackend.data.leaves import Choice, leaves_of
+    from pybackend.launchers.spark_task import RowsOfFrame
+
+    batches = iter(batches)
+    first = next(batches)
+    kinds = kinds_of_schema(first.schema)
+    leaves, _ = leaves_of(Choice(features=["image"]), kinds, "float32", "data")
+    RowsOfFrame({"train": tuple(leaves)}).spool(chain([first], batches), 0, folder)
+
+
+def visited(folder: Path, batch_size: int) -> int:
+    """Rows that a shuffled epoch over a spool has visited."""
+    from pybackend.data.rows import SpooledRows
+    from pybackend.engine.feed import Feed
+
+    rows = SpooledRows(folder)
+    feed = Feed(rows, [len(rows)], 0, batch_size, shuffle=True)
+    return sum(len(y) for _, y in feed.dataset())
+
+
+def _timed(frame: Any, task: Callable[[Iterable[Any]], Iterator[Any]]) -> float:
+    began = time.perf_counter()
+    counted = frame.repartition(WORKERS).mapInArrow(task, "rows long", barrier=True).collect()
+    seconds = time.perf_counter() - began
+    assert sum(row["rows"] for row in counted) == ROWS
+    return seconds
+
+
+def _number(rows: int) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+
+
+def shuffled(rounds: int) -> dict[str, Table]:
+    """Batches of an epoch in one process: medians over interleaved rounds, after a first one."""
+    return {
+        f"batches of {size}, rows of {WIDTH} bytes": _batches(size, rounds) for size in (64, 1024)
+    }
+
+
+def _batches(batch_size: int, rounds: int) -> Table:
+    import tensorflow as tf
+
+    from pybackend.data.rows import SpooledRows
+    from pybackend.data.spool import write_columns
+    from pybackend.engine.feed import Feed
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (ROWS, WIDTH), np.uint8)
+    y = rng.integers(0, 10, ROWS)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        write_columns(Path(folder, "train"), {"x": x, "y": y})
+        columns = SpooledRows(Path(folder, "train"))
+        cases = {
+            "tf.data, in order": tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size),
+            "tfdist, shuffled": Feed(columns, [ROWS], 0, batch_size, shuffle=True).dataset(),
+        }
+        found: dict[str, list[float]] = {name: [] for name in cases}
+        for number in range(rounds + 1):
+            for name, dataset in cases.items():
+                began = time.perf_counter()
+                assert sum(len(labels) for _, labels in dataset) == ROWS
+                if number:
+                    found[name].append(ROWS / (time.perf_counter() - began))
+    rates = {name: float(np.median(each)) for name, each in found.items()}
+    reference = next(iter(rates.values()))
+    return {name: {"rows_per_s": r, "ratio": r / reference} for name, r in rates.items()}

@@ -1,0 +1,52 @@
+"""Milliseconds per step of the seed's network when its rows are a DataFrame's, beside arrays.
+
+Both by `pybackend.barrier_train` on one Spark session. Only the training itself is timed, all of
+it: the first step, in which TensorFlow builds its graph, and the reading of each epoch's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import step
+from feed import cached
+from standalone_session import WORKERS, standalone_session
+
+import pybackend
+
+Table = dict[str, dict[str, float]]
+EPOCHS = 8
+
+
+def per_step(rounds: int) -> dict[str, Table]:
+    """Medians over interleaved rounds and all workers, after a round that warms up."""
+    with standalone_session() as session:
+        frame = cached(session, "array<float>", step.ROWS)
+        arrays = step.digits()
+        cases: dict[str, Callable[[], list[float]]] = {
+            "arrays": lambda: _train(session, arrays),
+            "DataFrame of array<float>": lambda: _train(session, frame),
+        }
+        found: dict[str, list[float]] = {name: [] for name in cases}
+        for number in range(rounds + 1):
+            for name, case in cases.items():
+                milliseconds = case()
+                if number:
+                    found[name] += milliseconds
+    middle = {name: float(np.median(each)) for name, each in found.items()}
+    table = {n: {"ms_per_step": ms, "ratio": ms / middle["arrays"]} for n, ms in middle.items()}
+    return {f"step of rows from Spark, {WORKERS} workers, {step.BATCH} images each": table}
+
+
+def _train(session: Any, data: Any) -> list[float]:
+    def build() -> Any:
+        import keras
+
+        return step.network(keras)
+
+    trained = pybackend.barrier_train(
+        session, build, data, workers=WORKERS, epochs=EPOCHS, batch_size=step.BATCH, verbose=0
+    )
+    return [worker.seconds / worker.steps * 1e3 for worker in trained.workers]

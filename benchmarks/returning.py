@@ -1,0 +1,170 @@
+"""Seconds in which a model of 100 MB comes back from a Spark task to the driver.
+
+Inside a training the way back cannot be told from what goes before it, so it is timed alone: a
+barrier job whose first task has the file already and returns it as tfdist does, less the same job
+with an empty file. Beside it, a file that both sides reach. Then whole trainings of one step.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from standalone_session import WORKERS, standalone_session
+
+import pybackend
+from pybackend.launchers.spark import rows_returned
+from pybackend.launchers.spark_task import SCHEMA, rows_to_return
+from pybackend.result import WorkerReport
+
+Table = dict[str, dict[str, float]]
+BYTES = 100_000_000
+# A dense layer of 5,000 inputs and outputs has 25 million weights: 100 MB.
+WIDTH, TINY = 5000, 8
+
+
+def model_return(rounds: int) -> dict[str, Table]:
+    """Medians over interleaved rounds, after one that warms up.
+
+    In a process of its own: Spark's Java, once started, keeps the memory that it has.
+    """
+    command = [sys.executable, __file__, str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+    tables: dict[str, Table] = json.loads(done.stdout)
+    return tables
+
+
+def _tables(rounds: int) -> dict[str, Table]:
+    with (
+        standalone_session() as session,
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+    ):
+        size = f"a model of {BYTES // 1_000_000} MB"
+        return {
+            f"{size} from a task to the driver": _alone(session, Path(folder), rounds),
+            f"training {size}, one step, {WORKERS} workers": _in_training(session, rounds),
+        }
+
+
+def _alone(session: Any, folder: Path, rounds: int) -> Table:
+    model, empty, shared = (folder / name for name in ("model", "empty", "shared"))
+    model.write_bytes(np.random.default_rng(0).bytes(BYTES))
+    empty.touch()
+    found = _medians(
+        {
+            "job without a model": lambda: _collected(session, empty),
+            "in the task's row": lambda: _collected(session, model),
+            "in the task's row, to a result with base64": lambda: _as_text(
+                _collected(session, model)
+            ),
+            "shared file": lambda: _through_file(session, empty, model, shared),
+            "shared file, to a result with base64": lambda: _as_text(
+                _through_file(session, empty, model, shared)
+            ),
+        },
+        rounds,
+    )
+    job = found["job without a model"]
+    return {name: {"seconds": s, "above_the_job": s - job} for name, s in found.items()}
+
+
+def _collected(session: Any, path: Path) -> bytes:
+    """The content of a file that the first task reads, as the row it returns."""
+    return _job(session, lambda: path.read_bytes())
+
+
+def _through_file(session: Any, empty: Path, model: Path, shared: Path) -> bytes:
+    """The content of a file that the first task copies, to the disk, to where the driver is."""
+
+    def copy() -> bytes:
+        with model.open("rb") as source, shared.open("wb") as target:
+            shutil.copyfileobj(source, target)
+            os.fsync(target.fileno())
+        return empty.read_bytes()
+
+    _job(session, copy)
+    return shared.read_bytes()
+
+
+def _job(session: Any, content: Callable[[], bytes]) -> bytes:
+    """A barrier job of the rows that tfdist's tasks return; the content of the first."""
+
+    def task(batches: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import BarrierTaskContext
+
+        rank = BarrierTaskContext.get().partitionId()
+        for _ in batches:
+            pass
+        model = ("h5", content()) if rank == 0 else None
+        yield from rows_to_return(WorkerReport(rank, "here", 0), model)
+
+    frame = session.range(0, WORKERS, 1, WORKERS).mapInArrow(task, SCHEMA, barrier=True)
+    pieces = [row["model"] for row in rows_returned(frame)]
+    return b"".join(piece for piece in pieces if piece is not None)
+
+
+def _as_text(content: bytes) -> Any:
+    """What a result holds, made as `pybackend.barrier_train` does, and read as its user does."""
+    digest = hashlib.sha256(content).hexdigest()
+    return digest, base64.b64decode(base64.b64encode(content).decode("ascii"))
+
+
+def _in_training(session: Any, rounds: int) -> Table:
+    """Whole calls with a large model and a tiny one; on this machine a model returns as a file."""
+    calls = _medians(
+        {
+            f"{place}, {size}": lambda spark=spark, width=width: _train(spark, width)
+            for place, spark in (("Spark", session), ("this machine", "local"))
+            for size, width in (("tiny model", TINY), ("large model", WIDTH))
+        },
+        rounds,
+    )
+    table = {name: {"seconds": s, "above_tiny": 0.0} for name, s in calls.items()}
+    for place in ("Spark", "this machine"):
+        extra = calls[f"{place}, large model"] - calls[f"{place}, tiny model"]
+        table[f"{place}, large model"]["above_tiny"] = extra
+    return table
+
+
+def _train(spark: Any, width: int) -> None:
+    """One step, so that a call is its launch and its model's way back; both build the model."""
+
+    def build() -> Any:
+        import keras
+
+        layer = keras.layers.Dense(width, use_bias=False)
+        model = keras.Sequential([keras.Input((width,)), layer])
+        model.compile(keras.optimizers.SGD(1e-4), "mse")
+        return model
+
+    rows = np.zeros((2 * WORKERS, width), np.float32)
+    pybackend.barrier_train(
+        spark, build, (rows, rows), workers=WORKERS, batch_size=len(rows), verbose=0
+    )
+
+
+def _medians(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            began = time.perf_counter()
+            case()
+            if number:
+                found[name].append(time.perf_counter() - began)
+    return {name: float(np.median(times)) for name, times in found.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_tables(int(sys.argv[1]))))

@@ -1,0 +1,44 @@
+"""A Spark session on the tests' cluster: a master and workers on hosts of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WORKERS = 2
+
+
+@contextmanager
+def standalone_session(**settings: str) -> Iterator[Any]:
+    """Two executors of one core each, both registered when the first job starts.
+
+    Executors, which are on this machine, import what is in this folder by its name.
+    """
+    here = Path(__file__).parent
+    sys.path.insert(0, str(here.parent / "tests" / "python"))
+    from standalone import standalone_cluster
+
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(here), *([given] if given else [])])
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        standalone_cluster(Path(folder) / "cluster") as cluster,
+        cluster.session(
+            **{
+                # An executor more than workers would now and then be met cold.
+                "spark__cores__max": str(WORKERS),
+                "spark__executor__memory": "1500m",
+                # Else all rows may be cached on the executor that happens to be there first.
+                "spark__scheduler__minRegisteredResourcesRatio": "1.0",
+                "spark__executorEnv__TF_NUM_INTRAOP_THREADS": "1",
+                "spark__executorEnv__TF_CPP_MIN_LOG_LEVEL": "3",
+                **settings,
+            }
+        ) as session,
+    ):
+        yield session

@@ -1,0 +1,70 @@
+"""TensorFlowOnSpark 2.2.5 with ``InputMode.SPARK``: rows of an RDD to tensors, and nothing more.
+
+It runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on two conditions: an executor
+runs one task at a time, and executors are told the driver's address.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from standalone_session import WORKERS
+
+BATCH = 64
+
+
+def feed_seconds(session: Any, frame: Any, rows: int) -> float:
+    """Seconds in which the rows of a DataFrame (image, label) become batches of tensors.
+
+    Starting its cluster and ending it, some ten seconds, is not timed.
+    """
+    # By default it announces the address of the route to the internet.
+    os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        from tensorflowonspark import TFCluster
+
+        logging.getLogger().setLevel(logging.WARNING)  # it tells of every step
+        cluster = TFCluster.run(
+            session.sparkContext,
+            _consume,
+            {"folder": folder},
+            num_executors=WORKERS,
+            num_ps=0,
+            input_mode=TFCluster.InputMode.SPARK,
+        )
+        began = time.perf_counter()
+        cluster.train(frame.rdd, 1)
+        seconds = time.perf_counter() - began
+        cluster.shutdown(timeout=-1)
+        counted = sum(int(path.read_text()) for path in Path(folder).iterdir())
+    assert counted == rows, f"{counted} of {rows} rows have arrived"
+    return seconds
+
+
+def _consume(arguments: dict[str, str], context: Any) -> None:
+    """The "main" function of a worker: takes batches until there are no more."""
+    import tensorflow as tf
+
+    feed = context.get_data_feed(train_mode=True)
+    count = 0
+    while not feed.should_stop():
+        batch = feed.next_batch(BATCH)
+        if batch:
+            x, y = tf.constant(_images(batch)), tf.constant([row[1] for row in batch])
+            assert x.shape == (len(y), 784)
+            count += len(y)
+    Path(arguments["folder"], str(context.executor_id)).write_text(str(count))
+
+
+def _images(batch: list[Any]) -> Any:
+    import numpy as np
+
+    if isinstance(batch[0][0], list):
+        return np.array([row[0] for row in batch], np.float32)
+    pixels = np.frombuffer(b"".join(row[0] for row in batch), np.uint8)
+    return pixels.reshape(len(batch), -1).astype(np.float32)

@@ -1,0 +1,143 @@
+"""The columns that a model's outputs become beside the rows that they were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.errors import InputError
+
+Array = npt.NDArray[Any]
+TEXT = "str"
+# How a table holds what a model computes, by the kind of number and its bytes.
+_HELD = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model: its name, type and the shape of a row, None where any size may come.
+
+    A model's only output needs no name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    @property
+    def depth(self) -> int:
+        """How many arrays the numbers of a row are nested in; one number is none."""
+        return 0 if self.shape == (1,) else len(self.shape)
+
+    @property
+    def held(self) -> str:
+        """The type of the numbers in a table."""
+        if self.dtype == "bool" or self.dtype in _HELD:
+            return _HELD.get(self.dtype, "bool")
+        return "int32" if "int" in self.dtype else "float32"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column: its name, the type of its values, and how many arrays these are nested in."""
+
+    name: str
+    dtype: str
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What becomes of a model's outputs.
+
+    Attributes
+    ----------
+    outputs
+        In the order in which Keras flattens them.
+    has_class
+        ``.pred_class``: the class with the largest number.
+    has_numbers
+        A column for each class, ``.pred_<level>``.
+    levels
+        Names of the classes; None: 0, 1, 2, ...
+
+    With neither the class nor its numbers, each output is a column: ``.pred``, or
+    ``.pred_<output>`` where there are several.
+    """
+
+    outputs: tuple[Output, ...]
+    has_class: bool = False
+    has_numbers: bool = False
+    levels: tuple[str, ...] | None = None
+
+    @property
+    def fields(self) -> list[Field]:
+        """The columns, in order."""
+        if not (self.has_class or self.has_numbers):
+            return [
+                Field(f".pred_{output.name}" if output.name else ".pred", output.held, output.depth)
+                for output in self.outputs
+            ]
+        found = []
+        if self.has_class:
+            found.append(Field(".pred_class", TEXT if self.levels else "int32"))
+        if self.has_numbers:
+            (output,) = self.outputs
+            classes = self.levels or range(output.shape[0] or 0)
+            found += [Field(f".pred_{name}", output.held) for name in classes]
+        return found
+
+    def arrow(self, outputs: Sequence[Array]) -> list[Any]:
+        """The columns as Arrow arrays.
+
+        Parameters
+        ----------
+        outputs
+            What the model gave for the same rows: arrays of shape (rows, ...).
+        """
+        for output, numbers in zip(self.outputs, outputs, strict=True):
+            _check_shape(output, numbers)
+        if not (self.has_class or self.has_numbers):
+            pairs = zip(self.outputs, outputs, strict=True)
+            return [_nested(numbers.astype(output.held), output.depth) for output, numbers in pairs]
+        import pyarrow as pa
+
+        found = [self._classes(outputs[0])] if self.has_class else []
+        if self.has_numbers:
+            columns = np.ascontiguousarray(outputs[0].T, self.outputs[0].held)
+            found += [pa.array(column) for column in columns]
+        return found
+
+    def _classes(self, numbers: Array) -> Any:
+        import pyarrow as pa
+
+        codes = pa.array(numbers.argmax(axis=1).astype(np.int32))
+        return codes if self.levels is None else pa.array(self.levels, pa.string()).take(codes)
+
+
+def _check_shape(output: Output, numbers: Array) -> None:
+    shape = numbers.shape[1:]
+    fits = len(shape) == len(output.shape) and all(
+        expected in (None, found) for expected, found in zip(output.shape, shape, strict=True)
+    )
+    if not fits:
+        raise InputError(
+            f"the model gave rows of shape {shape}, where its layers have {output.shape}: does a "
+            "`predict_step` of its own change them?"
+        )
+
+
+def _nested(numbers: Array, depth: int) -> Any:
+    """Rows of numbers as Arrow lists, one in another."""
+    import pyarrow as pa
+
+    found = pa.array(np.ascontiguousarray(numbers).reshape(-1))
+    for axis in range(depth, 0, -1):
+        lists = int(np.prod(numbers.shape[:axis]))
+        offsets = np.arange(lists + 1, dtype=np.int32) * numbers.shape[axis]
+        found = pa.ListArray.from_arrays(pa.array(offsets), found)
+    return found

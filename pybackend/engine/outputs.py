@@ -1,0 +1,113 @@
+"""What a model takes and gives, as far as its layers tell before it has seen a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.data.predictions import Output
+from pybackend.engine.layers import flat
+from pybackend.errors import InputError
+
+
+def outputs_of(model: Any) -> tuple[Output, ...]:
+    """The model's outputs, in the order in which Keras flattens them.
+
+    Raises
+    ------
+    InputError
+        Where the layers do not tell, or an output is text.
+    """
+    found = keras.tree.flatten_with_path(_specification(model))
+    listed = getattr(model, "output_names", None) or []
+    names = listed if len(listed) == len(found) else [str(place) for place in range(len(found))]
+    outputs = []
+    for (path, tensor), name in zip(found, names, strict=True):
+        told = str(path[-1]) if path and isinstance(path[-1], str) else str(name)
+        if tensor.dtype == "string":
+            raise InputError(f"the model's output {told!r} is text; only numbers become columns")
+        shape = tuple(tensor.shape[1:])
+        outputs.append(Output(told if len(found) > 1 else "", tensor.dtype, shape))
+    return tuple(outputs)
+
+
+def check_inputs(model: Any, features: Any, columns: int | None) -> None:
+    """Refuse features that are seen not to fit the model's inputs.
+
+    Parameters
+    ----------
+    features
+        As users give them: a mapping for several inputs.
+    columns
+        How many numbers a row of the only input has, where that is known.
+    """
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    is_mapping = isinstance(features, Mapping)
+    if len(tensors) > 1:
+        given = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
+        names = sorted(given)
+        if not is_mapping or sorted(features) != names:
+            example = ", ".join(f"{name!r}: [...]" for name in names)
+            raise InputError(
+                f"the model has the inputs {', '.join(names)}: say which columns each is fed "
+                f"with, as features={{{example}}}"
+            )
+    elif len(tensors) == 1 and columns is not None:
+        shape = tuple(tensors[0].shape[1:])
+        if None not in shape and int(np.prod(shape)) != columns:
+            raise InputError(
+                f"the model's input has the shape {shape}, but `features` are {columns} columns "
+                "of one number each: name those of the training in `features`"
+            )
+
+
+def gives_classes(model: Any, outputs: Sequence[Output]) -> bool:
+    """Whether a model gives a number for each class, unless its loss tells otherwise."""
+    if len(outputs) != 1 or not is_row_of_numbers(outputs[0]):
+        return False
+    losses = flat(getattr(model, "loss", None))
+    if not losses:
+        return True
+    loss = keras.losses.get(losses[0])
+    name = getattr(loss, "__name__", type(loss).__name__)
+    is_keras_own = str(getattr(loss, "__module__", "")).startswith("keras.")
+    return not is_keras_own or "categorical" in name.lower()
+
+
+def is_row_of_numbers(output: Output) -> bool:
+    """Whether the output is a known number of numbers, more than one."""
+    return len(output.shape) == 1 and (output.shape[0] or 0) > 1
+
+
+def _specification(model: Any) -> Any:
+    """The outputs as symbolic tensors, in the model's structure."""
+    try:
+        return model.compute_output_spec(_symbolic_input(model))
+    except Exception as error:
+        raise InputError(
+            f"the shape of what the model {model.name!r} gives is not known ({error}): call it "
+            "once on a batch before"
+        ) from error
+
+
+def _symbolic_input(model: Any) -> Any:
+    try:
+        return model.input
+    except (AttributeError, ValueError):  # a class of its own
+        pass
+    config = model.get_build_config() or {}
+    shape = config.get("input_shape")
+    if isinstance(shape, Mapping):
+        return {name: _tensor(one) for name, one in shape.items()}
+    if shape and isinstance(shape[0], (list, tuple)):
+        return [_tensor(one) for one in shape]
+    if not shape:
+        raise ValueError("it was not built")
+    return _tensor(shape)
+
+
+def _tensor(shape: Sequence[int | None]) -> Any:
+    return keras.KerasTensor((None, *shape[1:]), keras.config.floatx())

@@ -1,0 +1,260 @@
+"""Tensors from Arrow batches: every kind of column, and errors that name the column and a row."""
+
+from __future__ import annotations
+
+import itertools
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.data.arrow import TensorReader, kinds_of_schema
+from pybackend.data.leaves import Choice, leaves_of
+from pybackend.data.spool import Ragged
+from pybackend.errors import InputError
+
+LISTS = pa.list_(pa.float32())
+
+
+def batch(**columns: Any) -> Any:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
+    """The tensors of one batch; its columns are read in the order that the leaves want."""
+    leaves, names = leaves_of(Choice(**choice), kinds_of_schema(rows.schema), floatx, "data")
+    return TensorReader(leaves).read(rows.select(names))
+
+
+def floats(values: list[Any]) -> Any:
+    return pa.array(values, pa.float32())
+
+
+def test_scalar_columns_stand_side_by_side() -> None:
+    rows = batch(a=floats([1, 2, 3]), b=floats([4, 5, 6]), label=pa.array([0, 1, 0], pa.int64()))
+    found = read(rows)
+    assert found["x"].tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert found["x"].dtype == "float32"
+    assert found["y"].tolist() == [0, 1, 0]
+    assert found["y"].dtype == "int64"
+
+
+def test_arrays_and_scalars_mix_in_the_order_of_the_features() -> None:
+    rows = batch(
+        v=pa.array([[1, 2], [3, 4]], LISTS),
+        s=floats([9, 8]),
+        label=pa.array([0.5, 1.5], pa.float64()),
+    )
+    found = read(rows, floatx="float64", features=["s", "v"])
+    assert found["x"].tolist() == [[9, 1, 2], [8, 3, 4]]
+    assert found["x"].dtype == "float64"
+    assert found["y"].dtype == "float64"
+
+
+def test_whole_numbers_stay_whole_and_exact() -> None:
+    large = 2**53 + 1
+    rows = batch(id=pa.array([large, 1]), label=pa.array([1, 0], pa.int8()))
+    found = read(rows)
+    assert found["x"].tolist() == [[large], [1]]
+    mixed = batch(a=pa.array([1, 2], pa.int16()), b=pa.array([True, False]), label=floats([0, 1]))
+    assert read(mixed)["x"].dtype == "int16"
+    assert read(mixed)["x"].tolist() == [[1, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), [[1, 2], [3, 4]]),
+        (pa.array([[1, 2], [3, 4]], pa.large_list(pa.float64())), [[1, 2], [3, 4]]),
+        (pa.array([[[1], [2]], [[3], [4]]], pa.list_(LISTS)), [[1, 2], [3, 4]]),
+        (pa.array([b"\x01\x02", b"\x03\x04"], pa.binary(2)), [[1, 2], [3, 4]]),
+        (pa.array([b"\x01\x02", b"\x03\x04"], pa.binary()), [[1, 2], [3, 4]]),
+        (pa.array([Decimal("1.5"), Decimal("2.5")], pa.decimal128(5, 2)), [[1.5], [2.5]]),
+        (pa.array([7, 8]).dictionary_encode(), [[7], [8]]),
+    ],
+    ids=["fixed lists", "large lists", "nested", "fixed bytes", "bytes", "decimal", "dictionary"],
+)
+def test_kinds_of_features(column: Any, expected: Any) -> None:
+    rows = batch(a=column, label=pa.array([0, 1]))
+    assert read(rows)["x"].tolist() == expected
+    # A slice's buffers begin earlier.
+    assert read(rows.slice(1))["x"].tolist() == expected[1:]
+
+
+def test_bytes_are_read_as_promised() -> None:
+    images = np.arange(12, dtype="<i2").reshape(2, 2, 3)
+    rows = batch(image=pa.array([i.tobytes() for i in images]), label=pa.array([0, 1]))
+    found = read(rows, tensors={"image": ("int16", (2, 3))})
+    np.testing.assert_array_equal(found["x"], images)
+    assert found["x"].dtype == "int16"
+
+
+def test_several_named_inputs_with_text_and_ragged_rows() -> None:
+    rows = batch(
+        a=floats([1, 2]),
+        words=pa.array([[1, 2, 3], []], pa.list_(pa.int32())),
+        name=pa.array(["x", "größe"]),
+        label=pa.array([0, 1]),
+        w=floats([1, 0.5]),
+    )
+    found = read(
+        rows,
+        features={"numbers": ["a"], "words": "words", "name": "name"},
+        tensors={"words": ("int64", (None,))},
+        weight="w",
+    )
+    assert list(found) == ["x/numbers", "x/words", "x/name", "y", "sample_weight"]
+    words = found["x/words"]
+    assert isinstance(words, Ragged)
+    assert words.values.dtype == "int64"
+    assert words.offsets.tolist() == [0, 3, 3]
+    name = found["x/name"]
+    assert isinstance(name, Ragged)
+    assert bytes(name.values) == "xgröße".encode()
+    assert found["sample_weight"].tolist() == [1, 0.5]
+
+
+def test_categories_become_their_positions() -> None:
+    rows = batch(
+        color=pa.array(["red", "blue"]), size=floats([1, 2]), label=pa.array(["no", "yes"])
+    )
+    categories = {"color": ["blue", "red"], "label": ["no", "yes"]}
+    one = read(rows, features={"color": "color"}, categories=categories)
+    assert one["x/color"].tolist() == [[1], [0]]
+    assert one["y"].tolist() == [0, 1]
+    assert one["y"].dtype == "int64"
+
+
+def test_categories_stand_beside_numbers_in_one_input() -> None:
+    rows = batch(color=pa.array(["red", "blue"]), size=floats([1, 2]), label=pa.array([0, 1]))
+    found = read(rows, categories={"color": ["blue", "red"]})
+    assert found["x"].tolist() == [[1, 1], [0, 2]]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 4), st.data())
+def test_batches_and_slices_of_any_size_give_the_same_rows(
+    rows: int, width: int, data: st.DataObject
+) -> None:
+    matrix = np.arange(rows * width, dtype="float32").reshape(rows, width)
+    whole = batch(
+        v=pa.array(list(matrix), LISTS),
+        t=pa.array([f"text {n}" for n in range(rows)]),
+        label=pa.array(np.arange(rows)),
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=5)))
+    parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts, rows]) if a < b]
+    choice = Choice(features={"v": "v", "t": "t"})
+    leaves, names = leaves_of(choice, kinds_of_schema(whole.schema), "float32", "data")
+    reader = TensorReader(leaves)
+    found = [reader.read(part.select(names)) for part in parts]
+    np.testing.assert_array_equal(np.concatenate([f["x/v"] for f in found]), matrix)
+    np.testing.assert_array_equal(np.concatenate([f["y"] for f in found]), np.arange(rows))
+    texts = [
+        bytes(f["x/t"].values[a:b]).decode()
+        for f in found
+        for a, b in itertools.pairwise(f["x/t"].offsets)
+    ]
+    assert texts == [f"text {n}" for n in range(rows)]
+
+
+ROW = r"the row \("
+
+
+@pytest.mark.parametrize(
+    ("columns", "choice", "message"),
+    [
+        (
+            {"a": floats([1, None]), "label": floats([0, 1])},
+            {},
+            rf"column 'a' holds 1 null\(s\), first in {ROW}a=None, label=1.0\): drop or fill",
+        ),
+        (
+            {"a": floats([1, 2]), "label": floats([None, None])},
+            {},
+            rf"column 'label' holds 2 null\(s\), first in {ROW}a=1.0, label=None\)",
+        ),
+        (
+            {"a": pa.array([[1], None], LISTS), "label": floats([0, 7])},
+            {},
+            rf"column 'a' holds 1 null\(s\), first in {ROW}a=None, label=7.0\)",
+        ),
+        (
+            {"a": pa.array([[1, 2], [3, None]], LISTS), "label": floats([0, 7])},
+            {},
+            rf"column 'a' holds 1 null\(s\), first in {ROW}a=\[3.0, None\], label=7.0\)",
+        ),
+        (
+            {"a": pa.array([[1, 2], [3]], LISTS), "label": floats([0, 7])},
+            {},
+            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in rows",
+        ),
+        (
+            {"a": pa.array([[1, 2], [3, 4]], LISTS), "label": floats([0, 7])},
+            {"tensors": {"a": ("float32", (3,))}},
+            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as prom",
+        ),
+        (
+            {"a": pa.array([b"ab", b"abc"]), "label": floats([0, 7])},
+            {"tensors": {"a": ("uint8", (2,))}},
+            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as promised",
+        ),
+        (
+            {"a": floats([1, 2]), "label": floats([0, float("nan")])},
+            {},
+            rf"label column 'label' holds NaN in {ROW}a=2.0, label=nan\): drop or fill",
+        ),
+        (
+            {"a": floats([1, 2]), "label": floats([0, 1]), "w": floats([float("nan"), 1])},
+            {"weight": "w"},
+            rf"weight column 'w' holds NaN in {ROW}a=1.0, label=0.0, w=nan\)",
+        ),
+        (
+            {"a": pa.array(["red", "pink"]), "label": floats([0, 7])},
+            {"categories": {"a": ["red", "blue"]}},
+            rf"column 'a' holds 'pink' in {ROW}a='pink', label=7.0\), which is none of its categor",
+        ),
+    ],
+    ids=[
+        "null",
+        "null label",
+        "null array",
+        "null in array",
+        "uneven arrays",
+        "promised shape",
+        "promised bytes",
+        "NaN label",
+        "NaN weight",
+        "unseen category",
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
+    columns: Any, choice: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read(batch(**columns), **choice)
+
+
+def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
+    parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
+    leaves, _ = leaves_of(Choice(), kinds_of_schema(parts[0].schema), "float32", "data")
+    reader = TensorReader(leaves)
+    reader.read(parts[0])
+    with pytest.raises(InputError, match=r"column 'a' holds 3 numbers in .*; expected 2, as in"):
+        reader.read(parts[1])
+
+
+def test_missing_values_of_floats_may_be_in_the_features() -> None:
+    rows = batch(a=floats([float("nan"), 1]), label=pa.array([0, 1]))
+    assert np.isnan(read(rows)["x"]).tolist() == [[True], [False]]
+
+
+def test_long_values_are_told_in_short() -> None:
+    rows = batch(a=pa.array([[0.5] * 500, None], LISTS), label=floats([0, 7]))
+    with pytest.raises(InputError) as told:
+        read(rows.slice(0, 2))
+    assert len(str(told.value)) < 200

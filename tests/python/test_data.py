@@ -1,0 +1,234 @@
+"""Training on this machine from files and from a function: exact, and like from arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import build_dense, largest_difference
+
+import pybackend
+from pybackend import InputError, WorkerFailedError, barrier_evaluate, barrier_train
+
+LEVELS = ["cat", "dog", "owl"]
+
+
+def parquet(folder: Path, rows: Any, **more: Any) -> str:
+    """500 rows in two files: the features in one column, the label as text."""
+    x, y = rows
+    columns = {
+        "features": pa.array(list(x), pa.list_(pa.float32())),
+        "animal": pa.array([LEVELS[label] for label in y]),
+        **more,
+    }
+    table = pa.table(columns)
+    for number, part in enumerate((table.slice(0, 180), table.slice(180))):
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=64)
+    return str(folder)
+
+
+def fitted(model: Any, batches: list[Any], epochs: int) -> Any:
+    """Train this very model in this process, a step per batch."""
+    for _ in range(epochs):
+        for batch in batches:
+            model.train_on_batch(*batch)
+    return model
+
+
+def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_model: Any) -> None:
+    path = parquet(tmp_path, rows)
+    result = barrier_train(
+        None,
+        dense_model,
+        path,
+        label="animal",
+        workers=2,
+        epochs=2,
+        batch_size=25,
+        shuffle=False,
+        repartition=False,
+        validation_data=str(tmp_path / "1.parquet"),
+        verbose=0,
+    )
+    assert result.levels == LEVELS
+    assert [worker.rows for worker in result.workers] == [250, 250]
+    x, y = rows
+    halves = [(slice(s, s + 25), slice(250 + s, 275 + s)) for s in range(0, 250, 25)]
+    batches = [tuple(np.concatenate([a[p], a[q]]) for a in (x, y)) for p, q in halves]
+    fitted(dense_model, batches, 2)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+    expected = dense_model.evaluate(x[180:], y[180:], verbose=0, return_dict=True)
+    assert result.history["val_loss"][-1] == pytest.approx(expected["loss"], abs=1e-6)
+    categories = {"animal": LEVELS}
+    figures = barrier_evaluate(
+        None, dense_model, path, label="animal", categories=categories, workers=2, verbose=0
+    )
+    everything = dense_model.evaluate(x, y, verbose=0, return_dict=True)
+    assert figures["loss"] == pytest.approx(everything["loss"], abs=1e-6)
+
+
+def test_files_are_shuffled_globally_as_arrays_are(tmp_path: Path, rows: Any) -> None:
+    path = parquet(tmp_path, rows)
+    common: Any = {
+        "workers": 2,
+        "epochs": 2,
+        "batch_size": 30,
+        "seed": 5,
+        "shuffle": "global",
+        "verbose": 0,
+    }
+    of_files = barrier_train(None, build_dense, path, label="animal", in_memory=True, **common)
+    of_arrays = barrier_train(None, build_dense, rows, **common)
+    assert largest_difference(of_files.model, of_arrays.model) <= 1e-6
+
+
+def build_named() -> Any:
+    """A functional model of numbers, text and rows of any length."""
+    numbers = keras.Input((9,), name="numbers")
+    animal = keras.Input((1,), name="animal", dtype="string")
+    words = keras.Input((None,), name="words", dtype="int32")
+    lookup = keras.layers.StringLookup(vocabulary=LEVELS, output_mode="one_hot")
+    embedded = keras.layers.Embedding(20, 4)(words)
+    pooled = keras.layers.GlobalAveragePooling1D()(embedded)
+    joined = keras.layers.Concatenate()([numbers, lookup(animal), pooled])
+    model = keras.Model(
+        {"numbers": numbers, "animal": animal, "words": words}, keras.layers.Dense(1)(joined)
+    )
+    model.compile(keras.optimizers.SGD(0.01), "mse", weighted_metrics=["mae"])
+    return model
+
+
+def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: Any) -> None:
+    x, y = rows
+    rng = np.random.default_rng(1)
+    words = [rng.integers(0, 20, rng.integers(0, 6)).tolist() for _ in y]
+    weight, target = rng.random(500), rng.normal(size=500)
+    more = {
+        "words": pa.array(words, pa.list_(pa.int64())),
+        "age": pa.array(np.arange(500) / 500),
+        "weight": pa.array(weight),
+        "target": pa.array(target),
+    }
+    result = barrier_train(
+        None,
+        build_named,
+        parquet(tmp_path, rows, **more),
+        features={"numbers": ["features", "age"], "animal": "animal", "words": "words"},
+        label="target",
+        weight="weight",
+        tensors={"words": ("int32", (None,))},
+        workers=2,
+        batch_size=250,
+        repartition=False,
+        shuffle=False,
+        seed=3,
+        verbose=0,
+    )
+    keras.utils.set_random_seed(3)
+    model = build_named()
+    padded = np.zeros((500, max(map(len, words))), "int32")
+    for row, values in enumerate(words):
+        padded[row, : len(values)] = values
+    inputs = {
+        "numbers": np.concatenate([x, np.arange(500)[:, None] / 500], axis=1).astype("float32"),
+        "animal": np.array([[LEVELS[label]] for label in y], dtype=object),
+        "words": padded,
+    }
+    tensors = {name: keras.ops.convert_to_tensor(value) for name, value in inputs.items()}
+    fitted(model, [(tensors, target.astype("float32"), weight.astype("float32"))], 1)
+    assert largest_difference(model, result.model) <= 1e-6
+
+
+def test_a_row_that_cannot_be_used_is_placed(tmp_path: Path, rows: Any) -> None:
+    weights = [1.0] * 499 + [float("nan")]
+    path = parquet(tmp_path, rows, w=pa.array(weights))
+    with pytest.raises(WorkerFailedError, match=r"weight column 'w' holds NaN in row 319 .*1\.par"):
+        barrier_train(
+            None, build_dense, path, label="animal", weight="w", features=["features"], verbose=0
+        )
+
+
+def test_a_function_gives_what_one_process_gives(rows: Any, dense_model: Any) -> None:
+    x, y = rows
+    sizes = [16 * 5, 16 * 3 + 7]  # the second worker ends earlier
+
+    def data(context: Any) -> Any:
+        import tensorflow as tf
+
+        own = slice(context.rank * 200, context.rank * 200 + sizes[context.rank])
+        return tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(16)
+
+    result = barrier_train(
+        None, dense_model, data, workers=2, epochs=2, validation_data=data, verbose=0
+    )
+    assert [(w.rows, w.steps) for w in result.workers] == [(80, 10), (55, 10)]
+    batches = []
+    for step in range(5):
+        own = [np.arange(80)[16 * step :][:16], 200 + np.arange(55)[16 * step :][:16]]
+        together = np.concatenate(own)
+        batches.append((x[together], y[together]))
+    fitted(dense_model, batches, 2)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+    used = np.concatenate([np.arange(80), 200 + np.arange(55)])
+    expected = dense_model.evaluate(x[used], y[used], verbose=0, return_dict=True)
+    assert result.history["val_loss"][-1] == pytest.approx(expected["loss"], abs=1e-6)
+    assert result.history["val_accuracy"][-1] == pytest.approx(expected["accuracy"], abs=1e-6)
+
+
+def test_endless_data_go_on_from_epoch_to_epoch(rows: Any, dense_model: Any) -> None:
+    x, y = rows
+
+    def data(context: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(50).repeat()
+
+    with pytest.raises(WorkerFailedError, match="endless data on worker 0: give"):
+        barrier_train(None, dense_model, data, workers=2, verbose=0)
+    result = barrier_train(
+        None, dense_model, data, workers=2, epochs=2, steps_per_epoch=3, verbose=0
+    )
+    # Both workers bring the same rows: their mean is that of one.
+    batches = [(x[s : s + 50], y[s : s + 50]) for s in range(0, 300, 50)]
+    fitted(dense_model, batches, 1)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+
+
+def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
+    with pytest.raises(WorkerFailedError, match=r"function `data` returned tuple; expected a tf"):
+        barrier_train(None, build_dense, lambda context: rows, workers=1, verbose=0)
+
+
+def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None:
+    uri = tmp_path / "models" / "trained.keras"
+    result = barrier_train(None, build_dense, rows, workers=2, model_uri=uri, verbose=0)
+    assert result.model_base64 == ""
+    assert result.model_format == "keras"
+    assert [path.name for path in uri.parent.iterdir()] == ["trained.keras"]
+    again = pybackend.load_model(uri)
+    assert largest_difference(again, result.model) == 0
+
+
+def test_a_place_for_the_model_that_cannot_be_written_is_told_before_training(
+    tmp_path: Path, rows: Any
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkerFailedError, match="cannot be written"):
+        barrier_train(
+            None, build_dense, rows, workers=1, model_uri=tmp_path / "file" / "m.h5", verbose=0
+        )
+
+
+def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path, rows: Any) -> None:
+    path = parquet(tmp_path, rows)
+    with pytest.raises(InputError, match="`data` has no column 'label'"):
+        barrier_train(None, build_dense, path, verbose=0)
+    with pytest.raises(InputError, match="there is no file or folder"):
+        barrier_train(None, build_dense, path + "/nothing", verbose=0)
+    with pytest.raises(InputError, match=r"500 rows, fewer than workers=501"):
+        barrier_train(None, build_dense, path, label="animal", workers=501, verbose=0)

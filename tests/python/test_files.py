@@ -1,0 +1,71 @@
+"""Files by path and by URI, those of fsspec's own memory file system standing for remote ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pybackend.data.files import check_writable, content_of, found, opened, removed, size_of
+from pybackend.errors import InputError
+
+
+def fill(root: str) -> None:
+    names = ["b.parquet", "a.parquet", "_SUCCESS", ".a.parquet.crc", "k=1/c.parquet", "_tmp/d"]
+    for name in names:
+        with opened(f"{root}/{name}", "wb") as file:
+            file.write(name.encode())
+
+
+@pytest.mark.parametrize("kind", ["path", "file://", "memory://"])
+def test_a_folder_gives_its_data_files_in_order(kind: str, tmp_path: Path) -> None:
+    for folder in ("k=1", "_tmp"):
+        (tmp_path / folder).mkdir()
+    root = {
+        "path": str(tmp_path),
+        "file://": f"file://{tmp_path}",
+        "memory://": "memory://test_files/data",
+    }[kind]
+    fill(root)
+    files = found(root)
+    assert [file.rpartition("/")[2] for file in files] == ["a.parquet", "b.parquet", "c.parquet"]
+    assert [content_of(file) for file in files] == [b"a.parquet", b"b.parquet", b"k=1/c.parquet"]
+    assert size_of(files[0]) == 9
+    assert found(files[1]) == [files[1]]
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("/no/such/place", "`data`: there is no file or folder '/no/such/place'"),
+        ("memory://nowhere/at/all", "`data`: there is no file or folder 'memory://nowhere/at/all'"),
+        ("nosuchscheme://bucket/x", "`data`: 'nosuchscheme://bucket/x' cannot be opened"),
+    ],
+)
+def test_what_is_not_there_is_told(uri: str, message: str) -> None:
+    with pytest.raises(InputError) as told:
+        found(uri)
+    assert message in str(told.value)
+
+
+def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    with pytest.raises(InputError, match="holds no files"):
+        found(str(tmp_path))
+
+
+def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "new" / "model.h5"))
+    assert list((tmp_path / "new").iterdir()) == []
+    check_writable("memory://test_files/model.h5")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        check_writable(str(tmp_path / "file" / "model.h5"))
+
+
+def test_a_remote_file_can_be_removed() -> None:
+    with opened("memory://test_files/gone", "wb") as file:
+        file.write(b"x")
+    removed("memory://test_files/gone")
+    with pytest.raises(InputError):
+        found("memory://test_files/gone")

@@ -1,0 +1,91 @@
+"""Parquet files as numbered rows: any range of them, across row groups and files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.data import parquet
+from pybackend.data.files import opened
+from pybackend.data.parquet import ParquetFiles
+from pybackend.errors import InputError
+
+
+def write(folder: Path, sizes: list[int], group: int) -> None:
+    first = 0
+    for number, size in enumerate(sizes):
+        rows = range(first, first + size)
+        texts = pa.array([f"row {n}" for n in rows], pa.string())
+        table = pa.table({"a": pa.array(rows, pa.int64()), "b": texts})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
+        first += size
+
+
+def numbers(files: ParquetFiles, first: int, last: int) -> list[int]:
+    return [n for batch in files.batches(first, last, ["a"]) for n in batch.column(0).to_pylist()]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.data(),
+)
+def test_a_range_of_rows_is_just_those(
+    sizes: list[int], group: int, at_once: int, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "_MOST_ROWS", at_once)
+        write(Path(folder), sizes, group)
+        files = ParquetFiles.at(folder)
+        assert files.rows == sum(sizes)
+        assert list(files.counts) == sizes
+        first = data.draw(st.integers(0, sum(sizes)))
+        last = data.draw(st.integers(first, sum(sizes)))
+        assert numbers(files, first, last) == list(range(first, last))
+
+
+def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, [3], 10)
+    (batch,) = ParquetFiles.at(str(tmp_path)).batches(1, 3, ["b", "a"])
+    assert batch.to_pydict() == {"b": ["row 1", "row 2"], "a": [1, 2]}
+
+
+def test_files_may_lie_elsewhere() -> None:
+    with opened("memory://test_parquet/x.parquet", "wb") as file:
+        pq.write_table(pa.table({"a": [1, 2, 3]}), file)
+    assert numbers(ParquetFiles.at("memory://test_parquet"), 1, 3) == [2, 3]
+
+
+def test_wide_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
+    image = np.zeros(100_000, np.uint8).tobytes()
+    rng = np.random.default_rng(0)
+    images = [rng.bytes(100_000) for _ in range(99)] + [image]
+    pq.write_table(pa.table({"a": images}), tmp_path / "x.parquet")
+    batches = list(ParquetFiles.at(str(tmp_path)).batches(0, 100, ["a"]))
+    assert max(batch.nbytes for batch in batches) < 3e6
+
+
+def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"x\.parquet is no readable Parquet file"):
+        ParquetFiles.at(str(tmp_path))
+
+
+def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [1.5]}), tmp_path / "2.parquet")
+    with pytest.raises(InputError) as told:
+        ParquetFiles.at(str(tmp_path))
+    text: Any = str(told.value)
+    assert "2.parquet are (a: double)" in text
+    assert "1.parquet are (a: int64)" in text

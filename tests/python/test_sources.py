@@ -1,0 +1,103 @@
+"""Files that workers read for themselves: each row once, classes mixed, errors with a place."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.data.leaves import Choice
+from pybackend.data.rows import SpooledRows
+from pybackend.data.sources import FileRows
+from pybackend.errors import InputError
+
+
+def write(folder: Path, rows: int, **columns: Any) -> str:
+    table = pa.table({"a": pa.array(np.arange(rows, dtype="float32")), **columns})
+    path = folder / "rows.parquet"
+    pq.write_table(table, path, row_group_size=50)
+    return str(path)
+
+
+def rows_of_worker(source: FileRows, workers: int, rank: int, everything: bool = False) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        source.spool(Path(folder) / "train", workers, rank, everything)
+        spool = SpooledRows(Path(folder) / "train")
+        return spool.take(np.arange(len(spool)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 300), st.integers(1, 9), st.booleans())
+def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder), rows, label=pa.array(np.arange(rows)))
+        source = FileRows.at(path, Choice(repartition=repartition), "float32", "data")
+        counts = source.counts(workers)
+        assert sum(counts) == rows
+        assert max(counts) - min(counts) <= (64 if repartition else 1)
+        found = [
+            rows_of_worker(source, workers, rank).get("y", np.array([])) for rank in range(workers)
+        ]
+        assert [len(part) for part in found] == counts
+        assert sorted(np.concatenate(found).tolist()) == list(range(rows))
+
+
+def test_workers_have_all_classes_of_sorted_rows_unless_told_otherwise(tmp_path: Path) -> None:
+    path = write(tmp_path, 1000, label=pa.array(np.arange(1000) // 100))
+    mixed = FileRows.at(path, Choice(), "float32", "data")
+    for rank in range(4):
+        classes = Counter(rows_of_worker(mixed, 4, rank)["y"].tolist())
+        assert min(classes[label] for label in range(10)) >= 20
+    kept = FileRows.at(path, Choice(repartition=False), "float32", "data")
+    assert set(rows_of_worker(kept, 4, 0)["y"].tolist()) == {0, 1, 2}
+
+
+def test_all_rows_may_go_to_every_worker(tmp_path: Path) -> None:
+    path = write(tmp_path, 70, label=pa.array(np.arange(70)))
+    source = FileRows.at(path, Choice(), "float32", "data")
+    assert source.counts(4, shared=True) == [18, 18, 17, 17]
+    assert rows_of_worker(source, 4, 2, everything=True)["y"].tolist() == list(range(70))
+
+
+def test_a_label_of_text_becomes_codes_in_sorted_order(tmp_path: Path) -> None:
+    path = write(tmp_path, 3, label=pa.array(["b", "a", "c"]))
+    source = FileRows.at(path, Choice(), "float32", "data")
+    assert rows_of_worker(source, 1, 0)["y"].tolist() == [1, 0, 2]
+    assert source.choice.categories == {"label": ["a", "b", "c"]}
+
+
+def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
+    labels = [*range(80), None]
+    write(tmp_path, 81, label=pa.array(labels))
+    (tmp_path / "rows.parquet").rename(tmp_path / "b.parquet")
+    pq.write_table(
+        pa.table({"a": pa.array([0.0] * 7, pa.float32()), "label": pa.array([0] * 7)}),
+        tmp_path / "a.parquet",
+    )
+    source = FileRows.at(tmp_path, Choice(), "float32", "data")
+    with pytest.raises(InputError, match=r"'label' holds 1 null.*row 80 \(counting"):
+        rows_of_worker(source, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice(label="zz"), "`data` has no column 'zz': its columns are a, label"),
+        (Choice(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is given, but"),
+    ],
+)
+def test_what_does_not_fit_the_files_is_told_before_they_are_read(
+    choice: Choice, message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, 3, label=pa.array([0, 1, 2]))
+    with pytest.raises(InputError) as told:
+        FileRows.at(path, choice, "float32", "data")
+    assert message in str(told.value)
