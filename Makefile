@@ -114,10 +114,11 @@ docs: $(TARBALL) ## run the vignettes; pages in build/docs
 	scripts/docs.sh $(TARBALL) build/docs
 
 $(BENCH_STAMP): $(DEV_STAMP)
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor \
+	  tensorflowonspark
 	@touch $@
 
-bench: $(BENCH_STAMP) ## measure a step and a launch; compares with tf_keras
+bench: $(BENCH_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
 
 # --- upkeep ---

@@ -126,12 +126,12 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
     RowsOfFrame({"train": tuple(leaves)}).spool(chain([first], batches), 0, folder)
 
 
-def visited(folder: Path, batch_size: int) -> int:
+def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:
     """Rows that a shuffled epoch over a spool has visited."""
     from pybackend.data.rows import SpooledRows
     from pybackend.engine.feed import Feed
 
-    rows = SpooledRows(folder)
+    rows = SpooledRows(folder, in_memory)
     feed = Feed(rows, [len(rows)], 0, batch_size, shuffle=True)
     return sum(len(y) for _, y in feed.dataset())
 

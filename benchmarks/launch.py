@@ -12,14 +12,12 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from standalone_session import standalone_session
 from step import network
 
 import pybackend
@@ -30,7 +28,7 @@ Figures = dict[str, dict[str, float]]
 
 def measure(rounds: int) -> dict[str, Figures]:
     """Medians over interleaved rounds, after one that warms up, by table."""
-    with _session() as session:
+    with standalone_session() as session:
         nothing = {
             "two bare Python processes": _bare_processes,
             "tfdist no-op, this machine": lambda: _no_op("local"),
@@ -48,29 +46,6 @@ def measure(rounds: int) -> dict[str, Figures]:
             f"no-op, {WORKERS} workers, standalone cluster, warm": _medians(nothing, 3 * rounds),
             f"call to model, {steps} steps, {WORKERS} workers": _medians(training, rounds),
         }
-
-
-@contextmanager
-def _session() -> Iterator[Any]:
-    """A session on the tests' cluster: a master and workers on hosts of their own."""
-    here = Path(__file__).parent
-    sys.path.insert(0, str(here.parent / "tests" / "python"))
-    from standalone import standalone_cluster
-
-    # Executors, which are on this machine, import the functions that the distributor runs.
-    given = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(here), *([given] if given else [])])
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        standalone_cluster(Path(folder) / "cluster") as cluster,
-        cluster.session(
-            # An executor more than workers would now and then be met cold.
-            spark__cores__max=str(WORKERS),
-            spark__executorEnv__TF_NUM_INTRAOP_THREADS="1",
-            spark__executorEnv__TF_CPP_MIN_LOG_LEVEL="3",
-        ) as session,
-    ):
-        yield session
 
 
 def _medians(cases: dict[str, Callable[[], Any]], rounds: int) -> Figures:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ MEGABYTES = (50, 500)
 BATCH = 64
 _ROW_BYTES = WIDTH + 8
 _SAMPLE_SECONDS = 0.005
+_KINDS = {
+    "worker": "training worker",
+    "in_memory": "training worker, in_memory=True",
+    "task": "Spark task's Python",
+}
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -40,7 +46,7 @@ def memory() -> dict[str, Table]:
     return {
         "peak memory above that with 1 MB of rows": {
             f"{name}, {size} MB of rows": difference
-            for kind, name in (("worker", "training worker"), ("task", "Spark task's Python"))
+            for kind, name in _KINDS.items()
             for size, difference in _above_base(kind).items()
         }
     }
@@ -57,7 +63,7 @@ def _above_base(kind: str) -> dict[int, dict[str, float]]:
 def _process(kind: str, megabytes: int) -> dict[str, float]:
     rows = megabytes * 1_000_000 // _ROW_BYTES
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        if kind == "worker":  # the rows come from a process that does not count
+        if kind != "task":  # the rows come from a process that does not count
             _in_process("rows", rows, folder)
         figures: dict[str, float] = json.loads(_in_process(kind, rows, folder))
     return figures
@@ -94,10 +100,10 @@ def _batches(rows: int, size: int = 10_000) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays([images, labels], names=["image", "label"])
 
 
-def _worker(rows: int, folder: Path) -> None:
+def _worker(rows: int, folder: Path, in_memory: bool = False) -> None:
     """One shuffled epoch over rows that lie there already."""
     with _peak() as found:
-        assert visited(folder / "train", BATCH) == rows
+        assert visited(folder / "train", BATCH, in_memory) == rows
     print(json.dumps(found))
 
 
@@ -150,7 +156,12 @@ def _status(figure: str) -> float:
     return int(kilobytes[1]) * 1024 / 1e6
 
 
-_PARTS = {"rows": _write_rows, "worker": _worker, "task": _task}
+_PARTS = {
+    "rows": _write_rows,
+    "worker": _worker,
+    "in_memory": partial(_worker, in_memory=True),
+    "task": _task,
+}
 
 if __name__ == "__main__":
     _PARTS[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))

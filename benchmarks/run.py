@@ -15,10 +15,16 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import collective
+import feed
+import frame_step
+import inference
 import large
 import launch
+import memory
+import returning
 import single
 import step
+import tfrecord
 
 RESULTS = Path(__file__).with_name("results.json")
 Table = dict[str, dict[str, float]]
@@ -30,13 +36,19 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     },
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
+    "tfrecord": tfrecord.measure,
+    "feed": lambda rounds: feed.measure(rounds) | feed.shuffled(rounds),
+    "frame_step": frame_step.per_step,
+    "memory": lambda rounds: memory.memory(),
+    "returning": returning.model_return,
+    "inference": inference.measure,
 }
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--only", choices=PARTS, help="measure this part, keep the other tables")
     asked = parser.parse_args()
     results = kept() if asked.only else {"machine": machine(), "rounds": {}}

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 ROWS, WIDTH = 60_000, 784
-SPARK_ROWS = 240_000
+COPIES = 4
+SPARK_ROWS = COPIES * ROWS
 # What goes through TensorFlow row by row would take minutes; its rate does not depend on the rows.
 SLOW_ROWS = 6_000
 _TOGETHER = 10_000
@@ -37,7 +38,7 @@ def measure(rounds: int) -> dict[str, Figures]:
             f"read {ROWS} records of {WIDTH} bytes, 1 process": _rates(
                 _reading(place, batches), rounds
             ),
-            f"write {SPARK_ROWS} records by Spark, 2 tasks": _spark(place, rounds),
+            f"write {SPARK_ROWS} records by Spark, 2 tasks": _spark(place, batches, rounds),
         }
 
 
@@ -88,13 +89,11 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
     import tensorflow as tf
 
     from pybackend.data.tfrecord.files import RecordFiles
-    from pybackend.data.tfrecord.part import write_part
 
-    path = str(folder / "records")
-    write_part(batches, path, "records")
+    path = _data_set(folder / "records", batches)
 
     def ours() -> None:
-        files = RecordFiles.at(path)
+        files = RecordFiles.at(str(folder / "records"))
         read = sum(len(_arrays(batch)[0]) for batch in files.batches(0, ROWS, ["image", "label"]))
         assert read == ROWS
 
@@ -118,6 +117,21 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
     }
 
 
+def _data_set(folder: Path, batches: list[Any]) -> str:
+    """A folder as `write_tfrecords` leaves it, with one file; the file's path."""
+    from pybackend.data.tfrecord import publish
+    from pybackend.data.tfrecord.manifest import Manifest
+    from pybackend.data.tfrecord.part import write_part
+    from pybackend.data.tfrecord.types import fields_of
+
+    publish.begin(str(folder), "benchmark", False)
+    part = write_part(batches, publish.place_of(str(folder), "benchmark", "0"), "0")
+    assert part is not None
+    manifest = Manifest(fields_of(batches[0].schema), None, (part,)).to_json()
+    manifest = publish.finish(str(folder), "benchmark", manifest, False)
+    return str(folder / manifest["files"][0]["name"])
+
+
 def _arrays(batch: Any) -> tuple[Any, Any]:
     """Images and labels of a batch, without a copy."""
     _, offsets, content = batch.column(0).buffers()
@@ -125,15 +139,12 @@ def _arrays(batch: Any) -> tuple[Any, Any]:
     return images.reshape(-1, WIDTH), batch.column(1).to_numpy()
 
 
-def _spark(folder: Path, rounds: int) -> Figures:
+def _spark(folder: Path, batches: list[Any], rounds: int) -> Figures:
+    """Rows of Parquet files, as where a data set is converted."""
     import pybackend
 
     with _session() as session:
-        frame = session.range(0, SPARK_ROWS, 1, 2).selectExpr(
-            f"unhex(repeat('5a', {WIDTH})) AS image", "id % 10 AS label"
-        )
-        frame = frame.cache()
-        frame.count()
+        frame = session.read.parquet(_parquet(folder / "parquet", batches))
 
         def write() -> None:
             pybackend.write_tfrecords(frame, folder / "spark", overwrite=True)
@@ -152,6 +163,16 @@ def _spark(folder: Path, rounds: int) -> Figures:
             "mapInArrow that counts rows": (SPARK_ROWS, drain),
         }
         return _rates(cases, rounds)
+
+
+def _parquet(folder: Path, batches: list[Any]) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    for copy in range(COPIES):
+        pq.write_table(pa.Table.from_batches(batches), folder / f"{copy}.parquet")
+    return str(folder)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 
 
 def pin(name: str, distribution: Distribution) -> str:
-    needed = SpecifierSet(distribution.metadata["Requires-Python"] or "")
+    # tensorflowonspark quotes the version.
+    needed = SpecifierSet((distribution.metadata["Requires-Python"] or "").replace('"', ""))
     line = f"{name}=={distribution.version}"
     if needed.contains(f"{OLDEST}.99"):
         return line

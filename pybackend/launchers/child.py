@@ -85,7 +85,7 @@ class Child:
         """``host:port`` at which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
         """``host:port`` held for TensorFlow's own server, where the job needs one."""
-        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=_disk()))
 
     def __enter__(self) -> Child:
         return self
@@ -260,6 +260,16 @@ class Child:
             time=time.time(),
             advice=advice,
         )
+
+
+def _disk() -> str | None:
+    """Where rows are to lie: a folder for temporary files may be small, or memory itself.
+
+    Spark tells its tasks the folders that it was given for data; TMPDIR is the user's own word.
+    """
+    told = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    is_usable = told and "TMPDIR" not in os.environ and os.path.isdir(told)
+    return told if is_usable else None
 
 
 def _utf8() -> dict[str, str]:

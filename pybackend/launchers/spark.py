@@ -110,8 +110,8 @@ def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     if isinstance(train, Selection) and train.frame.isEmpty():
         return InputError("`data` has no rows")
     return ClusterError(
-        "Spark has run the workers, but has not delivered what they returned: mostly its driver has "
-        "too little memory. Raise spark.driver.memory, or give `model_uri`"
+        "Spark has run the workers, but has not delivered what they returned: mostly its driver "
+        "has too little memory. Raise spark.driver.memory, or give `model_uri`"
     )
 
 

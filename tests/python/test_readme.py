@@ -1,4 +1,4 @@
-"""The README's first example runs as it stands."""
+"""The README's first example, and the page about data, run as they stand."""
 
 from __future__ import annotations
 
@@ -27,3 +27,24 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
     ).stdout
     assert "3 workers, 600 rows, 5 epochs" in shown
     assert pybackend.load_model(tmp_path / "model.h5").input_shape == (None, 4)
+
+
+def test_the_page_about_data_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 6
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert ".pred_class" in done.stdout

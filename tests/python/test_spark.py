@@ -282,9 +282,7 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, one_hole, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
     ragged = spark.createDataFrame([([1.0], 0), ([1.0, 2.0], 1)] * 4, "a array<double>, label int")
-    with pytest.raises(
-        WorkerFailedError, match=r"column 'a' holds . numbers in the row"
-    ):
+    with pytest.raises(WorkerFailedError, match=r"column 'a' holds . numbers in the row"):
         barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
 
 

@@ -1,0 +1,125 @@
+"""Rows per second through a small network: a DataFrame's rows in Spark, beside arrays here.
+
+One machine, a local Spark of two slots, its DataFrames in Spark's memory and the answers written
+nowhere. Beside tfdist: ``pyspark.ml.functions.predict_batch_udf``, which takes arrays of numbers,
+with the same model, as many rows at once and one thread, loaded once per process as its manual
+shows. Warm: every process has its model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from feed import random_rows
+
+import pybackend
+
+Table = dict[str, dict[str, float]]
+ROWS, WIDTH, SLOTS, BATCH = 100_000, 784, 2, 256
+NETWORKS = ("dense", "convolutional")
+
+
+def measure(rounds: int) -> dict[str, Table]:
+    """Medians over interleaved rounds, after one that warms up, by network."""
+    here = Path(__file__).parent
+    sys.path.insert(0, str(here.parent / "tests" / "python"))
+    from conftest import spark_session
+
+    # Spark's processes make the DataFrames by the functions of these files.
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(here), *([given] if given else [])])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+
+    with spark_session(f"local[{SLOTS}]", spark__driver__memory="4g") as session:
+        frames = {kind: _cached(session, kind) for kind in ("binary", "array<float>")}
+        return {
+            f"{ROWS:,} rows of {WIDTH} numbers, {name} network, {SLOTS} cores": _compared(
+                name, frames, rounds
+            )
+            for name in NETWORKS
+        }
+
+
+def _compared(name: str, frames: dict[str, Any], rounds: int) -> Table:
+    model = network(name)
+    x = np.random.default_rng(0).random((ROWS, *model.input_shape[1:]), dtype="float32")
+    bytes_of = {"image": ("uint8", (WIDTH,))}
+    cases: dict[str, Callable[[], Any]] = {
+        "model.predict, arrays": lambda: model.predict(x, batch_size=BATCH, verbose=0),
+        "predict_spark, binary": lambda: _run(_predicted(model, frames["binary"], bytes_of)),
+        "predict_spark, array<float>": lambda: _run(_predicted(model, frames["array<float>"])),
+        "predict_batch_udf, array<float>": lambda: _run(_by_udf(model, frames["array<float>"])),
+    }
+    found: dict[str, list[float]] = {case: [] for case in cases}
+    for number in range(rounds + 1):
+        for case, run in cases.items():
+            began = time.perf_counter()
+            run()
+            if number:
+                found[case].append(ROWS / (time.perf_counter() - began))
+    middle = {case: float(np.median(rates)) for case, rates in found.items()}
+    here = middle["model.predict, arrays"]
+    return {case: {"rows_per_s": rate, "ratio": rate / here} for case, rate in middle.items()}
+
+
+def network(name: str) -> Any:
+    """A small network of ten outputs."""
+    import keras
+
+    layers = keras.layers
+    if name == "dense":
+        body = [keras.Input((WIDTH,)), layers.Dense(128, activation="relu")]
+    else:
+        body = [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+        ]
+    return keras.Sequential([*body, layers.Dense(10)])
+
+
+def _cached(session: Any, kind: str) -> Any:
+    ids = session.range(0, ROWS, 1, 2 * SLOTS)
+    frame = ids.mapInArrow(
+        lambda batches: random_rows(batches, kind), f"image {kind}, label long"
+    ).cache()
+    assert frame.count() == ROWS
+    return frame
+
+
+def _predicted(model: Any, frame: Any, tensors: Any = None) -> Any:
+    return pybackend.predict_spark(
+        model, frame, features=["image"], tensors=tensors, batch_size=BATCH, type="raw"
+    )
+
+
+def _by_udf(model: Any, frame: Any) -> Any:
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
+
+    content = pybackend.model_to_bytes(model, format="keras")
+    shape = list(model.input_shape[1:])
+
+    def load() -> Any:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        known = pybackend.model_from_bytes(content, compile=False)
+        return lambda rows: known.predict_on_batch(rows)
+
+    udf = predict_batch_udf(
+        load, return_type=ArrayType(FloatType()), batch_size=BATCH, input_tensor_shapes=[shape]
+    )
+    return frame.withColumn(".pred", udf("image"))
+
+
+def _run(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()

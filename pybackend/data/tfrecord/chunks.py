@@ -1,0 +1,190 @@
+"""A TFRecord file in chunks of whole records: bounded memory, whatever its size."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pybackend.data.files import opened
+from pybackend.data.tfrecord.compression import Compression, Inflated, compression_of
+from pybackend.data.tfrecord.crc import Checksums
+from pybackend.data.tfrecord.framing import (
+    FOOT,
+    HEAD,
+    checksums,
+    length_of_first,
+    whole_records,
+    wrong_data,
+    wrong_head,
+)
+from pybackend.data.tfrecord.pieces import Index
+from pybackend.errors import InputError
+
+# More takes the memory anew for each chunk, which costs more than what is saved.
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some records of a file.
+
+    Attributes
+    ----------
+    file
+        For messages.
+    first, place
+        The number in the file of the first record, and the byte of the (decompressed) file at
+        which ``content`` begins.
+    content, starts, lengths
+        The data of record i are ``content[starts[i]:starts[i] + lengths[i]]``.
+    """
+
+    file: str
+    first: int
+    place: int
+    content: bytes
+    starts: Index
+    lengths: Index
+
+    def between(self, first: int, last: int) -> Chunk:
+        """The records with the numbers from ``first`` to before ``last``."""
+        rows = slice(max(0, first - self.first), max(0, last - self.first))
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
+
+    def named(self, row: int) -> str:
+        """A record of the chunk for messages: its file, number and place."""
+        return _named(self, row, int(self.starts[row]) - HEAD)
+
+    def check(self) -> Checksums:
+        """Compare and return the data's checksums; `InputError` names the first that is wrong."""
+        row = wrong_data(self.content, self.starts, self.lengths)
+        if row is not None:
+            raise _damaged(self.named(row), "data")
+        return checksums(self.content, self.starts, self.lengths)
+
+
+def compression_at(uri: str) -> Compression:
+    """How a file is compressed; `InputError` where it is no TFRecord file."""
+    with opened_here(uri) as file:
+        first_bytes = file.read(HEAD)
+    try:
+        return compression_of(first_bytes)
+    except ValueError as error:
+        raise InputError(f"{uri} is no TFRecord file: {error}") from error
+
+
+def chunks_of(
+    uri: str,
+    compression: Compression,
+    mark: tuple[int, int] = (0, 0),
+    size: int = CHUNK_BYTES,
+) -> Iterator[Chunk]:
+    """All records of a file from ``mark`` on, the number of a record and where it begins.
+
+    Lengths are compared with their checksums, data only by `Chunk.check`.
+
+    Raises
+    ------
+    InputError
+        Names the file, and the record and byte at which it ends too early or is damaged.
+    """
+    first, place = mark
+    with opened_here(uri) as file:
+        file.seek(place)
+        stream = Inflated(file, compression) if compression else file
+        content = _read(uri, stream, size)
+        while content:
+            starts, lengths, end = whole_records(content)
+            chunk = Chunk(uri, first, place, content, starts, lengths)
+            if not len(starts):
+                content += _rest_of_record(chunk, stream)
+                continue
+            _check_heads(chunk)
+            yield chunk
+            first, place, content = first + len(starts), place + end, content[end:]
+            content += _read(uri, stream, size - len(content))
+
+
+class Onward:
+    """A compressed file, of which each range of rows lies behind the one read before.
+
+    It is decompressed once for all ranges, and not from its beginning for each.
+    """
+
+    def __init__(self, uri: str, compression: Compression) -> None:
+        self._last: Chunk | None = None
+        self._rest = chunks_of(uri, compression)
+
+    def has(self, row: int) -> bool:
+        """Whether a row is still to come."""
+        return self._last is None or self._last.first <= row
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunk that was read last, and those behind it."""
+        if self._last is not None:
+            yield self._last
+        for chunk in self._rest:
+            self._last = chunk
+            yield chunk
+
+
+@contextmanager
+def opened_here(uri: str) -> Iterator[Any]:
+    """A file to read; `InputError` tells the host that cannot."""
+    try:
+        file = opened(uri)
+    except OSError as error:
+        raise InputError(
+            f"{uri} cannot be read on {socket.gethostname()}: {error}. Every machine that reads it "
+            "must see it by this path: use a shared file system, or a URI"
+        ) from error
+    with closing(file):
+        yield file
+
+
+def _rest_of_record(chunk: Chunk, stream: Any) -> bytes:
+    """What is missing of a record that is longer than its chunk."""
+    content = chunk.content
+    if len(content) < HEAD:
+        raise _truncated(chunk)
+    length = length_of_first(content)
+    if length is None:
+        raise _damaged(_named(chunk), "length")
+    missing = HEAD + length + FOOT - len(content)
+    rest = _read(chunk.file, stream, missing)
+    if len(rest) < missing:
+        raise _truncated(chunk)
+    return rest
+
+
+def _check_heads(chunk: Chunk) -> None:
+    row = wrong_head(chunk.content, chunk.starts, chunk.lengths)
+    if row is not None:
+        raise _damaged(chunk.named(row), "length")
+
+
+def _read(uri: str, stream: Any, size: int) -> bytes:
+    try:
+        return bytes(stream.read(max(size, 0)))
+    except ValueError as error:
+        raise InputError(f"{uri} cannot be read: {error}") from error
+
+
+def _named(chunk: Chunk, row: int = 0, place: int = 0) -> str:
+    return f"record {chunk.first + row} of {chunk.file} (at byte {chunk.place + place})"
+
+
+def _damaged(record: str, what: str) -> InputError:
+    return InputError(
+        f"{record} is damaged: the checksum of its {what} is wrong. Write or copy the file again"
+    )
+
+
+def _truncated(chunk: Chunk) -> InputError:
+    return InputError(
+        f"{_named(chunk)} is not complete: the file is truncated. Write or copy it again"
+    )

@@ -1,0 +1,101 @@
+"""Compressed TFRecord files: the whole file is one stream, as zlib makes it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Literal
+
+from pybackend.data.tfrecord.framing import HEAD, length_of_first
+from pybackend.errors import InputError
+
+Compression = Literal["gzip", "zlib"] | None
+
+SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
+_WINDOW = {"gzip": 31, "zlib": 15}
+# As fast as it gets: records are mostly read more often than written, but by cores that wait.
+_LEVEL = 1
+_READ_BYTES = 1 << 20
+
+
+def checked_compression(compression: Any) -> Compression:
+    """What the caller asks for; ``InputError`` where there is no such compression."""
+    if compression is None or compression in _WINDOW:
+        return compression  # type: ignore[no-any-return]
+    raise InputError(f"`compression` must be None, 'gzip' or 'zlib', not {compression!r}")
+
+
+def compression_of(first_bytes: bytes) -> Compression:
+    """How a file with these first bytes is compressed.
+
+    Raises
+    ------
+    ValueError
+        Where it is no TFRecord file.
+    """
+    if not first_bytes or length_of_first(first_bytes) is not None:
+        return None
+    if first_bytes[:2] == b"\x1f\x8b":
+        return "gzip"
+    # A stream of zlib begins with its method, 8, and a number that 31 divides.
+    if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
+        return "zlib"
+    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is no record's head")
+
+
+class Deflated:
+    """Compresses what is written into a file; to be finished."""
+
+    def __init__(self, file: Any, compression: str) -> None:
+        self._file = file
+        self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
+
+    def write(self, content: Any) -> None:
+        """Compress and write."""
+        self._file.write(self._stream.compress(content))
+
+    def finish(self) -> None:
+        """Write the end of the stream."""
+        self._file.write(self._stream.flush())
+
+
+class Inflated:
+    """Reads a compressed file, also one of several streams one after another."""
+
+    def __init__(self, file: Any, compression: str) -> None:
+        self._file = file
+        self._window = _WINDOW[compression]
+        self._stream = zlib.decompressobj(self._window)
+        self._left = b""
+
+    def read(self, size: int) -> bytes:
+        """So many bytes of the content; fewer only at its end.
+
+        Raises
+        ------
+        ValueError
+            Where the stream is damaged or ends too early.
+        """
+        parts: list[bytes] = []
+        while size > 0 and (part := self._some(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _some(self, size: int) -> bytes:
+        while True:
+            if self._stream.eof:
+                self._left = self._stream.unused_data or self._left
+            self._left = self._left or self._file.read(_READ_BYTES)
+            if self._stream.eof:
+                if not self._left:
+                    return b""
+                self._stream = zlib.decompressobj(self._window)
+            if not self._left:
+                raise ValueError("its compressed stream ends too early: the file is truncated")
+            try:
+                part = self._stream.decompress(self._left, size)
+            except zlib.error as error:
+                raise ValueError(f"its compressed stream is damaged: {error}") from error
+            self._left = self._stream.unconsumed_tail
+            if part:
+                return part

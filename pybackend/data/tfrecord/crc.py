@@ -1,0 +1,159 @@
+"""CRC-32C of many pieces of a buffer at once, masked as TFRecord files hold it.
+
+By google-crc32c where it is installed with its C part, otherwise by numpy. The checksum is linear:
+bytes of zero in front of a piece leave a register of zero as it is, so that all pieces can be cut
+into blocks of one length, and all blocks go through the table in lockstep.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+Checksums = npt.NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78
+_ONES = np.uint32(0xFFFFFFFF)
+_MASK_DELTA = np.uint32(0xA282EAD8)
+_BLOCK = 256
+# Blocks that go through the table together: their bytes stay in the processor's cache.
+_TOGETHER = 8192
+
+
+def masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """Masked CRC-32C of ``data[start:start + length]`` for every start and length."""
+    value = _library()
+    crcs = crcs_by_numpy if value is None else functools.partial(crcs_by_library, value)
+    return _masked(crcs(data, starts, lengths))
+
+
+def crcs_by_library(
+    value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
+) -> Checksums:
+    """CRC-32C of every piece by a function for one."""
+    # The library takes no views; what was read from a file is bytes already.
+    base: Any = data.base
+    is_whole = isinstance(base, bytes) and len(base) == len(data)
+    content: bytes = base if is_whole else data.tobytes()
+    pieces = map(slice, starts.tolist(), (starts + lengths).tolist())
+    # Only C code runs per piece.
+    return np.fromiter(map(value, map(content.__getitem__, pieces)), np.uint32, len(starts))
+
+
+def crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """CRC-32C of every piece, without the library."""
+    blocks = -(-lengths // _BLOCK)
+    padding = blocks * _BLOCK - lengths
+    firsts = np.cumsum(blocks) - blocks
+    begun = blocks > 0
+    registers = np.zeros(int(blocks.sum()), np.uint32)
+    registers[firsts[begun]] = _before_zeros()[padding[begun]]
+    cleared = np.zeros(len(registers), np.int64)
+    cleared[firsts[begun]] = padding[begun]
+    begins = np.repeat(starts - padding - firsts * _BLOCK, blocks)
+    begins += np.arange(len(registers)) * _BLOCK
+    _through_blocks(data, begins, cleared, registers)
+    return _joined(registers, firsts, blocks) ^ _ONES
+
+
+def _through_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
+    """Take every register through its block, of whose bytes the first may count as zeros."""
+    padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
+    for first in range(0, len(registers), _TOGETHER):
+        group = slice(first, first + _TOGETHER)
+        matrix = windows[begins[group] + _BLOCK]
+        _clear(matrix, cleared[group])
+        registers[group] = _through_table(matrix, registers[group])
+
+
+def _joined(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
+    """The registers of pieces from those of their blocks."""
+    register = np.full(len(blocks), _ONES)
+    # The longest first: the pieces that have a block left are then always in front.
+    order = np.argsort(-blocks, kind="stable")
+    left = -blocks[order]
+    for number in range(int(blocks.max(initial=0))):
+        rows = order[: np.searchsorted(left, -number)]
+        following = of_blocks[firsts[rows] + number]
+        register[rows] = following if number == 0 else _past_zeros(register[rows]) ^ following
+    return register
+
+
+def _clear(matrix: Bytes, counts: Index) -> None:
+    """Put zeros into the first bytes of rows: the block reaches back beyond its piece."""
+    reach = np.flatnonzero(counts)
+    part = matrix[reach]
+    part[np.arange(_BLOCK) < counts[reach, None]] = 0
+    matrix[reach] = part
+
+
+def _through_table(matrix: Bytes, register: Checksums) -> Checksums:
+    """The registers after a row of bytes each, two bytes a step."""
+    _, two = _tables()
+    for pair in np.ascontiguousarray(matrix.view("<u2").T):
+        register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
+    return register
+
+
+def _past_zeros(register: Checksums) -> Checksums:
+    """The registers after a block of zeros: the sum of what each of their bytes becomes."""
+    table = _block_of_zeros()
+    found: Checksums = table[0][register & np.uint32(0xFF)]
+    for place in range(1, 4):
+        found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    return found
+
+
+@functools.cache
+def _block_of_zeros() -> Checksums:
+    """What a block of zeros makes of a register with one byte set, by place and byte."""
+    low = np.arange(256, dtype=np.uint32)
+    registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
+    zeros = np.zeros((len(registers), _BLOCK), np.uint8)
+    table: Checksums = np.reshape(_through_table(zeros, registers), (4, 256))
+    return table
+
+
+@functools.cache
+def _before_zeros() -> Checksums:
+    """The registers that become all ones, with which a piece begins, after so many zero bytes."""
+    one, _ = _tables()
+    last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
+    found = [0xFFFFFFFF]
+    for _ in range(_BLOCK):
+        low = last_byte[found[-1] >> 24]
+        found.append(((found[-1] ^ int(one[low])) << 8) | low)
+    return np.array(found, np.uint32)
+
+
+@functools.cache
+def _tables() -> tuple[Checksums, Checksums]:
+    """The register's change by one byte, and by two."""
+    one = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
+    low = np.arange(1 << 16, dtype=np.uint32)
+    half = one[low & np.uint32(0xFF)] ^ (low >> np.uint32(8))
+    return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
+
+
+def _masked(crcs: Checksums) -> Checksums:
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
+
+
+@functools.cache
+def _library() -> Callable[[bytes], int] | None:
+    try:
+        library = importlib.import_module("google_crc32c")
+    except ImportError:
+        return None
+    # Its own Python is slower than numpy's.
+    return library.value if library.implementation == "c" else None

@@ -1,0 +1,170 @@
+"""The features of a chunk's records: by which name, and where their lists lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pybackend.data.tfrecord.chunks import Chunk
+from pybackend.data.tfrecord.framing import windows
+from pybackend.data.tfrecord.message import LENGTH_DELIMITED, Fields, Malformed, fields_of
+from pybackend.data.tfrecord.pieces import Bytes, Index, cut_out
+from pybackend.data.tfrecord.types import LISTS
+from pybackend.data.tfrecord.varint import Flags
+from pybackend.errors import InputError
+
+# The fields of Example, Features and an entry of its map.
+_FEATURES, _ENTRY, _KEY, _VALUE = 1, 1, 1, 2
+
+
+@dataclass(frozen=True)
+class Features:
+    """Entries of the records' maps, in the order of their bytes.
+
+    Attributes
+    ----------
+    records
+        The index in the chunk of the record that holds the entry.
+    key_starts, key_ends
+        Where its name lies.
+    starts, ends
+        Where its value, the message Feature, lies.
+    """
+
+    records: Index
+    key_starts: Index
+    key_ends: Index
+    starts: Index
+    ends: Index
+
+    def at(self, rows: Index) -> Features:
+        """Some of the entries."""
+        return Features(
+            self.records[rows],
+            self.key_starts[rows],
+            self.key_ends[rows],
+            self.starts[rows],
+            self.ends[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The lists of one feature, in the order of their records, of which each has one at most.
+
+    Attributes
+    ----------
+    records
+        The index in the chunk of the record.
+    kinds
+        Which of Feature's three lists it is.
+    starts, ends
+        Where it lies.
+    """
+
+    records: Index
+    kinds: Index
+    starts: Index
+    ends: Index
+
+
+def features_of(chunk: Chunk) -> Features:
+    """All features of a chunk's records.
+
+    Raises
+    ------
+    InputError
+        Names the first record that is no tf.train.Example.
+    """
+    records = np.arange(len(chunk.starts))
+    features = fields_in(chunk, records, chunk.starts, chunk.starts + chunk.lengths)
+    features = features.messages(_FEATURES)
+    records = records[features.owners]
+    entries = fields_in(chunk, records, features.starts, features.ends).messages(_ENTRY)
+    records = records[entries.owners]
+    parts = fields_in(chunk, records, entries.starts, entries.ends)
+    keys, values = parts.messages(_KEY), parts.messages(_VALUE)
+    places = np.zeros((4, len(records)), np.int64)
+    # Of several the last counts, which is assigned last.
+    places[0, keys.owners], places[1, keys.owners] = keys.starts, keys.ends
+    places[2, values.owners], places[3, values.owners] = values.starts, values.ends
+    return Features(records, *places)
+
+
+def by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
+    """The entries with each of some names; of several in a record the last, as in protobuf."""
+    numbers = _numbers(np.frombuffer(chunk.content, np.uint8), features, names)
+    order = np.argsort(numbers, kind="stable")
+    edges = np.searchsorted(numbers[order], np.arange(len(names) + 1))
+    found = []
+    for first, last in pairwise(edges.tolist()):
+        rows = order[first:last]
+        records = features.records[rows]
+        found.append(features.at(rows[_is_last(records)]))
+    return found
+
+
+def _numbers(data: Bytes, features: Features, names: Sequence[str]) -> Index:
+    """The place of each entry's name among ``names``; behind the last where it is none of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = np.full(len(features.records), len(names))
+    lengths = features.key_ends - features.key_starts
+    keys = [name.encode() for name in names]
+    for length in {len(key) for key in keys}:
+        rows = np.flatnonzero(lengths == length)
+        if not len(rows):
+            continue
+        kind = pa.binary(length)
+        content = pa.py_buffer(
+            np.ascontiguousarray(windows(data, length)[features.key_starts[rows]])
+        )
+        found = pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, content])
+        wanted = [key if len(key) == length else None for key in keys]
+        places = pc.index_in(found, pa.array(wanted, kind), skip_nulls=True)
+        numbers[rows] = places.fill_null(len(names)).to_numpy()
+    return numbers
+
+
+def names_in(chunk: Chunk, features: Features) -> list[str]:
+    """The names of all features, sorted."""
+    import pyarrow as pa
+
+    data = np.frombuffer(chunk.content, np.uint8)
+    keys = cut_out(data, features.key_starts, features.key_ends).unique()
+    return sorted(keys.cast(pa.binary()).cast(pa.string()).to_pylist())
+
+
+def lists_of(chunk: Chunk, features: Features) -> Lists:
+    """The lists of features of one name; a Feature that holds none counts as absent."""
+    fields = fields_in(chunk, features.records, features.starts, features.ends)
+    is_list = (fields.wires == LENGTH_DELIMITED) & (fields.numbers <= max(LISTS))
+    fields = fields.where(is_list)
+    fields = fields.where(_is_last(fields.owners))
+    return Lists(features.records[fields.owners], fields.numbers, fields.starts, fields.ends)
+
+
+def _is_last(owners: Index) -> Flags:
+    """Whether an entry is the last of its owner, in order of the owners."""
+    last = np.ones(len(owners), np.bool_)
+    last[:-1] = owners[1:] != owners[:-1]
+    return last
+
+
+def fields_in(chunk: Chunk, records: Index, starts: Index, ends: Index) -> Fields:
+    """The fields of messages of these records; `InputError` names the record that is none."""
+    try:
+        return fields_of(np.frombuffer(chunk.content, np.uint8), starts, ends)
+    except Malformed as error:
+        raise malformed(chunk, int(records[error.owner])) from error
+
+
+def malformed(chunk: Chunk, record: int) -> InputError:
+    """The error for a record that holds something else."""
+    return InputError(
+        f"{chunk.named(record)} is no tf.train.Example: only files of these can be read as columns"
+    )

@@ -1,0 +1,231 @@
+"""Files of records, whose rows are numbered through all files and can be read from any row on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pybackend.data.files import found, size_of
+from pybackend.data.folder import Folder, folder_at
+from pybackend.data.tfrecord.chunks import CHUNK_BYTES, Chunk, Onward, chunks_of, compression_at
+from pybackend.data.tfrecord.compression import Compression
+from pybackend.data.tfrecord.decode import decoded
+from pybackend.data.tfrecord.manifest import NAME as MANIFEST
+from pybackend.data.tfrecord.manifest import TEMPORARY, Manifest, manifest_in
+from pybackend.data.tfrecord.part import Marks, checksum_of
+from pybackend.data.tfrecord.schema import check_spec, schema_of_spec
+from pybackend.data.tfrecord.survey import count_of, sampled_spec
+from pybackend.data.tfrecord.types import fields_of, schema_of
+from pybackend.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class RecordFiles:
+    """TFRecord files of tf.train.Example.
+
+    Attributes
+    ----------
+    files, counts, sizes
+        Paths or URIs, and the records and bytes of each.
+    schema
+        The columns.
+    compressions, marks
+        How each file is compressed, and places in it from which it can be read: the number of a
+        record, and its first byte.
+    checksums
+        Those of all files' records, as in `Part`; empty where no manifest tells.
+    """
+
+    files: tuple[str, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    schema: pa.Schema
+    compressions: tuple[Compression, ...]
+    marks: tuple[Marks, ...]
+    checksums: tuple[int, ...] = ()
+    # The compressed file that was read last.
+    _onward: dict[str, Onward] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @classmethod
+    def at(
+        cls, uri: str, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
+    ) -> RecordFiles:
+        """A file, or the files of a folder.
+
+        What was written by `write_tfrecords` is taken as its manifest says. Of other files the
+        records are counted, which reads them once, and the columns are those of a sample.
+
+        Parameters
+        ----------
+        tfrecord_spec
+            Feature names and types: see `pybackend.read_tfrecords`.
+        name
+            The argument's name in messages.
+
+        Raises
+        ------
+        InputError
+            Names the file that is missing, damaged, or not what its manifest says.
+        """
+        if tfrecord_spec is not None:
+            check_spec(tfrecord_spec)
+        folder = folder_at(uri)
+        manifest = manifest_in(folder)
+        if manifest is None:
+            return _counted(uri, folder, tfrecord_spec, name)
+        manifest.check(folder)
+        _refuse_others(uri, folder, manifest, name)
+        parts = manifest.parts
+        return cls(
+            files=tuple(folder.path(part.name) for part in parts),
+            counts=tuple(part.rows for part in parts),
+            sizes=tuple(part.size for part in parts),
+            schema=schema_of_spec(tfrecord_spec) if tfrecord_spec else manifest.schema,
+            compressions=(manifest.compression,) * len(parts),
+            marks=tuple(part.marks for part in parts),
+            checksums=tuple(part.checksum for part in parts),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        told = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return {**told, "schema": fields_of(self.schema)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> RecordFiles:
+        """The inverse of `to_json`, also after a way through text."""
+        lists = {name: tuple(value) for name, value in told.items() if name != "schema"}
+        marks = tuple(tuple((row, place) for row, place in pairs) for pairs in told["marks"])
+        return cls(**{**lists, "schema": schema_of(told["schema"]), "marks": marks})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_onward": {}}
+
+    @property
+    def rows(self) -> int:
+        """Records of all files."""
+        return sum(self.counts)
+
+    def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows from ``first`` to before ``last`` through all files, in order.
+
+        Parameters
+        ----------
+        columns
+            Which ones, in the order of the batches' columns.
+
+        Raises
+        ------
+        InputError
+            Names the file and the record that is damaged, or does not fit the schema.
+        """
+        schema = self._part_of_schema(columns)
+        begin = 0
+        for number, count in enumerate(self.counts):
+            own = max(first - begin, 0), min(last - begin, count)
+            if own[0] < own[1]:
+                yield from self._of_file(number, *own, schema)
+            begin += count
+
+    def ranges(self, size: int) -> list[tuple[int, int]]:
+        """All rows in ranges of about ``size`` bytes, each to be read without the others."""
+        found, begin, row, byte = [], (0, 0), 0, 0
+        for count, file_size, marks in zip(self.counts, self.sizes, self.marks, strict=True):
+            edges = [(row + number, byte + place) for number, place in marks[1:]]
+            row, byte = row + count, byte + file_size
+            for edge in [*edges, (row, byte)]:
+                if edge[1] - begin[1] >= size:
+                    found.append((begin[0], edge[0]))
+                    begin = edge
+        return [pair for pair in [*found, (begin[0], row)] if pair[0] < pair[1]]
+
+    def _part_of_schema(self, columns: Sequence[str]) -> pa.Schema:
+        import pyarrow as pa
+
+        for column in columns:
+            if column not in self.schema.names:
+                raise InputError(
+                    f"the records have no feature {column!r}: they have "
+                    f"{', '.join(self.schema.names)}"
+                )
+        return pa.schema([self.schema.field(column) for column in columns])
+
+    def _of_file(
+        self, number: int, first: int, last: int, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        file, read, checksum = self.files[number], 0, 0
+        for chunk in self._chunks(number, first, last):
+            wanted = chunk.between(first, last)
+            if len(wanted.starts):
+                checksum = checksum_of(wanted.check(), checksum)
+                yield decoded(wanted, schema)
+            read += len(wanted.starts)
+            if read == last - first:
+                break
+        is_known = self.checksums and read == self.counts[number]
+        if read < last - first or (is_known and checksum != self.checksums[number]):
+            raise InputError(
+                f"{file} does not hold the {self.counts[number]} records that it held when it was "
+                "written or counted: it was replaced. Write it again"
+            )
+
+    def _chunks(self, number: int, first: int, last: int) -> Iterator[Chunk]:
+        """Chunks of a file that hold, among others, these rows."""
+        file, marks = self.files[number], self.marks[number] or ((0, 0),)
+        if compression := self.compressions[number]:
+            # Taken out while it is used: somebody else may read the same file.
+            onward = self._onward.pop(file, None)
+            if onward is None or not onward.has(first):
+                onward = Onward(file, compression)
+            try:
+                yield from onward.chunks()
+            finally:
+                self._onward.clear()
+                self._onward[file] = onward
+            return
+        before = bisect_right(marks, first, key=itemgetter(0)) - 1
+        after = bisect_left(marks, last, key=itemgetter(0))
+        # Not beyond the mark behind the range: of a remote file each byte is a transfer.
+        end = marks[after][1] if after < len(marks) else self.sizes[number]
+        size = min(CHUNK_BYTES, end - marks[before][1])
+        yield from chunks_of(file, None, marks[before], size)
+
+
+def _refuse_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
+    """Refuse files that the manifest does not know: are they data or not?"""
+    known = {folder.path(part.name) for part in manifest.parts}
+    others = [file for file in found(uri, name) if file not in known] if known else []
+    if others:
+        raise InputError(
+            f"`{name}`: {others[0]} is not among the files that {MANIFEST} names: move it "
+            f"elsewhere, or remove {MANIFEST} to read all files in the folder"
+        )
+
+
+def _counted(uri: str, folder: Folder, spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+    """Files without a manifest."""
+    unfinished = [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]
+    if unfinished:
+        raise InputError(
+            f"`{name}`: {uri!r} is being written, or was left behind by a process that ended: it "
+            f"holds {unfinished[0]}"
+        )
+    files = found(uri, name)
+    compressions = [compression_at(file) for file in files]
+    if spec is None:
+        spec = sampled_spec(files, compressions, name)
+    counted = [count_of(*pair) for pair in zip(files, compressions, strict=True)]
+    return RecordFiles(
+        files=tuple(files),
+        counts=tuple(count for count, _ in counted),
+        sizes=tuple(size_of(file) for file in files),
+        schema=schema_of_spec(spec),
+        compressions=tuple(compressions),
+        marks=tuple(marks for _, marks in counted),
+    )

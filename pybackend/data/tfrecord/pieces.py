@@ -1,0 +1,75 @@
+"""Rows of bytes, put together and cut out by Arrow: one call for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+
+
+def offsets_of(lengths: Index) -> Index:
+    """Where each of the pieces begins that stand one after another, and the end of the last."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def pieces(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
+    """Rows that stand one after another; nothing is copied."""
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def cut_out(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
+    """Rows ``content[start:end]`` in order of their places, with gaps between them."""
+    import pyarrow as pa
+
+    # What lies between two rows counts as a row, too, so that Arrow needs no list of places.
+    offsets = np.empty(2 * len(starts) + 1, np.int64)
+    offsets[0:-1:2], offsets[1::2] = starts, ends
+    offsets[-1] = ends[-1] if len(ends) else 0
+    return pieces(content, offsets).take(pa.array(np.arange(0, 2 * len(starts), 2)))
+
+
+def joined(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """The rows of several columns side by side."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
+
+
+def bytes_of(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
+    """The bytes of all rows, one after another, and where each begins; nothing is copied."""
+    _, places, content = rows.buffers()
+    # Arrow may leave out the buffers of a column without rows.
+    offsets = np.zeros(1, np.int64)
+    if len(rows):
+        offsets = np.frombuffer(places, np.int64)[rows.offset : rows.offset + len(rows) + 1]
+    whole = np.frombuffer(content or b"", np.uint8)
+    return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def per_size(sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]) -> pa.LargeBinaryArray:
+    """Rows that depend on a size each, made once for every size that there is.
+
+    A buffer of n bytes has rows of at most sqrt(2 n) sizes.
+    """
+    import pyarrow as pa
+
+    if len(sizes) and (sizes == sizes[0]).all():
+        (only,) = bytes_for(sizes[:1])
+        return pa.repeat(pa.scalar(only, pa.large_binary()), len(sizes))
+    coded = pa.array(sizes).dictionary_encode()
+    made = pa.array(list(bytes_for(coded.dictionary.to_numpy())), pa.large_binary())
+    return made.take(coded.indices)

@@ -1,0 +1,136 @@
+"""A folder of records comes into being at one stroke: all of it, or nothing.
+
+Tasks write into a folder inside that readers pass over, under a name per attempt. When the job has
+ended, the files of the attempts that count are moved to their place, the manifest makes them the
+data, and only then what was there before is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pybackend.data.folder import Folder, folder_at
+from pybackend.data.tfrecord.compression import SUFFIX
+from pybackend.data.tfrecord.manifest import NAME, SUCCESS, TEMPORARY, Manifest
+from pybackend.errors import InputError
+
+# Written before the tasks run: one that does not see it is on a machine without this folder.
+_STARTED = "_started"
+# What a folder may hold for its content to be replaced.
+_RECORDS = re.compile(
+    r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
+)
+
+
+def begin(uri: str, token: str, overwrite: bool) -> bool:
+    """Make the folder ready for the tasks, and say whether it is new.
+
+    Raises
+    ------
+    InputError
+        Where there is something else already, or nothing can be written.
+    """
+    folder = folder_at(uri)
+    if folder.is_file():
+        raise InputError(f"`path`: {uri!r} is a file; expected a folder, new or empty")
+    old = _old_names(folder)
+    if old and not overwrite:
+        raise InputError(
+            f"`path`: {uri!r} is not empty, it holds {old[0]}: choose another folder, or replace "
+            "what is in this one with overwrite=True"
+        )
+    strange = [name for name in old if not _RECORDS.fullmatch(name)]
+    if strange:
+        raise InputError(
+            f"`path`: {uri!r} holds {strange[0]}, and overwrite=True replaces only records: choose "
+            "another folder"
+        )
+    try:
+        is_new = folder.make()
+        folder.write(f"{TEMPORARY}{token}/{_STARTED}", b"")
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"`path`: {uri!r} cannot be written: {error}") from error
+    return is_new
+
+
+def is_begun(uri: str, token: str) -> bool:
+    """Whether this machine sees what `begin` has made."""
+    return folder_at(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
+
+
+def place_of(uri: str, token: str, attempt: str) -> str:
+    """Where an attempt of a task writes its file."""
+    return folder_at(uri).path(f"{TEMPORARY}{token}/{attempt}")
+
+
+def finish(uri: str, token: str, told: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Make the files of the attempts in a manifest the data, and return the new manifest.
+
+    Raises
+    ------
+    InputError
+        Where this machine does not see the files, or others have come meanwhile.
+    """
+    folder = folder_at(uri)
+    written = Manifest.from_json(told)
+    old = _old_names(folder)
+    if old and not overwrite:
+        raise InputError(f"`path`: {old[0]} has come into {uri!r} while the records were written")
+    names = {part.name: _name(number, token, written) for number, part in enumerate(written.parts)}
+    for part in written.parts:
+        if folder.size(f"{TEMPORARY}{token}/{part.name}") != part.size:
+            raise InputError(
+                f"`path`: a task has written {place_of(uri, token, part.name)}, which this machine "
+                "does not see: use a file system that all machines share, or a URI"
+            )
+    parts = tuple(replace(part, name=names[part.name]) for part in written.parts)
+    manifest = replace(written, parts=parts).to_json()
+    _publish(folder, token, names, manifest)
+    for name in old:
+        if name not in (NAME, SUCCESS):
+            folder.remove(name)
+    folder.write(SUCCESS, b"")
+    folder.remove(f"{TEMPORARY}{token}")
+    return manifest
+
+
+def discard(uri: str, token: str, is_new: bool) -> None:
+    """Remove what a job that failed has written."""
+    folder = folder_at(uri)
+    # Tasks of the job may still be writing there.
+    for _ in range(3):
+        with suppress(Exception):
+            folder.remove(f"{TEMPORARY}{token}")
+    if is_new:
+        folder.remove_itself()
+
+
+def _publish(folder: Folder, token: str, names: dict[str, str], manifest: dict[str, Any]) -> None:
+    moved = []
+    was_complete = folder.size(SUCCESS) is not None
+    try:
+        for attempt, name in names.items():
+            folder.move(f"{TEMPORARY}{token}/{attempt}", name)
+            moved.append(name)
+        folder.remove(SUCCESS)
+        # From here on, these are the data.
+        folder.write(NAME, json.dumps(manifest, indent=1).encode())
+    except BaseException:
+        for name in moved:
+            folder.remove(name)
+        if was_complete:
+            folder.write(SUCCESS, b"")
+        raise
+
+
+def _old_names(folder: Folder) -> list[str]:
+    return [name for name in folder.names() or [] if not name.startswith(TEMPORARY)]
+
+
+def _name(number: int, token: str, manifest: Manifest) -> str:
+    # The token keeps the names of new files apart from those of the files that they replace.
+    return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -1,0 +1,125 @@
+"""Which types Example can hold, in which of its lists, and what Spark and Arrow call them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pybackend.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# The numbers of the lists in the message Feature.
+BYTES, FLOAT, INT64 = 1, 2, 3
+LISTS = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
+
+_ARROW = {
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "boolean": "bool",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date": "date32",
+}
+_EXPECTED = (
+    "a record holds numbers, booleans, strings, binary, dates, timestamps, arrays of these and ML "
+    "vectors. Drop the column, or make columns of its parts"
+)
+
+
+def arrow_type(spark: Any, column: str) -> pa.DataType:
+    """The Arrow type of a type in Spark's JSON.
+
+    Raises
+    ------
+    InputError
+        Names the column whose type no record can hold.
+    """
+    import pyarrow as pa
+
+    if isinstance(spark, dict) and spark.get("type") == "array":
+        element = arrow_type(spark["elementType"], column)
+        if not is_list(element):
+            return pa.list_(element)
+    elif isinstance(spark, str):
+        if spark in _ARROW:
+            return pa.type_for_alias(_ARROW[spark])
+        if spark in ("timestamp", "timestamp_ntz"):
+            return pa.timestamp("us", "UTC" if spark == "timestamp" else None)
+        if decimal := re.fullmatch(r"decimal\((\d+),\s*(-?\d+)\)", spark):
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    raise InputError(f"column {column!r} has the type {_name(spark)}: {_EXPECTED}")
+
+
+def spark_type(arrow: pa.DataType) -> Any:
+    """The type in Spark's JSON for an Arrow type that `arrow_type` gives."""
+    import pyarrow as pa
+
+    if is_list(arrow):
+        element = spark_type(arrow.value_type)
+        return {"type": "array", "elementType": element, "containsNull": True}
+    if pa.types.is_timestamp(arrow):
+        return "timestamp" if arrow.tz else "timestamp_ntz"
+    if pa.types.is_decimal(arrow):
+        return f"decimal({arrow.precision},{arrow.scale})"
+    return next(name for name, alias in _ARROW.items() if pa.type_for_alias(alias) == arrow)
+
+
+def schema_of(fields: Any) -> pa.Schema:
+    """The Arrow schema of a struct in Spark's JSON; `InputError` as in `arrow_type`."""
+    import pyarrow as pa
+
+    names = [field["name"] for field in fields["fields"]]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(
+            f"there are several columns {twice[0]!r}, and a record has each name once: rename them"
+        )
+    types = [arrow_type(field["type"], field["name"]) for field in fields["fields"]]
+    return pa.schema(list(zip(names, types, strict=True)))
+
+
+def fields_of(schema: pa.Schema) -> dict[str, Any]:
+    """The struct in Spark's JSON; every column can be null, as records can lack any feature."""
+    fields = [
+        {"name": field.name, "type": spark_type(field.type), "nullable": True, "metadata": {}}
+        for field in schema
+    ]
+    return {"type": "struct", "fields": fields}
+
+
+def kind_of(arrow: pa.DataType) -> int | None:
+    """The list that holds values of a type, or of its elements; None: no list does."""
+    import pyarrow as pa
+
+    of = pa.types
+    if is_list(arrow):
+        return None if is_list(arrow.value_type) else kind_of(arrow.value_type)
+    whole = of.is_integer(arrow) or of.is_boolean(arrow) or of.is_date(arrow)
+    if whole or of.is_timestamp(arrow):
+        return INT64
+    if of.is_floating(arrow) or of.is_decimal(arrow):
+        return FLOAT
+    text = of.is_string(arrow) or of.is_large_string(arrow)
+    data = of.is_binary(arrow) or of.is_large_binary(arrow) or of.is_fixed_size_binary(arrow)
+    return BYTES if text or data else None
+
+
+def is_list(arrow: pa.DataType) -> bool:
+    """Whether values are arrays, of any of Arrow's layouts."""
+    import pyarrow as pa
+
+    of = pa.types
+    return bool(of.is_list(arrow) or of.is_large_list(arrow) or of.is_fixed_size_list(arrow))
+
+
+def _name(spark: Any) -> str:
+    if not isinstance(spark, dict):
+        return str(spark)
+    if spark.get("type") == "array":
+        return f"array<{_name(spark['elementType'])}>"
+    return str(spark.get("class") or spark.get("type"))

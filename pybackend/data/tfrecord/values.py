@@ -1,0 +1,86 @@
+"""The values in lists of features: numbers, packed or one by one, and strings of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.tfrecord.chunks import Chunk
+from pybackend.data.tfrecord.features import Lists, fields_in, malformed
+from pybackend.data.tfrecord.message import FIXED32, LENGTH_DELIMITED, VARINT
+from pybackend.data.tfrecord.pieces import Bytes, Index, bytes_of, cut_out, offsets_of
+from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64
+from pybackend.data.tfrecord.varint import Flags, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ITEM = 1
+# The wire types that values of a kind come in: a field for several of them, or for one.
+_WIRES = {
+    BYTES: (LENGTH_DELIMITED, LENGTH_DELIMITED),
+    FLOAT: (LENGTH_DELIMITED, FIXED32),
+    INT64: (LENGTH_DELIMITED, VARINT),
+}
+_FLOAT_BYTES = 4
+
+
+def values_of(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
+    """All values of lists of one kind, and how many each list has.
+
+    Returns
+    -------
+    values
+        An Arrow array of ``large_binary``, ``float`` or ``int64``.
+    counts
+        An entry per list.
+
+    Raises
+    ------
+    InputError
+        Names the record of which the list is malformed.
+    """
+    import pyarrow as pa
+
+    items = fields_in(chunk, lists.records, lists.starts, lists.ends)
+    items = items.where(items.numbers == _ITEM)
+    wrong = ~np.isin(items.wires, _WIRES[kind])
+    rows = cut_out(np.frombuffer(chunk.content, np.uint8), items.starts, items.ends)
+    if kind == BYTES:
+        values, sizes = rows, np.ones(len(rows), np.int64)
+    else:
+        numbers, sizes, broken = _READERS[kind](*bytes_of(rows))
+        values, wrong = pa.array(numbers), wrong | broken
+    if wrong.any():
+        raise malformed(chunk, int(lists.records[items.owners[np.argmax(wrong)]]))
+    counts = np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
+    return values, counts
+
+
+def _floats(content: Bytes, offsets: Index) -> Numbers:
+    lengths = np.diff(offsets)
+    whole = content[: len(content) // _FLOAT_BYTES * _FLOAT_BYTES]
+    return whole.view("<f4"), lengths // _FLOAT_BYTES, lengths % _FLOAT_BYTES != 0
+
+
+def _integers(content: Bytes, offsets: Index) -> Numbers:
+    lengths = np.diff(offsets)
+    is_last = content <= 0x7F
+    if is_last.all():
+        return content.astype(np.int64), lengths, np.zeros(len(lengths), np.bool_)
+    places = offsets_of(is_last.astype(np.int64))[offsets]
+    begins = np.append(0, np.flatnonzero(is_last) + 1)[: places[-1]]
+    values, _, whole = read(content, begins)
+    broken = np.zeros(len(lengths), np.bool_)
+    broken[np.searchsorted(places, np.flatnonzero(~whole), side="right") - 1] = True
+    # One that ends inside a number would run into the next.
+    broken[lengths > 0] |= ~is_last[offsets[1:][lengths > 0] - 1]
+    return values, np.diff(places), broken
+
+
+# Numbers, how many each row of bytes has, and which rows are not made of whole ones.
+Numbers = tuple[npt.NDArray[Any], Index, Flags]
+_READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {FLOAT: _floats, INT64: _integers}

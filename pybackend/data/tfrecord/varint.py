@@ -1,0 +1,68 @@
+"""Protocol buffers' variable-length integers, many at once: seven bits a byte, the lowest first."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+# 64 bits; a negative number has all of them.
+MOST_BYTES = 10
+_LOW = np.uint64(0x7F)
+
+
+def varint(value: int) -> bytes:
+    """One number that is not negative."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def encoded(values: Index) -> tuple[Bytes, Index]:
+    """The numbers' bytes, one after another, and where each begins; the last entry is the end."""
+    left = values.view(np.uint64)
+    if not (left > _LOW).any():
+        return values.astype(np.uint8), np.arange(len(values) + 1, dtype=np.int64)
+    sizes = _sizes(left)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    found = np.empty(offsets[-1], np.uint8)
+    places = offsets[:-1]
+    while len(left):
+        more = left > _LOW
+        found[places] = (left & _LOW).astype(np.uint8) | (more.astype(np.uint8) << 7)
+        left, places = left[more] >> np.uint64(7), places[more] + 1
+    return found, offsets
+
+
+def _sizes(values: npt.NDArray[np.uint64]) -> Index:
+    sizes = np.ones(len(values), np.int64)
+    for place in range(1, MOST_BYTES):
+        longer = values >= np.uint64(1 << 7 * place)
+        if not longer.any():
+            break
+        sizes += longer
+    return sizes
+
+
+def read(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
+    """The number at each place, where it ends, and whether it is one: complete, and of 64 bits."""
+    first = data.take(begins, mode="clip")
+    values = (first & 0x7F).astype(np.uint64)
+    ends = begins + 1
+    rows = np.flatnonzero(first > 0x7F)
+    for place in range(1, MOST_BYTES):
+        if not len(rows):
+            break
+        following = data.take(ends[rows], mode="clip")
+        values[rows] |= (following & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+        ends[rows] += 1
+        rows = rows[following > 0x7F]
+    whole = ends <= len(data)
+    whole[rows] = False
+    return values.view(np.int64), ends, whole

@@ -1,0 +1,148 @@
+"""A folder of records is complete or not there, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pybackend import InputError
+from pybackend.data import folder
+from pybackend.data.tfrecord import publish
+from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.manifest import Manifest
+from pybackend.data.tfrecord.part import write_part
+from pybackend.data.tfrecord.types import fields_of
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(params=["", "local://"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder that does not exist: by its path, and by a URI that goes through fsspec."""
+    if request.param:
+        pytest.importorskip("fsspec")
+    return f"{request.param}{tmp_path / 'data'}"
+
+
+def attempt(uri: str, value: int, token: str = TOKEN) -> dict[str, Any]:
+    """What a job with one task has written, and its manifest."""
+    batch = pa.record_batch({"x": [value]})
+    name = f"00000-{value}"
+    part = write_part([batch], publish.place_of(uri, token, name), name)
+    assert part is not None
+    return Manifest(fields_of(batch.schema), None, (part,)).to_json()
+
+
+def values(uri: str) -> list[int]:
+    data = RecordFiles.at(uri)
+    return pa.Table.from_batches(data.batches(0, data.rows, ["x"]))["x"].to_pylist()
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "data").iterdir())
+
+
+def test_only_attempts_that_count_are_published(uri: str, tmp_path: Path) -> None:
+    assert publish.begin(uri, TOKEN, False)
+    assert publish.is_begun(uri, TOKEN)
+    attempt(uri, 1)  # of a task that was run again
+    manifest = publish.finish(uri, TOKEN, attempt(uri, 2), False)
+    assert values(uri) == [2]
+    assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]
+    told = json.loads((tmp_path / "data" / "_tfdist.json").read_text())
+    assert Manifest.from_json(told) == Manifest.from_json(manifest)
+
+
+def test_what_was_there_goes_when_the_new_is_complete(uri: str, tmp_path: Path) -> None:
+    publish.begin(uri, TOKEN, False)
+    publish.finish(uri, TOKEN, attempt(uri, 1), False)
+    other = "fedcba9876543210"
+    with pytest.raises(InputError, match=r"not empty, it holds _SUCCESS: .*overwrite=True"):
+        publish.begin(uri, other, False)
+    assert not publish.begin(uri, other, True)
+    told = attempt(uri, 2, other)
+    assert values(uri) == [1]
+    publish.finish(uri, other, told, True)
+    assert values(uri) == [2]
+    assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-fedcba98.tfrecord"]
+
+
+@pytest.mark.parametrize("failing", ["move", "manifest"])
+def test_what_was_there_stays_when_publishing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    uri = str(tmp_path / "data")
+    publish.begin(uri, TOKEN, False)
+    publish.finish(uri, TOKEN, attempt(uri, 1), False)
+    publish.begin(uri, "f" * 16, True)
+    told = attempt(uri, 2, "f" * 16)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        if failing == "move":
+            patch.setattr(folder.LocalFolder, "move", fail)
+        else:
+            patch.setattr(publish.json, "dumps", fail)
+        with pytest.raises(OSError, match="full"):
+            publish.finish(uri, "f" * 16, told, True)
+    publish.discard(uri, "f" * 16, False)
+    assert values(uri) == [1]
+    assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]
+
+
+def test_nothing_is_left_of_a_job_that_failed(uri: str, tmp_path: Path) -> None:
+    is_new = publish.begin(uri, TOKEN, False)
+    attempt(uri, 1)
+    publish.discard(uri, TOKEN, is_new)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_stays_where_a_job_failed(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    is_new = publish.begin(uri, TOKEN, False)
+    publish.discard(uri, TOKEN, is_new)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (lambda path: path.write_text("a"), r"is a file; expected a folder"),
+        (lambda path: (path / "sub").mkdir(parents=True), "holds sub, and overwrite=True replaces"),
+    ],
+)
+def test_what_is_not_ours_is_not_replaced(
+    uri: str, tmp_path: Path, prepare: Callable[[Path], Any], told: str
+) -> None:
+    prepare(tmp_path / "data")
+    with pytest.raises(InputError, match=f"`path`: .*{told}"):
+        publish.begin(uri, TOKEN, True)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        publish.begin(str(tmp_path / "file" / "data"), TOKEN, False)
+
+
+def test_what_came_meanwhile_is_not_mixed_in(uri: str, tmp_path: Path) -> None:
+    publish.begin(uri, TOKEN, False)
+    told = attempt(uri, 1)
+    (tmp_path / "data" / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"notes.txt has come into"):
+        publish.finish(uri, TOKEN, told, False)
+
+
+def test_files_that_this_machine_does_not_see_are_told(uri: str, tmp_path: Path) -> None:
+    publish.begin(uri, TOKEN, False)
+    told = attempt(uri, 1)
+    (tmp_path / "data" / f"_temporary-{TOKEN}" / "00000-1").unlink()
+    with pytest.raises(InputError, match=r"which this machine does not see: .*share"):
+        publish.finish(uri, TOKEN, told, False)
