@@ -34,11 +34,14 @@ _HOME = {
     "save_model": "serialization",
     "sha256_of": "serialization",
     "mnist": "data.mnist",
+    "predict_spark": "inference",
     "barrier_evaluate": "scoring",
     "barrier_predict": "scoring",
     "barrier_run": "api",
     "barrier_train": "api",
     "train_mnist": "digits",
+    "read_tfrecords": "records",
+    "write_tfrecords": "records",
 }
 __all__ = [
     "ClusterError",
@@ -65,10 +68,13 @@ __all__ = [
     "model_from_bytes",
     "model_to_base64",
     "model_to_bytes",
+    "predict_spark",
     "read_tf_config",
+    "read_tfrecords",
     "save_model",
     "sha256_of",
     "train_mnist",
+    "write_tfrecords",
 ]
 
 if TYPE_CHECKING:
@@ -86,7 +92,9 @@ if TYPE_CHECKING:
         TfdistError,
         WorkerFailedError,
     )
+    from pybackend.inference import predict_spark
     from pybackend.r.function import RFunction
+    from pybackend.records import read_tfrecords, write_tfrecords
     from pybackend.result import TrainResult, WorkerReport
     from pybackend.scoring import barrier_evaluate, barrier_predict
     from pybackend.serialization import (

@@ -17,6 +17,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job import FUNCTION, run_job, train_job
 from pybackend.launchers.outcome import Outcome
 from pybackend.request import (
+    check_columns_named,
     check_shapes,
     dataset,
     for_validation,
@@ -217,6 +218,7 @@ def barrier_train(
     if validation_data is not None:
         held_out = for_validation(choice, datasets["train"])
         datasets["validation"] = dataset(session, validation_data, "validation_data", held_out, job)
+    check_columns_named(choice, datasets)
     files = model_files(model, custom_objects, job, callbacks)
     if job.model_source == "file":
         check_shapes(model, datasets)

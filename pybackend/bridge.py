@@ -6,6 +6,7 @@ envelope that holds either the value or everything about the failure.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +14,25 @@ from typing import Any
 import numpy as np
 
 import pybackend
+from pybackend.data.files import opened
 from pybackend.doctor import doctor
-from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
+from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
 from pybackend.launchers.apply import SparklyrWorkers
 from pybackend.launchers.attach import attach_spark
 from pybackend.probe import probe
+from pybackend.serialization import model_from_bytes, save_model
 
-__all__ = ["SparklyrWorkers", "answer", "attach_spark", "capture", "doctor", "probe", "row_major"]
+__all__ = [
+    "SparklyrWorkers",
+    "answer",
+    "attach_spark",
+    "capture",
+    "doctor",
+    "model_at",
+    "probe",
+    "row_major",
+    "save_model_at",
+]
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -48,6 +61,24 @@ def answer(request: str) -> str:
 def row_major(array: Any, dtype: str | None = None) -> Any:
     """A C-ordered numpy array with the same values by index; R's arrays are column-major."""
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def model_at(uri: str, **options: Any) -> Any:
+    """The model that a training has written to its ``model_uri``; options of `model_from_bytes`."""
+    return model_from_bytes(_content_at(uri), **options)
+
+
+def save_model_at(uri: str, path: str) -> None:
+    """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
+    save_model(base64.b64encode(_content_at(uri)).decode("ascii"), path)
+
+
+def _content_at(uri: str) -> bytes:
+    try:
+        with opened(uri) as file:
+            return bytes(file.read())
+    except OSError as error:
+        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 
 
 def _described(error: TfdistError) -> dict[str, Any]:

@@ -93,7 +93,6 @@ def dataset(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any
         return _selection(session, data, name, choice, job)
     if isinstance(data, (str, os.PathLike)):
         return _file_rows(data, name, choice, job)
-    _check_no_columns(choice, name)
     if callable(data):
         return _function_rows(data, name, job)
     columns = arrays.columns_of(data, job.floatx, name)
@@ -141,11 +140,14 @@ def _function_rows(fn: Any, name: str, job: Job) -> Any:
     return FunctionRows(fn)
 
 
-def _check_no_columns(choice: Choice, name: str) -> None:
+def check_columns_named(choice: Choice, datasets: Mapping[str, Any]) -> None:
+    """Refuse arguments about columns where no data set has any."""
+    if any(isinstance(getattr(data, "choice", None), Choice) for data in datasets.values()):
+        return
     for argument in ("weight", "tensors", "categories", "tfrecord_spec"):
         if getattr(choice, argument) is not None:
             raise InputError(
-                f"`{argument}` is about columns, of which `{name}` has none: it is for DataFrames "
+                f"`{argument}` is about columns, of which `data` has none: it is for DataFrames "
                 "and files"
             )
 

@@ -13,6 +13,7 @@ from pybackend.data.leaves import Choice, check_choice
 from pybackend.errors import InputError
 from pybackend.job import Job, score_job
 from pybackend.request import (
+    check_columns_named,
     check_shapes,
     dataset,
     keras_defaults,
@@ -70,9 +71,19 @@ def barrier_evaluate(
     """
     job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
     session = session_of(spark)
-    choice = Choice(features, label, weight, tensors, categories, tfrecord_spec, repartition)
+    choice = Choice(
+        features,
+        label,
+        weight,
+        tensors,
+        categories,
+        tfrecord_spec,
+        repartition,
+        finds_levels=False,
+    )
     check_choice(choice)
     datasets = {"train": dataset(session, data, "data", choice, job)}
+    check_columns_named(choice, datasets)
     files = model_files(model, custom_objects, job)
     if job.model_source == "file":
         check_shapes(model, datasets)

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 import pybackend
-from pybackend import barrier_evaluate, barrier_predict, barrier_run, barrier_train, train_mnist
+from pybackend import (
+    TrainResult,
+    barrier_evaluate,
+    barrier_predict,
+    barrier_run,
+    barrier_train,
+    predict_spark,
+    train_mnist,
+)
 
 X = np.zeros((20, 3), "float32")
 Y = np.arange(20)
@@ -46,6 +54,14 @@ def run(fn: Any = len, *args: Any, spark: Any = "local", **changes: Any) -> Call
 def digits(**changes: Any) -> Callable[[], Any]:
     # A path that does not exist: a wrong argument is noticed before the data are looked for.
     return lambda: train_mnist(**{"path": "missing.npz", **changes})
+
+
+def infer(**changes: Any) -> Callable[[], Any]:
+    """A call of `predict_spark` that is right but for its DataFrame and the changes."""
+    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0)
+    arguments = {"model": result, "df": X, **changes}
+    first = [arguments.pop(name) for name in ("model", "df")]
+    return lambda: predict_spark(*first, **arguments)
 
 
 # What is wrong, the call, what the message names.
@@ -159,6 +175,28 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features type": (train(features=3), "`features`"),
     "features items": (train(features=["a", 1]), "`features`"),
     "label": (train(label=None), "`label`"),
+    "weight": (train(weight=1), "`weight` must be the name of a column"),
+    "weight of arrays": (train(weight="w"), "`weight` is about columns, of which `data` has none"),
+    "tensors": (train(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
+    "categories": (train(categories={"a": "red"}), "`categories` of 'a' must be a list"),
+    "tfrecord_spec of arrays": (train(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is about"),
+    "repartition": (train(repartition=1), "`repartition` must be True or False"),
+    "in_memory": (train(in_memory="yes"), "`in_memory` must be True or False"),
+    "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
+    "model_uri ending": (train(model_uri="model.pb"), "`model_uri` must end in .h5 or .keras"),
+    "data path": (train(data="/no/such/place"), "there is no file or folder '/no/such/place'"),
+    "data function with weights": (
+        train(data=lambda context: None, class_weight={0: 1}),
+        "`class_weight` needs labels that are known before",
+    ),
+    "data function in global order": (
+        train(data=lambda context: None, shuffle="global"),
+        "shuffle='global' cannot reorder what the function `data` returns",
+    ),
+    "evaluate weight": (
+        lambda: barrier_evaluate(None, build, (X, Y), weight="w"),
+        "`weight` is about columns",
+    ),
     "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
     "safe_mode": (train(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
@@ -170,6 +208,17 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
+    "infer model": (infer(model=build), "`model` must be a Keras 3 model or a TrainResult"),
+    "infer df": (infer(), "`df` must be a pyspark.sql.DataFrame, not a numpy.ndarray"),
+    "infer features": (infer(features=[]), "`features` must be names of columns"),
+    "infer tensors": (infer(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
+    "infer categories": (infer(categories={"a": []}), "`categories` of 'a' must be"),
+    "infer type": (infer(type="classes"), "`type` must be None, 'class', 'prob' or 'raw'"),
+    "infer levels text": (infer(levels="abc"), "`levels` must be a list of names"),
+    "infer levels twice": (infer(levels=["1", 1]), "`levels` must be different names"),
+    "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
+    "infer custom_objects": (infer(custom_objects=[build]), "`custom_objects` must map names"),
+    "infer safe_mode": (infer(safe_mode="yes"), "`safe_mode` must be True or False"),
     "mnist spark": (digits(spark="yarn"), "`spark`"),
     "mnist workers": (digits(workers=0), "`workers`"),
     "mnist epochs": (digits(epochs=0), "`epochs`"),
@@ -224,6 +273,12 @@ def test_a_wrong_argument_is_refused_by_name(case: str, outcomes: dict[str, list
 
 
 def test_every_argument_has_a_case() -> None:
-    for function, prefix in ((barrier_train, ""), (barrier_run, "run "), (train_mnist, "mnist ")):
+    prefixes = {
+        barrier_train: "",
+        barrier_run: "run ",
+        predict_spark: "infer ",
+        train_mnist: "mnist ",
+    }
+    for function, prefix in prefixes.items():
         for name in inspect.signature(function).parameters:
             assert any(case.startswith(prefix + name) for case in CASES), name

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from pybackend.errors import (
     WorkerFailedError,
 )
 from pybackend.result import Failure
+from pybackend.serialization import save_model
 
 
 def fail(error: BaseException) -> None:
@@ -80,6 +83,20 @@ def test_arrays_keep_their_values_by_index(dtype: str | None) -> None:
 def test_an_array_in_rows_is_not_copied() -> None:
     array = np.arange(6.0).reshape(2, 3)
     assert row_major(array) is array
+
+
+def test_a_model_at_a_place_is_read_and_copied(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    uri = str(tmp_path / "model.h5")
+    save_model(model, uri)
+    read = bridge.model_at(f"file://{uri}")
+    np.testing.assert_array_equal(read.get_weights()[0], model.get_weights()[0])
+    bridge.save_model_at(uri, str(tmp_path / "copy.h5"))
+    assert (tmp_path / "copy.h5").read_bytes() == (tmp_path / "model.h5").read_bytes()
+    for fail_with in (bridge.model_at, lambda uri: bridge.save_model_at(uri, "copy.h5")):
+        error = capture(fail_with, str(tmp_path / "absent.h5"))["error"]
+        assert error["class"] == "SerializationError"
+        assert "absent.h5 cannot be read" in error["message"]
 
 
 def test_all_that_r_calls_is_there() -> None:

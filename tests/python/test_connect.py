@@ -30,6 +30,7 @@ from pybackend import (
     barrier_predict,
     barrier_run,
     barrier_train,
+    predict_spark,
 )
 from pybackend.launchers import slots, spark, spark_job
 from pybackend.launchers.slots import check_slots, slots_of
@@ -167,6 +168,20 @@ def test_a_dataframe_is_every_row_once(session: Any) -> None:
     np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
     assert largest_difference(model, result.model) <= 1e-6
     assert len(result.history["val_loss"]) == 2
+
+
+def test_predictions_beside_the_rows(session: Any, rows: Any, dense_model: Any) -> None:
+    x = rows[0][:40]
+    values = [(i, x[i].tolist()) for i in range(40)]
+    data = session.createDataFrame(values, "id int, `my.x` array<double>")
+    levels = ["a", "b", "c"]
+    found = predict_spark(dense_model, data, features=["my.x"], levels=levels)
+    found.createOrReplaceTempView("predictions")
+    asked = "SELECT `.pred_class`, `.pred_a`, `.pred_b`, `.pred_c` FROM predictions ORDER BY id"
+    got = [tuple(row) for row in session.sql(asked).collect()]
+    expected = dense_model.predict(x, verbose=0)
+    np.testing.assert_allclose([row[1:] for row in got], expected, atol=1e-6)
+    assert [row[0] for row in got] == [levels[code] for code in expected.argmax(axis=1)]
 
 
 def fail_on_rank_1(context: WorkerContext) -> None:

@@ -22,7 +22,7 @@ LAYERS = [
     ["code", "collective", "data", "events", "hdf5", "meeting", "r", "rendezvous", "serialization"],
     ["engine", "worker"],
     ["launchers", "progress"],
-    ["api", "request", "scoring"],
+    ["api", "inference", "records", "request", "scoring"],
     ["diagnosis", "doctor", "own_session", "probe", "reach"],
     ["__init__", "__main__", "bridge", "cli", "digits", "plots"],
 ]

@@ -18,6 +18,8 @@ from pybackend.data.leaves import Choice
 from pybackend.data.rows import SpooledRows
 from pybackend.data.sources import FileRows
 from pybackend.errors import InputError
+from pybackend.request import for_validation
+from pybackend.scoring import barrier_evaluate
 
 
 def write(folder: Path, rows: int, **columns: Any) -> str:
@@ -72,6 +74,17 @@ def test_a_label_of_text_becomes_codes_in_sorted_order(tmp_path: Path) -> None:
     source = FileRows.at(path, Choice(), "float32", "data")
     assert rows_of_worker(source, 1, 0)["y"].tolist() == [1, 0, 2]
     assert source.choice.categories == {"label": ["a", "b", "c"]}
+
+
+def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
+    path = write(tmp_path, 2, label=pa.array(["b", "c"]))
+    trained = FileRows.at(path, Choice(categories={"label": ["a", "b", "c"]}), "float32", "data")
+    held_out = FileRows.at(path, for_validation(Choice(), trained), "float32", "validation_data")
+    assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
+    with pytest.raises(InputError, match="its codes are those of the training: give their values"):
+        FileRows.at(path, for_validation(Choice(), {}), "float32", "validation_data")
+    with pytest.raises(InputError, match="give their values in order, categories="):
+        barrier_evaluate(None, lambda: None, path)
 
 
 def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
