@@ -1,10 +1,9 @@
 # `data` and `validation_data` in three steps: look at them (no Python yet), convert them, and hand
-# them over. Between the steps they are a list of `kind`, `features`, `levels` and the values.
+# them over. Between the steps they are a list of `kind`, `features` and the values.
 
 check_data <- function(
   data,
-  label,
-  features,
+  choice,
   route,
   allow_null = FALSE,
   arg = caller_arg(data),
@@ -14,35 +13,32 @@ check_data <- function(
     return(NULL)
   }
   if (is_python(data)) {
-    list(kind = "python", value = data, features = features %||% python_features(data, label))
+    named_columns("python", data, choice)
   } else if (inherits(data, "tbl_spark")) {
-    check_table(data, label, features, route, arg, call)
+    check_table(data, choice, route, arg, call)
   } else if (is.data.frame(data)) {
-    features <- check_frame(data, label, features, arg, call)
-    x <- frame_matrix(data, features)
-    list(kind = "arrays", x = x, y = data[[label]], features = features)
+    check_frame(data, choice, arg, call)
   } else if (is.list(data)) {
-    check_arrays_of_data(data, features, arg, call)
+    check_arrays_of_data(data, choice, arg, call)
+  } else if (is.function(data)) {
+    check_applied(data, arg, call)
+    list(kind = "function", value = data)
+  } else if (rlang::is_string(data) && nzchar(data)) {
+    named_columns("path", check_data_path(data, arg, call), choice)
   } else {
     abort_data(data, allow_null, arg, call)
   }
 }
 
-# A PySpark DataFrame says its columns; Python checks them.
-python_features <- function(data, label) {
-  if (any(grepl("^pyspark\\..*DataFrame$", class(data)))) {
-    setdiff(unlist(data$columns), label)
-  }
-}
-
-check_arrays_of_data <- function(data, features, arg, call) {
+check_arrays_of_data <- function(data, choice, arg, call) {
   parts <- data_parts(data, arg, call)
   at <- attr(parts, "at")
+  columns_used <- if (is.data.frame(parts$x)) "categories"
   if (is.data.frame(parts$x)) {
-    features <- features %||% names(parts$x)
-    check_columns(features, names(parts$x), at[["x"]], "one of the `features`", call)
-    check_frame_features(parts$x, features, at[["x"]], call)
-    parts$x <- frame_matrix(parts$x, features)
+    features <- choice$features %||% names(parts$x)
+    check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
+    check_frame_features(parts$x, features, at[["x"]], call, categories = choice$categories)
+    parts$x <- frame_inputs(parts$x, features, choice$categories)
   } else {
     features <- NULL
   }
@@ -55,7 +51,8 @@ check_arrays_of_data <- function(data, features, arg, call) {
     x = parts$x,
     y = parts$y,
     sample_weight = parts$sample_weight,
-    features = features
+    features = features,
+    columns_used = columns_used
   )
 }
 
@@ -109,7 +106,7 @@ all_row_counts <- function(x, arg) {
   rlang::set_names(vapply(x, row_count, 1L), sprintf("%s[[%d]]", arg, seq_along(x)))
 }
 
-check_table <- function(data, label, features, route, arg, call) {
+check_table <- function(data, choice, route, arg, call) {
   if (route$kind == "local") {
     abort_input(
       c(
@@ -119,13 +116,45 @@ check_table <- function(data, label, features, route, arg, call) {
       call = call
     )
   }
-  check_columns(label, colnames(data), arg, "the `label`", call)
-  if (!is.null(features)) {
-    check_columns(features, colnames(data), arg, "one of the `features`", call)
+  choice$features <- check_chosen_columns(choice, colnames(data), arg, call)
+  named_columns("table", data, choice)
+}
+
+# Data whose rows Python reads by the names of columns.
+named_columns <- function(kind, value, choice) {
+  levels <- choice$categories[[choice$label]]
+  list(
+    kind = kind,
+    value = value,
+    features = choice$features,
+    weight = choice$weight,
+    levels = if (!is.null(levels)) as.character(levels)
+  )
+}
+
+# The columns of files are read on this machine, too, so that a local path must be there.
+check_data_path <- function(path, arg, call) {
+  whole <- whole_path(path)
+  is_here <- grepl("^(file://|/)", whole)
+  if (is_here && !file.exists(sub("^file://", "", whole))) {
+    abort_input(
+      c(
+        sprintf("`%s` is no file or folder that exists: %s.", arg, path),
+        i = "Give the path or URI of Parquet or TFRecord files."
+      ),
+      call = call
+    )
   }
-  features <- features %||% setdiff(colnames(data), label)
-  check_feature_names(features, label, arg, call)
-  list(kind = "table", value = data, features = features)
+  whole
+}
+
+# Workers have another working directory, and Python expands no `~`.
+whole_path <- function(path) {
+  if (grepl("^[A-Za-z][A-Za-z0-9+.-]+://", path)) {
+    return(path)
+  }
+  path <- path.expand(path)
+  if (startsWith(path, "/")) path else file.path(getwd(), path)
 }
 
 abort_data <- function(data, allow_null, arg, call) {
@@ -135,7 +164,9 @@ abort_data <- function(data, allow_null, arg, call) {
       i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
       "*" = "`list(x, y)` or `list(x, y, sample_weight)` with arrays of R or Python;",
       "*" = "a data frame with a column for `label`;",
-      "*" = "a table of sparklyr, or a PySpark DataFrame."
+      "*" = "a table of sparklyr, or a PySpark DataFrame;",
+      "*" = "the path or URI of Parquet or TFRecord files;",
+      "*" = "a function of the worker's place that returns a tf.data.Dataset of batches."
     ),
     call = call
   )
@@ -143,20 +174,23 @@ abort_data <- function(data, allow_null, arg, call) {
 
 # Labels that are factors: validation must use the codes of training.
 check_levels <- function(training, validation, call = caller_env()) {
-  given <- levels(training$y)
+  given <- label_levels(training)
   if (is.factor(validation$y) && !identical(levels(validation$y), given)) {
     abort_input(
       c(
         "The labels of `data` and `validation_data` must be factors of the same levels.",
         x = sprintf("`data`: %s.", list_levels(given)),
         x = sprintf("`validation_data`: %s.", list_levels(levels(validation$y))),
-        i = "Use `factor(y, levels = levels(training_y))`."
+        i = "Use `factor(y, levels = levels(training_y))`, or name the values in `categories`."
       ),
       call = call
     )
   }
   given
 }
+
+# What the codes 0, 1, 2, ... of the label stand for, as far as it is known without Python.
+label_levels <- function(data) levels(data$y) %||% data$levels
 
 list_levels <- function(levels) if (is.null(levels)) "no factor" else list_names(levels)
 
@@ -175,13 +209,15 @@ tell_levels <- function(levels) {
 }
 
 # Calls `code` with the Python form of checked data. A temporary view lives as long as the call.
-with_python_data <- function(data, session, code) {
+with_python_data <- function(data, session, code, arg = "data", call = caller_env()) {
   if (is.null(data)) {
     return(code(NULL))
   }
   switch(
     data$kind,
-    python = code(data$value),
+    python = ,
+    path = code(data$value),
+    "function" = code(as_r_function(data$value, NULL, identity, arg = arg, call = call)),
     arrays = code(as_python_arrays(data)),
     table = with_spark_frame(data$value, session, code)
   )

@@ -12,8 +12,11 @@
 #'   `seconds`, `ok`;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
-#' * `features`, `levels`: the feature columns and the label's levels, where `data` had them;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model.
+#' * `features`, `levels`: the feature columns (for a model of several inputs a list of them by the
+#'   inputs' names) and the label's levels, where `data` had them;
+#' * `label`, `tensors`, `categories`: the arguments of the training;
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`, the place
+#'   to which the training has written it, `model_base64` is empty.
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Not used.
@@ -30,13 +33,8 @@
 #' plot(fit)
 NULL
 
-new_fit <- function(
-  result,
-  features = NULL,
-  levels = NULL,
-  custom_objects = NULL,
-  safe_mode = TRUE
-) {
+# `choice` is what new_choice() makes, with the `levels` of the label where R knows them.
+new_fit <- function(result, choice = list(), custom_objects = NULL, safe_mode = TRUE) {
   fields <- result$to_dict()
   # The decoded model lives in an environment, so that it is decoded once for all copies of the fit.
   decoded <- new.env(parent = emptyenv())
@@ -48,17 +46,26 @@ new_fit <- function(
       epochs = fields$epochs,
       seconds = fields$seconds,
       seed = fields$seed,
-      features = features,
-      levels = levels,
+      features = choice$features %||% fields$features,
+      levels = choice$levels %||% plain_levels(fields$levels),
+      label = choice$label,
+      tensors = choice$tensors,
+      categories = choice$categories,
       model_base64 = fields$model_base64,
       model_format = fields$model_format,
       model_sha256 = fields$model_sha256,
+      model_uri = fields$model_uri,
       safe_mode = safe_mode,
       custom_objects = custom_objects,
       decoded = decoded
     ),
     class = "tfdist_fit"
   )
+}
+
+# Of text or of numbers; a list where Python has both.
+plain_levels <- function(levels) {
+  if (!is.null(levels)) vapply(levels, as.character, "", USE.NAMES = FALSE)
 }
 
 # A metric of several values, such as an F1 score for each class, becomes several of one.
@@ -94,13 +101,7 @@ fit_model <- function(fit, call = caller_env()) {
   decoded <- .subset2(fit, "decoded")
   # A fit read back by readRDS() has a pointer of the session that wrote it.
   if (is.null(decoded$model) || reticulate::py_is_null_xptr(decoded$model)) {
-    decoded$model <- decode_model(
-      fit$model_base64,
-      custom_objects = living_objects(fit$custom_objects),
-      safe_mode = fit$safe_mode,
-      sha256 = fit$model_sha256,
-      call = call
-    )
+    decoded$model <- decode_fit(fit, call)
   }
   decoded$model
 }
@@ -138,7 +139,11 @@ count_of <- function(n, noun) {
 summary.tfdist_fit <- function(object, ...) {
   print(object)
   cat(sprintf("\nSeed %s. Model: %s, ", object$seed %||% "not set", object$model_format))
-  cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
+  if (is.null(object$model_uri)) {
+    cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
+  } else {
+    cat(sprintf("at %s, ", object$model_uri))
+  }
   cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
   history <- do.call(cbind, object$history)
   print(data.frame(epoch = seq_len(nrow(history)), history), row.names = FALSE, digits = 4)
@@ -174,13 +179,25 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #'
 #' @param object A [tfdist_fit].
 #' @param newdata Rows in the form in which the model was trained: an array, a list of arrays for a
-#'   model of several inputs, or a data frame with the feature columns of the training.
+#'   model of several inputs, or a data frame with the feature columns of the training. Or a table
+#'   of sparklyr, whose rows stay where they are.
 #' @param ... Not used.
-#' @param batch_size Rows that are computed at once.
+#' @param type What a Spark table gets, as in tidymodels: `"class"` is the column `.pred_class`,
+#'   `"prob"` a column `.pred_<level>` for each class with the number that the model gives it (a
+#'   probability only where its last layer makes it one), `"raw"` the column `.pred` with all
+#'   numbers of a row, or `.pred_<output>` for each of several outputs. `NULL`: class and numbers
+#'   where the model gives several numbers per row, unless its loss tells that they are no classes.
+#' @param features,tensors,categories Which columns of a Spark table are used, and as what; see
+#'   [barrier_train()]. `NULL`: as in the training, or else all columns.
+#' @param batch_size Rows that are computed at once; `NULL`: 32, of a Spark table 256.
 #'
 #' @return What the model returns, as an array with a row for each row of `newdata`; a list of
 #'   arrays for a model of several outputs. The columns carry the levels of the label where it was a
 #'   factor.
+#'
+#'   For a Spark table a `tbl_spark` of all its columns and the predictions, for verbs of dplyr.
+#'   Spark computes it when its rows are asked for, and again each time: `dplyr::compute()` keeps
+#'   them. It is a temporary view, which lives as long as the connection.
 #' @seealso [barrier_predict()], which shares the rows out over several workers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -189,11 +206,33 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #' scores <- predict(fit, digits$x_test[1:5, , ] / 255)
 #' max.col(scores) - 1
 #' digits$y_test[1:5]
-predict.tfdist_fit <- function(object, newdata, ..., batch_size = 32L) {
+predict.tfdist_fit <- function(
+  object,
+  newdata,
+  ...,
+  type = NULL,
+  features = NULL,
+  tensors = NULL,
+  categories = NULL,
+  batch_size = NULL
+) {
   check_named_only(...)
-  batch_size <- check_count(batch_size)
-  newdata <- check_newdata(newdata, object$features)
   call <- rlang::current_env()
+  if (inherits(newdata, "tbl_spark")) {
+    return(predict_table(
+      object,
+      newdata,
+      type,
+      features,
+      tensors,
+      categories,
+      batch_size,
+      call
+    ))
+  }
+  check_only_tables(type = type, features = features, tensors = tensors, categories = categories)
+  batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
+  newdata <- check_newdata(newdata, object$features, object$categories)
   model <- fit_model(object, call)
   scores <- call_python(
     model$predict,
@@ -205,13 +244,19 @@ predict.tfdist_fit <- function(object, newdata, ..., batch_size = 32L) {
   name_columns(scores, object$levels)
 }
 
-check_newdata <- function(newdata, features, arg = caller_arg(newdata), call = caller_env()) {
+check_newdata <- function(
+  newdata,
+  features,
+  categories = NULL,
+  arg = caller_arg(newdata),
+  call = caller_env()
+) {
   check_no_table(newdata, arg, call)
   if (is.data.frame(newdata)) {
     features <- features %||% names(newdata)
-    check_columns(features, names(newdata), arg, "a feature of the training", call)
-    check_frame_features(newdata, features, arg, call, or_else = "leave it out")
-    newdata <- frame_matrix(newdata, features)
+    check_columns(unlist(features), names(newdata), arg, "a feature of the training", call)
+    check_frame_features(newdata, features, arg, call, "leave it out", categories)
+    newdata <- frame_inputs(newdata, features, categories)
   }
   check_arrays(newdata, arg, call)
   newdata

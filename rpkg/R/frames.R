@@ -1,18 +1,55 @@
-# Data frames: one column is the label, the others together the matrix of features.
+# Data frames: one column is the label, one may weigh the rows, the others together are the matrix
+# of features, or one matrix for each input that `features` names.
 
-check_frame <- function(data, label, features, arg, call) {
-  check_columns(label, names(data), arg, "the `label`", call)
-  if (!is.null(features)) {
-    check_columns(features, names(data), arg, "one of the `features`", call)
+check_frame <- function(data, choice, arg, call) {
+  features <- check_chosen_columns(choice, names(data), arg, call)
+  if (length(choice$tensors)) {
+    abort_input(
+      c(
+        sprintf("`tensors` describes columns of tables and files, and `%s` is a data frame.", arg),
+        i = "Give `list(x, y)` with an array of the shape instead."
+      ),
+      call = call
+    )
   }
-  features <- features %||% setdiff(names(data), label)
-  check_feature_names(features, label, arg, call)
   if (nrow(data) == 0L) {
     abort_input(sprintf("`%s` has no rows.", arg), call = call)
   }
-  check_frame_features(data, features, arg, call)
-  check_array(data[[label]], sprintf("%s$%s", arg, label), call, label = TRUE)
-  features
+  check_frame_features(data, features, arg, call, categories = choice$categories)
+  list(
+    kind = "arrays",
+    x = frame_inputs(data, features, choice$categories),
+    y = frame_label(data, choice, arg, call),
+    sample_weight = frame_weight(data, choice$weight, arg, call),
+    features = features,
+    columns_used = c("weight", "categories")
+  )
+}
+
+# Text becomes a factor of its sorted values, or of those that the training or `categories` has.
+frame_label <- function(data, choice, arg, call) {
+  y <- data[[choice$label]]
+  at <- sprintf("%s$%s", arg, choice$label)
+  values <- choice$categories[[choice$label]]
+  if (is.null(values) && is.character(y)) {
+    check_no_missing(y, at, call)
+    # Sorted as Python sorts, whatever the locale.
+    values <- choice$levels %||% sort(unique(y), method = "radix")
+  }
+  if (is.null(values)) {
+    check_array(y, at, call, label = TRUE)
+    return(y)
+  }
+  codes <- category_codes(data, choice$label, values, arg, call)
+  factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
+}
+
+frame_weight <- function(data, weight, arg, call) {
+  if (is.null(weight)) {
+    return(NULL)
+  }
+  check_array(data[[weight]], sprintf("%s$%s", arg, weight), call)
+  as.double(data[[weight]])
 }
 
 check_columns <- function(wanted, columns, arg, what, call) {
@@ -28,30 +65,20 @@ check_columns <- function(wanted, columns, arg, what, call) {
   }
 }
 
-check_feature_names <- function(features, label, arg, call) {
-  if (length(features) == 0L) {
-    abort_input(
-      sprintf("`%s` has no column other than the label \"%s\".", arg, label),
-      call = call
-    )
-  }
-  if (label %in% features) {
-    abort_input(
-      sprintf("`features` contains \"%s\", which is the label.", label),
-      call = call
-    )
-  }
-}
-
 check_frame_features <- function(
   data,
   features,
   arg,
   call,
-  or_else = "name the features to use with `features`"
+  or_else = "name the features to use with `features`",
+  categories = NULL
 ) {
-  for (name in features) {
+  for (name in unlist(features)) {
     column <- data[[name]]
+    if (!is.null(categories[[name]])) {
+      category_codes(data, name, categories[[name]], arg, call)
+      next
+    }
     is_number <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
     if (!is_number) {
       abort_input(
@@ -91,11 +118,64 @@ column_kind <- function(column) {
   }
 }
 
-frame_matrix <- function(data, features) {
-  matrix <- as.matrix(as.data.frame(data)[features])
+# What a model is fed: one matrix of doubles, or one for each named input, in which whole numbers
+# stay whole, as those of tables do.
+frame_inputs <- function(data, features, categories = NULL) {
+  if (!is.list(features)) {
+    return(frame_matrix(data, features, categories))
+  }
+  lapply(features, function(group) {
+    matrix <- frame_matrix(data, group, categories)
+    is_whole <- function(name) {
+      !is.null(categories[[name]]) || typeof(data[[name]]) %in% c("integer", "logical")
+    }
+    if (all(vapply(group, is_whole, NA))) {
+      storage.mode(matrix) <- "integer"
+    }
+    matrix
+  })
+}
+
+frame_matrix <- function(data, features, categories = NULL) {
+  columns <- as.data.frame(data)[features]
+  for (name in intersect(features, names(categories))) {
+    columns[[name]] <- match_values(columns[[name]], categories[[name]]) - 1L
+  }
+  matrix <- as.matrix(columns)
   storage.mode(matrix) <- "double"
   dimnames(matrix) <- NULL
   matrix
+}
+
+# The places, from 0, of a column's values among its categories.
+category_codes <- function(data, name, values, arg, call) {
+  column <- data[[name]]
+  check_column_missing(column, name, arg, call)
+  codes <- match_values(column, values) - 1L
+  if (anyNA(codes)) {
+    row <- which(is.na(codes))[[1L]]
+    abort_input(
+      c(
+        sprintf(
+          "Column \"%s\" of `%s` holds %s in row %d, which is none of its categories.",
+          name,
+          arg,
+          encodeString(as.character(column[[row]]), quote = "\""),
+          row
+        ),
+        i = sprintf("They are %s.", list_names(as.character(values)))
+      ),
+      call = call
+    )
+  }
+  codes
+}
+
+match_values <- function(column, values) {
+  if (is.numeric(column) && is.numeric(values)) {
+    return(match(column, values))
+  }
+  match(as.character(column), as.character(values))
 }
 
 list_names <- function(names, most = 10L) {

@@ -66,7 +66,12 @@ save_model <- function(model, path) {
   }
   check_model_path(path)
   backend <- pybackend()
-  if (inherits(model, "tfdist_fit")) {
+  is_fit <- inherits(model, "tfdist_fit")
+  if (is_fit && !is.null(model$model_uri)) {
+    call_python(backend$bridge$save_model_at, model$model_uri, path.expand(path))
+    return(invisible(path))
+  }
+  if (is_fit) {
     model <- model$model_base64
   }
   call_python(backend$save_model, model, path.expand(path))
@@ -82,6 +87,24 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
     safe_mode = safe_mode,
     sha256 = sha256,
     compile = compile,
+    call = call
+  )
+}
+
+# Of a fit, from its text or from where the training has written it.
+decode_fit <- function(fit, call) {
+  custom_objects <- living_objects(fit$custom_objects)
+  if (is.null(fit$model_uri)) {
+    text <- fit$model_base64
+    return(decode_model(text, custom_objects, fit$safe_mode, fit$model_sha256, call = call))
+  }
+  backend <- pybackend(call)
+  call_python(
+    backend$bridge$model_at,
+    fit$model_uri,
+    custom_objects = custom_objects,
+    safe_mode = fit$safe_mode,
+    sha256 = fit$model_sha256,
     call = call
   )
 }
@@ -154,6 +177,21 @@ check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !(rlang::is_string(x) && grepl("^[0-9a-fA-F]{64}$", x))) {
     abort_expected(x, "a string of 64 hexadecimal digits", TRUE, arg, call)
   }
+}
+
+# A path or URI that workers write to; whole, as they have another working directory.
+check_model_uri <- function(uri, arg = caller_arg(uri), call = caller_env()) {
+  if (is.null(uri)) {
+    return(NULL)
+  }
+  check_string(uri, arg = arg, call = call)
+  if (!grepl("\\.(h5|keras)$", uri)) {
+    abort_input(
+      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(uri)),
+      call = call
+    )
+  }
+  whole_path(uri)
 }
 
 check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) {

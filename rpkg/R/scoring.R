@@ -11,8 +11,11 @@
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
-#' @param features Names of the feature columns; `NULL` takes those of the fit, or else all but the
-#'   label.
+#' @param label Name of the label column of a data frame, table or files. Text needs the levels of a
+#'   fit, or `categories`.
+#' @param features Names of the feature columns, as in [barrier_train()]; `NULL` takes those of the
+#'   fit, or else all but those named otherwise.
+#' @param tensors,categories As in [barrier_train()]; `NULL` takes those of the fit.
 #' @param custom_objects Named list of the Python classes and functions that the model needs besides
 #'   Keras's own; `NULL` takes those of the fit.
 #' @param verbose 0 and 1: silent; 2: what the workers print.
@@ -41,6 +44,11 @@ barrier_evaluate <- function(
   ...,
   label = "label",
   features = NULL,
+  weight = NULL,
+  tensors = NULL,
+  categories = NULL,
+  tfrecord_spec = NULL,
+  repartition = TRUE,
   workers = 2L,
   batch_size = 32L,
   custom_objects = NULL,
@@ -51,8 +59,15 @@ barrier_evaluate <- function(
   check_named_only(...)
   route <- check_sc(sc)
   check_scored_model(model, "a compiled Keras model")
-  check_string(label)
-  check_strings(features, allow_null = TRUE)
+  choice <- new_choice(
+    label,
+    features,
+    weight,
+    tensors,
+    categories,
+    tfrecord_spec,
+    repartition
+  )
   settings <- scoring_settings(
     model,
     workers,
@@ -62,16 +77,23 @@ barrier_evaluate <- function(
     verbose,
     timeout
   )
-  data <- check_data(data, label, features %||% of_fit(model, "features"), route)
-  levels <- check_levels_of_fit(data, of_fit(model, "levels"))
-  settings <- c(settings, list(label = label, features = as.list(data$features)))
+  given <- choice
+  choice <- choice_of_fit(given, model)
+  data <- check_data(data, choice, route)
+  check_columns_there(given, data)
+  levels <- check_levels_of_fit(data, choice$levels)
+  choice$features <- data$features %||% choice$features
 
   call <- rlang::current_env()
   backend <- pybackend()
   session <- open_session(route)
-  figures <- with_python_data(data, session, function(rows) {
-    run_scoring(backend$barrier_evaluate, session, model, rows, settings, call)
-  })
+  workers <- if (calls_r(data)) open_r_workers(route) else session
+  score <- function(rows) {
+    choice <- with_label_levels(choice, choice$levels, data, rows)
+    asked <- c(settings, sent_choice(choice, data))
+    run_scoring(backend$barrier_evaluate, workers, model, rows, asked, call)
+  }
+  figures <- with_python_data(data, session, score)
   tell_levels(levels)
   if (all(lengths(figures) == 1L)) unlist(figures) else figures
 }
@@ -103,7 +125,7 @@ barrier_predict <- function(
     timeout
   )
   check_no_table(x)
-  x <- check_newdata(x, of_fit(model, "features"))
+  x <- check_newdata(x, of_fit(model, "features"), of_fit(model, "categories"))
 
   call <- rlang::current_env()
   backend <- pybackend()
@@ -147,6 +169,22 @@ scoring_settings <- function(
     verbose = check_verbose(verbose, call = call),
     timeout = check_positive(timeout, call = call)
   )
+}
+
+# What is not given is as in the training. The label may have another name there.
+choice_of_fit <- function(choice, model) {
+  categories <- of_fit(model, "categories")
+  trained <- of_fit(model, "label")
+  if (!is.null(trained) && !is.null(categories[[trained]])) {
+    values <- categories[[trained]]
+    categories[[trained]] <- NULL
+    categories[[choice$label]] <- values
+  }
+  choice$features <- choice$features %||% of_fit(model, "features")
+  choice$tensors <- choice$tensors %||% of_fit(model, "tensors")
+  choice$categories <- utils::modifyList(as.list(categories), as.list(choice$categories))
+  choice$levels <- of_fit(model, "levels")
+  choice
 }
 
 of_fit <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

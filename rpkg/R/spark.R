@@ -40,7 +40,7 @@ check_open_connection <- function(sc, kind, arg, call) {
   check_installed("sparklyr", "A Spark connection", call)
   is_open <- if (kind == "pysparklyr") {
     # sparklyr takes every connection of pysparklyr for open; only the session knows.
-    !is_stopped(sparklyr::spark_session(sc))
+    !is_stopped(pysparklyr_session(sc))
   } else {
     sparklyr::spark_connection_is_open(sc)
   }
@@ -54,6 +54,12 @@ check_open_connection <- function(sc, kind, arg, call) {
       call = call
     )
   }
+}
+
+# The connection that a table of pysparklyr carries has its DataFrame in the session's place.
+pysparklyr_session <- function(sc) {
+  session <- sparklyr::spark_session(sc)
+  if (is_spark_frame(session)) session$sparkSession else session
 }
 
 is_stopped <- function(session) {
@@ -79,7 +85,7 @@ open_session <- function(route, call = caller_env()) {
     route$kind,
     local = NULL,
     python = route$sc,
-    pysparklyr = sparklyr::spark_session(route$sc),
+    pysparklyr = pysparklyr_session(route$sc),
     sparklyr = attach_session(route$sc, call)
   )
 }

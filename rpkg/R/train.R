@@ -20,16 +20,46 @@
 #'     becomes codes that start at 0;
 #'   * a data frame with the column `label`; the other columns, or those that `features` names, are
 #'     numeric or logical and make up one matrix;
-#'   * a table of sparklyr (`tbl_spark`) with such columns, which reaches the workers without
-#'     passing through R;
-#'   * a PySpark DataFrame or a tuple of numpy arrays, as they are.
+#'   * a table of sparklyr (`tbl_spark`), or a pipeline of dplyr or a query of SQL that has not been
+#'     run yet, which reaches the workers without passing through R. Its columns hold numbers,
+#'     arrays of numbers, ML vectors, bytes or text;
+#'   * the path or URI (a scheme that Python's fsspec knows) of Parquet or TFRecord files, one file
+#'     or a folder of them, which the workers read themselves: a path that all their machines share;
+#'   * an R function, called on each worker as `data(ctx)` with the worker's place (see
+#'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
+#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`. They are used as they
+#'     come; endless data need `steps_per_epoch`. TensorFlow calls a generator from threads of its
+#'     own, where R cannot run: build it of TensorFlow's own operations;
+#'   * a PySpark DataFrame, a Python function or a tuple of numpy arrays, as they are.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn In place of `model`: an R function without arguments that builds and compiles the
 #'   model in every worker, where its losses and metrics may be R functions, too (the model then
 #'   comes back without its compile settings); its layers are Keras's own. It travels as the
 #'   function of [barrier_apply()] does, and needs the same on the workers' machines.
-#' @param label Name of the label column of a data frame or table.
-#' @param features Names of the feature columns; `NULL` takes all others.
+#' @param label Name of the label column of a data frame, table or files. Text becomes 0, 1, 2, ...
+#'   in sorted order, unless `categories` names its values; the fit keeps them as `levels`.
+#' @param features Names of the feature columns, side by side one input of the model; `NULL` takes
+#'   all others. A named list makes several inputs, by their names in the model:
+#'   `list(left = c("a", "b"), right = "image")`. Of a table or files a text column that is an input
+#'   of its own gives strings.
+#' @param weight Name of the column with the weight of each row in the loss; `NULL`: all weigh 1.
+#' @param tensors How columns of tables and files are read: a named list of type and shape of their
+#'   rows, `list(image = list("uint8", c(28, 28)))`. Bytes are little-endian, and arrays of R have
+#'   the shape row by row. `list("int32", NA)` lets rows have any length: they are padded with zeros
+#'   to the longest.
+#' @param categories Named list of the values of columns, which become 0, 1, 2, ...:
+#'   `list(color = c("blue", "red"))`. Any other value is an error.
+#' @param tfrecord_spec What TFRecord files hold: a vector of `"int64"`, `"float32"`, `"bytes"` or
+#'   `"string"`, with `"[]"` behind it for lists, by the features' names. `NULL`: as
+#'   [write_tfrecords()] has noted beside the files, or as their first records show.
+#' @param repartition `FALSE` keeps the partitions that a table has, of which there must be
+#'   `workers`, and gives each worker one stretch of the rows of files: faster to read, but the
+#'   workers then differ in their classes where rows are sorted.
+#' @param in_memory Whether workers keep their rows in memory. By default these stay on the worker's
+#'   disk, and memory does not grow with them.
+#' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, in place of
+#'   sending it through this session: a path that all machines share, or a URI. Needed for models of
+#'   a gigabyte. The fit reads it from there.
 #' @param workers Number of worker processes.
 #' @param epochs Number of passes over the rows.
 #' @param batch_size Rows per step in each worker.
@@ -44,7 +74,7 @@
 #' @param seed A whole number makes initial weights, shuffling and dropout repeatable; `NULL` draws
 #'   one.
 #' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
-#'   `"global"`, for arrays and data frames only: the workers share out a new order of all rows in
+#'   `"global"`, for arrays, data frames and files: the workers share out a new order of all rows in
 #'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited as they come.
 #' @param custom_objects Named list of the Python classes and functions that the model needs besides
 #'   Keras's own.
@@ -91,6 +121,26 @@
 #' sc <- sparklyr::spark_connect(master = "yarn")
 #' digits <- dplyr::tbl(sc, "digits")
 #' fit <- barrier_train(sc, new_model, digits, label = "digit", workers = 8, epochs = 5)
+#'
+#' # Files that the workers read themselves, with images as bytes and a weight for each row.
+#' fit <- barrier_train(
+#'   sc,
+#'   new_model,
+#'   "s3://bucket/digits",
+#'   label = "digit",
+#'   features = "image",
+#'   weight = "weight",
+#'   tensors = list(image = list("uint8", c(28, 28))),
+#'   workers = 8
+#' )
+#'
+#' # Batches that a function makes on each worker.
+#' batches <- function(ctx) {
+#'   tf <- reticulate::import("tensorflow")
+#'   files <- tf$data$Dataset$list_files("/data/part-*", shuffle = FALSE)
+#'   read_batches(files$shard(ctx$world_size, ctx$rank))
+#' }
+#' fit <- barrier_train(sc, new_model, batches, workers = 8)
 #' }
 barrier_train <- function(
   sc,
@@ -100,6 +150,13 @@ barrier_train <- function(
   model_fn = NULL,
   label = "label",
   features = NULL,
+  weight = NULL,
+  tensors = NULL,
+  categories = NULL,
+  tfrecord_spec = NULL,
+  repartition = TRUE,
+  in_memory = FALSE,
+  model_uri = NULL,
   workers = 2L,
   epochs = 1L,
   batch_size = 32L,
@@ -124,8 +181,15 @@ barrier_train <- function(
   check_named_only(...)
   route <- check_sc(sc)
   check_one_model(model, model_fn)
-  check_string(label)
-  check_strings(features, allow_null = TRUE)
+  choice <- new_choice(
+    label,
+    features,
+    weight,
+    tensors,
+    categories,
+    tfrecord_spec,
+    repartition
+  )
   settings <- list(
     workers = check_count(workers),
     epochs = check_count(epochs),
@@ -134,6 +198,8 @@ barrier_train <- function(
     callbacks = check_callbacks(callbacks),
     seed = check_count(seed, min = 0L, allow_null = TRUE),
     shuffle = check_shuffle(shuffle),
+    in_memory = check_flag(in_memory),
+    model_uri = check_model_uri(model_uri),
     custom_objects = check_custom_objects(custom_objects),
     safe_mode = check_flag(safe_mode),
     transport = check_choice(transport, c("tcp", "tf")),
@@ -148,45 +214,61 @@ barrier_train <- function(
   )
   check_exchange(settings)
   check_class_weight(class_weight)
-  data <- check_data(data, label, features, route)
+  data <- check_data(data, choice, route)
   check_shuffled(data, shuffle)
-  validation <- check_data(validation_data, label, data$features, route, allow_null = TRUE)
-  levels <- check_levels(data, validation)
-  class_weight <- weights_of_codes(class_weight, data)
-  features <- as.list(data$features)
-  settings <- c(settings, list(class_weight = class_weight, label = label, features = features))
+  choice$features <- data$features %||% choice$features
+  choice$levels <- label_levels(data)
+  validation <- check_data(validation_data, choice, route, allow_null = TRUE)
+  check_levels(data, validation)
+  check_columns_there(choice, data, validation)
+  settings$class_weight <- weights_of_codes(class_weight, data)
 
   call <- rlang::current_env()
-  result <- run_training(route, model, model_fn, data, validation, settings, call)
-  tell_levels(levels)
-  new_fit(result, data$features, levels, custom_objects, safe_mode)
+  result <- run_training(route, model, model_fn, data, validation, choice, settings, call)
+  fit <- new_fit(result, choice, custom_objects, safe_mode)
+  if (is.null(choice$categories[[label]])) {
+    tell_levels(fit$levels)
+  }
+  fit
 }
 
-run_training <- function(route, model, model_fn, data, validation, settings, call) {
+run_training <- function(route, model, model_fn, data, validation, choice, settings, call) {
   backend <- pybackend(call)
   session <- open_session(route, call)
   if (is.null(model_fn)) {
-    workers <- session
     model <- as_python_model(model, call, settings$seed)
   } else {
     model <- as_r_function(model_fn, NULL, identity, arg = "model_fn", call = call)
-    workers <- open_r_workers(route, call)
   }
-  settings <- lapply(settings, function(value) if (length(value)) value)
-  with_python_data(data, session, function(rows) {
-    with_python_data(validation, session, function(validation_rows) {
-      arguments <- list(
-        backend$barrier_train,
-        workers,
-        model,
-        rows,
-        validation_data = validation_rows,
-        call = call
-      )
-      do.call(call_python, c(arguments, settings))
-    })
+  runs_r <- !is.null(model_fn) || calls_r(data) || calls_r(validation)
+  workers <- if (runs_r) open_r_workers(route, call) else session
+  train <- function(rows, validation_rows) {
+    choice <- with_label_levels(choice, choice$levels, validation, validation_rows)
+    settings <- c(settings, sent_choice(choice, data, validation))
+    settings <- lapply(settings, function(value) if (length(value)) value)
+    arguments <- list(
+      backend$barrier_train,
+      workers,
+      model,
+      rows,
+      validation_data = validation_rows,
+      call = call
+    )
+    do.call(call_python, c(arguments, settings))
+  }
+  with_python_data(data, session, call = call, code = function(rows) {
+    with_python_data(
+      validation,
+      session,
+      function(validation_rows) train(rows, validation_rows),
+      arg = "validation_data",
+      call = call
+    )
   })
 }
+
+# Whether the workers must be able to run R for these data.
+calls_r <- function(data) identical(data$kind, "function")
 
 check_one_model <- function(model, model_fn, call = caller_env()) {
   if (is.null(model_fn)) {
@@ -236,6 +318,12 @@ check_exchange <- function(settings, call = caller_env()) {
 }
 
 check_shuffled <- function(data, shuffle, call = caller_env()) {
+  if (data$kind == "function" && identical(shuffle, "global")) {
+    abort_input(
+      "`shuffle = \"global\"` cannot reorder what the function `data` returns.",
+      call = call
+    )
+  }
   if (data$kind == "table" && identical(shuffle, "global")) {
     abort_input(
       c(
@@ -297,5 +385,5 @@ train_mnist <- function(
     verbose = verbose,
     timeout = timeout
   )
-  new_fit(result, levels = as.character(0:9))
+  new_fit(result, list(levels = as.character(0:9)))
 }

@@ -30,7 +30,16 @@ weights_of_codes <- function(weights, data, call = caller_env()) {
   if (is.null(weights)) {
     return(NULL)
   }
-  if (!is.null(data$sample_weight)) {
+  if (identical(data$kind, "function")) {
+    abort_input(
+      c(
+        "`class_weight` needs labels that are known before, and `data` is a function.",
+        i = "Have it return batches of `(x, y, sample_weight)`."
+      ),
+      call = call
+    )
+  }
+  if (!is.null(data$sample_weight) || !is.null(data$weight)) {
     abort_input(
       c(
         "`class_weight` cannot be used together with the weights of rows in `data`.",
@@ -42,7 +51,7 @@ weights_of_codes <- function(weights, data, call = caller_env()) {
   if (is_python(weights)) {
     return(weights)
   }
-  codes <- class_codes(names(weights), levels(data$y), call)
+  codes <- class_codes(names(weights), label_levels(data), call)
   rlang::set_names(as.list(as.double(unlist(weights))), codes)
 }
 
@@ -67,7 +76,7 @@ class_codes <- function(classes, levels, call) {
 
 abort_class <- function(class, levels, call) {
   expected <- if (is.null(levels)) {
-    "Classes are whole numbers: \"0\", \"1\", ..."
+    "Classes are whole numbers: \"0\", \"1\", ..., unless `categories` names the label's values."
   } else {
     sprintf("The levels of the label are %s.", list_names(levels))
   }

@@ -45,6 +45,19 @@ seed_fit <- function(sc) {
   train_mnist(sc, workers = 2, epochs = 1, batch_size = 32, limit = 256, seed = 3, verbose = 0)
 }
 
+# What barrier_train() makes of these arguments.
+choice_of <- function(
+  label = "label",
+  features = NULL,
+  weight = NULL,
+  tensors = NULL,
+  categories = NULL,
+  tfrecord_spec = NULL,
+  repartition = TRUE
+) {
+  new_choice(label, features, weight, tensors, categories, tfrecord_spec, repartition, NULL)
+}
+
 # A fit as Python would answer, without Python.
 example_fit <- function(validation = TRUE, levels = NULL) {
   history <- list(loss = c(1.5, 0.75), accuracy = c(0.5, 0.875))
@@ -73,5 +86,5 @@ example_fit <- function(validation = TRUE, levels = NULL) {
     model_format = "h5",
     model_sha256 = strrep("0123456789abcdef", 4)
   )
-  new_fit(list(to_dict = function() answer), levels = levels)
+  new_fit(list(to_dict = function() answer), list(levels = levels))
 }

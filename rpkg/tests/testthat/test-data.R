@@ -1,6 +1,6 @@
 here <- list(kind = "local")
 check <- function(data, label = "label", features = NULL, ...) {
-  check_data(data, label, features, here, ..., arg = "data", call = NULL)
+  check_data(data, choice_of(label, features), here, ..., arg = "data", call = NULL)
 }
 
 test_that("pairs of arrays are taken with and without names", {
@@ -25,6 +25,25 @@ test_that("data of other kinds are refused", {
     check(list(matrix(1:6, 3)))
     check(list(a = 1, b = 2))
     check(list(1, 2, 3, 4))
+  })
+})
+
+test_that("a path is made whole, a function must take the worker's place", {
+  folder <- withr::local_tempdir()
+  file <- file.path(folder, "rows.parquet")
+  writeLines("x", file)
+  withr::local_dir(folder)
+  expect_identical(check("rows.parquet")$value, file.path(getwd(), "rows.parquet"))
+  expect_identical(check(file)$kind, "path")
+  expect_identical(check(paste0("file://", file))$value, paste0("file://", file))
+  expect_identical(check("s3://bucket/rows")$value, "s3://bucket/rows")
+  expect_identical(whole_path("~/rows"), path.expand("~/rows"))
+  expect_identical(check(function(ctx) NULL)$kind, "function")
+  expect_snapshot(error = TRUE, {
+    check("absent/rows.parquet")
+    check("file:///absent/rows.parquet")
+    check(function() NULL)
+    check(sum)
   })
 })
 

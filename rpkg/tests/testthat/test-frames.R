@@ -1,10 +1,10 @@
-check <- function(data, label = "Species", features = NULL) {
-  check_frame(data, label, features, "data", NULL)
+check <- function(data, label = "Species", ...) {
+  check_frame(data, choice_of(label, ...), "data", NULL)
 }
 
 test_that("the features are all columns but the label, or those named", {
-  expect_identical(check(iris), names(iris)[1:4])
-  expect_identical(check(iris, features = "Sepal.Width"), "Sepal.Width")
+  expect_identical(check(iris)$features, names(iris)[1:4])
+  expect_identical(check(iris, features = "Sepal.Width")$features, "Sepal.Width")
 })
 
 test_that("columns that cannot be used are named", {
@@ -12,7 +12,6 @@ test_that("columns that cannot be used are named", {
   missing_value$Petal.Width[7] <- NA
   missing_label <- iris
   missing_label$Species[3] <- NA
-  text_label <- transform(iris, Species = as.character(Species))
   dates <- transform(iris, day = Sys.Date())
   expect_snapshot(error = TRUE, {
     check(iris, label = "kind")
@@ -23,7 +22,6 @@ test_that("columns that cannot be used are named", {
     check(iris[0, ])
     check(missing_value)
     check(missing_label)
-    check(text_label)
     check(dates)
   })
 })
@@ -39,4 +37,55 @@ test_that("a frame becomes a matrix of doubles, rows by features", {
 test_that("many columns are listed in part", {
   expect_identical(list_names(c("a", "b")), "\"a\", \"b\"")
   expect_match(list_names(letters), "\"j\" and 16 more$")
+})
+
+test_that("labels of text are factors of their sorted values, or of those that are known", {
+  rows <- data.frame(a = 1:4, label = c("pear", "Apple", "pear", "fig"))
+  expect_identical(
+    check(rows, "label")$y,
+    factor(rows$label, levels = c("Apple", "fig", "pear"))
+  )
+  fruit <- c("pear", "fig", "Apple")
+  expect_identical(
+    check(rows, "label", categories = list(label = fruit))$y,
+    factor(rows$label, levels = fruit)
+  )
+  trained <- c(choice_of(), list(levels = fruit))
+  expect_identical(check_frame(rows, trained, "data", NULL)$y, factor(rows$label, levels = fruit))
+  numbers <- data.frame(a = 1:2, label = c(1e5, 3))
+  coded <- check(numbers, "label", categories = list(label = c(3, 1e5)))$y
+  expect_identical(coded, factor(c("100000", "3"), levels = c("3", "100000")))
+  expect_snapshot(error = TRUE, {
+    check(transform(rows, label = replace(label, 2, NA)), "label")
+    check(rows, "label", categories = list(label = c("pear", "fig")))
+  })
+})
+
+test_that("columns with categories are codes, one may weigh the rows", {
+  rows <- data.frame(
+    a = c(0.5, 1.5),
+    color = factor(c("red", "blue")),
+    size = c("L", "S"),
+    w = c(2L, 1L),
+    label = 0:1
+  )
+  categories <- list(color = c("red", "blue", "green"), size = c("S", "M", "L"))
+  found <- check(rows, "label", weight = "w", categories = categories)
+  expect_identical(found$features, c("a", "color", "size"))
+  expect_identical(found$x, matrix(c(0.5, 1.5, 0, 1, 2, 0), 2))
+  expect_identical(found$sample_weight, c(2, 1))
+  expect_snapshot(error = TRUE, {
+    check(rows, "label", categories = list(color = "red", size = c("S", "L")))
+    check(rows, "label", weight = "size", features = "a")
+    check(rows, "label", features = "a", tensors = list(a = list("uint8", 1)))
+  })
+})
+
+test_that("named inputs are a matrix each, whole where all their columns are", {
+  rows <- data.frame(a = 1:2, b = c(TRUE, FALSE), c = c(0.5, 1.5), label = 0:1)
+  groups <- list(left = c("b", "a"), right = c("a", "c"))
+  expect_identical(
+    check(rows, "label", features = groups)$x,
+    list(left = matrix(c(1L, 0L, 1:2), 2), right = matrix(c(1, 2, 0.5, 1.5), 2))
+  )
 })

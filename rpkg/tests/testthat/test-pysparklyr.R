@@ -51,6 +51,15 @@ test_that("a connection of pysparklyr trains as this machine does", {
   views <- vapply(session$catalog$listTables(), function(view) view$name, "")
   expect_false(any(grepl("^tfdist_", views)))
 
+  # Predictions stay there, beside the rows.
+  beside <- dplyr::collect(dplyr::arrange(predict(from_table, table), a, b, c, d))
+  sorted <- rows[order(rows$a, rows$b, rows$c, rows$d), ]
+  expect_equal(
+    unname(as.matrix(beside[paste0(".pred_", 0:2)])),
+    predict(from_table, sorted),
+    tolerance = 1e-6
+  )
+
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
   expect_error(
     barrier_train(sc, dense_model(), table, workers = 3),

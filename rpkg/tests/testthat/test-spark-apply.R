@@ -83,6 +83,23 @@ test_that("a table trains with a model built by R", {
   expect_true(all(fit$workers$ok))
 })
 
+test_that("a function of R gives the batches of each worker, whoever builds the model", {
+  batches <- function(ctx) {
+    tf <- reticulate::import("tensorflow")
+    rows <- seq(ctx$rank + 1L, 150L, by = ctx$world_size)
+    tf$data$Dataset$from_tensor_slices(reticulate::tuple(
+      tf$constant(as.matrix(iris[rows, 1:4]), dtype = "float32"),
+      tf$constant(as.integer(iris$Species)[rows] - 1L)
+    ))$batch(25L)
+  }
+  train <- function(sc, ...) {
+    barrier_train(sc, dense_model(), batches, workers = 2, seed = 1, verbose = 0, ...)
+  }
+  fit <- train(sc)
+  expect_identical(sum(fit$workers$rows), 150L)
+  expect_equal(fit_weights(fit), fit_weights(train("local")), tolerance = 1e-6)
+})
+
 test_that("an executor whose Python is not there says so", {
   withr::local_envvar(PYSPARK_PYTHON = "/nonexistent/python")
   expect_error(

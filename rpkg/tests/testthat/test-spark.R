@@ -81,6 +81,25 @@ test_that("a local connection trains as this machine does", {
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 
+  # Text as the label, weights of rows, and a query of SQL.
+  rows$kind <- as.character(iris$Species)
+  rows$n <- rep(c(1, 2), 75)
+  sparklyr::sdf_copy_to(sc, rows, "iris_kinds", overwrite = TRUE)
+  kinds <- dplyr::tbl(sc, dplyr::sql("SELECT a, b, c, d, n, kind FROM iris_kinds"))
+  expect_message(
+    by_kind <- train(sc, kinds, label = "kind", weight = "n", repartition = TRUE),
+    "setosa = 0"
+  )
+  expect_identical(by_kind$levels, levels(iris$Species))
+  expect_identical(by_kind$features, c("a", "b", "c", "d"))
+  expect_identical(colnames(predict(by_kind, rows[1:2, ])), by_kind$levels)
+  # Part of the classes has the codes of the training, as text and as numbers.
+  last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
+  coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)
+  expect_equal(last, barrier_evaluate(sc, by_kind, coded), tolerance = 1e-5)
+  frame <- subset(rows, kind != "setosa")
+  expect_equal(last, barrier_evaluate("local", by_kind, frame, label = "kind"), tolerance = 1e-5)
+
   main <- reticulate::py_run_string(paste(
     "import keras",
     "class FailingOnSpark(keras.callbacks.Callback):",

@@ -16,6 +16,10 @@ test_that("the classes of a factor are its levels, or else their codes", {
   expect_identical(codes(c("2" = 3), factor(c("1", "2"))), list("1" = 3))
 })
 
+test_that("the values that `categories` names are classes of a table", {
+  expect_identical(codes(c(b = 2), NULL, levels = c("a", "b")), list("1" = 2))
+})
+
 test_that("weights that cannot be used are named", {
   flowers <- factor(c("setosa", "virginica"))
   expect_snapshot(error = TRUE, {
@@ -33,5 +37,7 @@ test_that("weights that cannot be used are named", {
     codes(c("2" = 1), flowers)
     codes(c("1" = 1, "01" = 1))
     codes(c("0" = 1), sample_weight = 1)
+    weights_of_codes(c("0" = 1), list(kind = "table", weight = "w"), NULL)
+    codes(c("0" = 1), kind = "function")
   })
 })

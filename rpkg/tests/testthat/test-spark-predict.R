@@ -1,0 +1,82 @@
+iris_rows <- function() {
+  rows <- iris
+  names(rows) <- c("a", "b", "c", "d", "kind")
+  rows$id <- seq_len(nrow(rows))
+  rows[c("id", "a", "b", "c", "d", "kind")]
+}
+
+iris_fit <- function() {
+  rows <- iris_rows()
+  barrier_train(
+    "local",
+    dense_model(),
+    rows,
+    label = "kind",
+    features = c("a", "b", "c", "d"),
+    workers = 1,
+    seed = 1,
+    verbose = 0
+  )
+}
+
+test_that("what is for Spark tables is refused elsewhere", {
+  rows <- iris_rows()
+  expect_error(
+    predict(example_fit(), rows, type = "class"),
+    "`type` is for Spark tables",
+    class = "tfdist_error_input"
+  )
+  expect_error(predict(example_fit(), rows, features = "a"), "`features` is for Spark tables")
+})
+
+test_that("levels are told where the model has an output for each", {
+  model <- list(output_shape = list(NULL, 2L))
+  expect_identical(levels_of_outputs(c("no", "yes"), model), list("no", "yes"))
+  expect_null(levels_of_outputs(c("no", "yes"), list(output_shape = list(NULL, 1L))))
+  expect_null(levels_of_outputs(NULL, model))
+})
+
+expect_same_predictions <- function(fit, found) {
+  rows <- iris_rows()
+  expected <- predict(fit, rows)
+  found <- dplyr::arrange(dplyr::collect(found), id)
+  expect_identical(names(found)[7:10], c(".pred_class", paste0(".pred_", levels(rows$kind))))
+  numbers <- unname(as.matrix(found[paste0(".pred_", levels(rows$kind))]))
+  expect_equal(numbers, unname(expected), tolerance = 1e-6)
+  expect_identical(found$.pred_class, levels(rows$kind)[max.col(expected)])
+  expect_identical(found$kind, as.character(rows$kind))
+}
+
+test_that("a table of sparklyr keeps its rows and gets predictions", {
+  sc <- file_connection("local[2]")
+  suppressMessages(fit <- iris_fit())
+  table <- sparklyr::sdf_copy_to(sc, iris_rows(), "iris_rows", overwrite = TRUE)
+
+  found <- predict(fit, table)
+  expect_s3_class(found, "tbl_spark")
+  expect_same_predictions(fit, found)
+
+  # Verbs of dplyr go on from there.
+  expected <- table(colnames(predict(fit, iris_rows()))[max.col(predict(fit, iris_rows()))])
+  counted <- dplyr::collect(dplyr::count(found, .pred_class))
+  expect_equal(sum(counted$n), 150)
+  expect_identical(sort(counted$.pred_class), sort(names(expected)))
+  few <- dplyr::filter(found, kind == "setosa", .pred_setosa > -100)
+  few <- dplyr::mutate(few, right = .pred_class == kind)
+  expect_identical(nrow(dplyr::collect(few)), 50L)
+
+  # A pipeline is a table, too; its rows are as few.
+  piped <- predict(fit, dplyr::filter(table, id <= 10L), type = "class")
+  expect_identical(setdiff(colnames(piped), colnames(table)), ".pred_class")
+  expect_identical(sparklyr::sdf_nrow(piped), 10)
+  raw <- dplyr::collect(predict(fit, dplyr::filter(table, id == 1L), type = "raw"))
+  expect_equal(unlist(raw$.pred), unname(predict(fit, iris_rows()[1, ])[1, ]), tolerance = 1e-6)
+
+  expect_snapshot(error = TRUE, {
+    predict(fit, table, type = "classes")
+    predict(fit, table, features = "z")
+    predict(fit, dplyr::select(table, a, b))
+    predict(fit, table, features = c("a", "b"))
+    predict(fit, table, batch_size = 0)
+  })
+})
