@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pybackend.launchers.outcome import Outcome
 from pybackend.request import (
     check_columns_named,
     check_shapes,
+    check_takes,
     dataset,
     for_validation,
     keras_defaults,
@@ -87,8 +87,10 @@ def barrier_train(
           workers read themselves;
         - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
           returns a ``tf.data.Dataset`` of local batches ``(x, y)`` or ``(x, y, sample_weight)``.
-          They are used as they come; workers whose data end earlier add nothing to the steps that
-          are left. Endless data need ``steps_per_epoch``.
+          They are used as they come, whatever ``batch_size``, ``shuffle`` and ``in_memory`` say;
+          workers whose data end earlier add nothing to the steps that are left. Endless data need
+          ``steps_per_epoch``, with which data go on from epoch to epoch, and begin anew at their
+          end.
     workers
         Number of worker processes.
     epochs
@@ -283,25 +285,11 @@ def barrier_run(
     job = run_job(workers, verbose)
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
-    _check_takes_context(fn, args)
+    check_takes(fn, "`fn`", None, *args)
     session = session_of(spark)
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = launched(session, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
-
-
-def _check_takes_context(fn: Callable[..., Any], args: Sequence[Any]) -> None:
-    try:
-        signature = inspect.signature(fn)
-    except (ValueError, TypeError):  # some of Python's own do not tell
-        return
-    try:
-        signature.bind(None, *args)
-    except TypeError as error:
-        raise InputError(
-            f"`fn` is called as fn(context, *args) with {len(args)} further arguments, but takes "
-            f"{signature}: {error}"
-        ) from error
 
 
 def _levels(data: Any, label: Any) -> list[Any] | None:

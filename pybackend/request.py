@@ -96,8 +96,7 @@ def dataset(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any
     if callable(data):
         return _function_rows(data, name, job)
     columns = arrays.columns_of(data, job.floatx, name)
-    if job.class_weight is not None and "y" not in columns:
-        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+    _check_one_label(job, "y" in columns or name != "data")
     _check_weights(job, "sample_weight" in columns and name == "data")
     _check_rows(arrays.rows_of(columns), name, job)
     return columns
@@ -111,25 +110,30 @@ def _selection(session: Any, data: Any, name: str, choice: Choice, job: Job) -> 
         )
     from pybackend.data.dataframe import Selection
 
-    if choice.tfrecord_spec is not None:
+    if choice.tfrecord_spec is not None and name == "data":
         raise InputError(f"`tfrecord_spec` is given, but `{name}` is a DataFrame")
-    if job.shuffle == "global":
+    if job.shuffle == "global" and name == "data":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
             "rows of a DataFrame are spread over the workers at random anyway), or files"
         )
+    _check_one_label(job, isinstance(choice.label, str))
     _check_weights(job, choice.weight is not None)
     return Selection.of(data, choice, job.floatx, name)
 
 
 def _file_rows(path: Any, name: str, choice: Choice, job: Job) -> Any:
     rows = FileRows.at(path, choice, job.floatx, name)
+    _check_one_label(job, isinstance(choice.label, str))
     _check_weights(job, choice.weight is not None)
     _check_rows(rows.rows, name, job)
     return rows
 
 
 def _function_rows(fn: Any, name: str, job: Job) -> Any:
+    check_takes(fn, f"`{name}`", "context")
+    if name != "data":
+        return FunctionRows(fn)
     if job.shuffle == "global":
         raise InputError(f"shuffle='global' cannot reorder what the function `{name}` returns")
     if job.class_weight is not None:
@@ -150,6 +154,26 @@ def check_columns_named(choice: Choice, datasets: Mapping[str, Any]) -> None:
                 f"`{argument}` is about columns, of which `data` has none: it is for DataFrames "
                 "and files"
             )
+
+
+def check_takes(fn: Any, what: str, *arguments: Any) -> None:
+    """Refuse a function that cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some of Python's own do not tell
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{what} is called with {len(arguments)} argument(s), the first of which is the "
+            f"worker's context, but takes {signature}: {error}"
+        ) from error
+
+
+def _check_one_label(job: Job, is_one: bool) -> None:
+    if job.class_weight is not None and not is_one:
+        raise InputError("`class_weight` needs a model with one output: weight rows instead")
 
 
 def _check_weights(job: Job, has_weights: bool) -> None:

@@ -30,6 +30,8 @@ from pybackend.errors import ClusterError, InputError, PeerLostError, RError, Se
 from pybackend.job import FUNCTION, Job
 from pybackend.result import Failure, WorkerReport
 
+# Files are read at different speeds; a worker that dies over them is noticed at once.
+_READ_SECONDS = 6 * 3600.0
 REPORT = "report.json"
 JOB = "job.json"
 
@@ -75,12 +77,14 @@ class Place:
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     @contextmanager
-    def joined(self, order: dict[str, Any]) -> Iterator[Collective]:
-        """The collective of all workers of the order."""
+    def joined(self, order: dict[str, Any], has_read: bool) -> Iterator[Collective]:
+        """The collective of all workers of the order, which may have had data to read before."""
         collective: Collective = Alone()
         if self.job.workers > 1:
             peers, token = order["peers"], order["token"]
-            collective = join_mesh(self.server, peers, self.rank, token, self.job.timeout)
+            timeout = self.job.timeout
+            patience = max(timeout, _READ_SECONDS) if has_read else timeout
+            collective = join_mesh(self.server, peers, self.rank, token, timeout, patience=patience)
         try:
             yield collective
         finally:
@@ -89,15 +93,17 @@ class Place:
 
 def _train(place: Place) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
+    from pybackend.engine.sources import read_sources
     from pybackend.engine.train import train
 
     order = place.orders.get()
-    with place.joined(order) as collective:
+    sources = read_sources(place.job, place.rank, place.folder, order)
+    with place.joined(order, bool(sources)) as collective:
         if place.job.needs_tensorflow_server:
             from pybackend.collective.tensorflow import start_runtime
 
             start_runtime(order["reserved"], place.rank, place.job.timeout)
-        trained = train(place.job, collective, order, place.folder, place.emit)
+        trained = train(place.job, collective, order, place.folder, place.emit, sources)
     return place.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -110,10 +116,12 @@ def _train(place: Place) -> WorkerReport:
 
 def _score(place: Place) -> WorkerReport:
     from pybackend.engine.evaluate import score
+    from pybackend.engine.sources import read_sources
 
     order = place.orders.get()
-    with place.joined(order) as collective:
-        scored = score(place.job, collective, order, place.folder)
+    sources = read_sources(place.job, place.rank, place.folder, order)
+    with place.joined(order, bool(sources)) as collective:
+        scored = score(place.job, collective, order, place.folder, sources)
     return place.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 

@@ -30,6 +30,7 @@ def join_mesh(
     timeout: float,
     *,
     algorithm: Literal["auto"] | Algorithm = "auto",
+    patience: float | None = None,
 ) -> Mesh:
     """Connect to some ranks, be connected to by others, measure, and close ``server``.
 
@@ -45,6 +46,9 @@ def join_mesh(
         Seconds to wait for a peer, now and in every collective.
     algorithm
         See `Mesh`.
+    patience
+        Seconds to wait for a peer now, where that is not ``timeout``: peers may have data to read
+        before. One that has died is noticed all the same.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def join_mesh(
     ClusterError
         Within seconds, where the network does not let this rank reach a peer.
     """
-    wiring = _Wiring(server, peers, rank, token, timeout)
+    wiring = _Wiring(server, peers, rank, token, patience or timeout)
     try:
         connections = wiring.wait()
     finally:

@@ -35,8 +35,9 @@ def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Column
     """
     if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
         raise InputError(
-            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, or a Spark DataFrame, "
-            f"not {_kind(data)}"
+            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a Spark DataFrame, the "
+            "path of Parquet or TFRecord files, or a function that returns a tf.data.Dataset, not "
+            f"{_kind(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
@@ -136,6 +137,8 @@ def _checked(key: str, value: Any, floatx: str, name: str) -> Array:
             f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers or booleans "
             "(encode text as numbers first)"
         )
+    # TensorFlow takes the bytes as they are.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not key.startswith("x") and array.dtype.kind == "f" and np.isnan(array).any():
         row = int(np.argwhere(np.isnan(array))[0][0])
         raise InputError(f"`{key}` of `{name}` has a NaN in row {row} (counting from 0)")

@@ -93,9 +93,9 @@ class TensorReader:
             for column, name in zip(columns, leaf.columns, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        found = found.astype(leaf.dtype, copy=False)
         if leaf.is_target:
             self._refuse_nan(found, leaf)
+        found = self._cast(found, leaf, lambda row: row)
         if leaf.shape is not None:
             return found.reshape(len(found), *leaf.shape)
         return found.reshape(-1) if leaf.is_flat else found
@@ -151,7 +151,32 @@ class TensorReader:
         if hasattr(values.type, "value_type"):
             raise InputError(f"column {name!r} holds arrays of arrays: rows of one length need it")
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return Ragged(_numbers(values).astype(leaf.dtype, copy=False), offsets)
+        numbers = _numbers(values)
+
+        def row_of(element: int) -> int:
+            return int(np.searchsorted(offsets, element, side="right")) - 1
+
+        if leaf.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+            row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
+            raise InputError(f"column {name!r} holds NaN in {self._where(row)}")
+        return Ragged(self._cast(numbers, leaf, row_of), offsets)
+
+    def _cast(self, numbers: Array, leaf: Leaf, row_of: Callable[[int], int]) -> Array:
+        """Numbers in the type of the tensor, in this machine's byte order; none may change."""
+        wanted = np.dtype(leaf.dtype).newbyteorder("=")
+        if numbers.dtype == wanted:
+            return numbers
+        with np.errstate(invalid="ignore"):
+            cast = numbers.astype(wanted)
+        if wanted.kind in "iu" and numbers.dtype.kind in "fiu":
+            changed = (cast != numbers).reshape(len(numbers), -1).any(axis=1)
+            if changed.any():
+                row = row_of(int(np.flatnonzero(changed)[0]))
+                raise InputError(
+                    f"column {', '.join(map(repr, leaf.columns))} holds numbers that are no "
+                    f"{wanted.name} in {self._where(row)}"
+                )
+        return cast
 
     def _elements(self, lists: Any, name: str, row_sizes: Array) -> Any:
         """What lists hold; ``row_sizes`` counts it by row of the batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.leaves import Choice, ColumnKind, Leaf, leaves_of
+from pybackend.data.leaves import Choice, ColumnKind, Leaf, leaves_of, refuse_twins
 from pybackend.errors import InputError
 
 _NUMBERS = {
@@ -18,7 +18,7 @@ _NUMBERS = {
     "double": "float64",
     "decimal": "float64",
 }
-_MOST_CATEGORIES = 10_000
+MOST_CATEGORIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Selection:
         InputError
             Names the column and what is expected.
         """
+        refuse_twins([field.name for field in frame.schema.fields], name, ignores_case=True)
         types = {field.name: field.dataType for field in frame.schema.fields}
         kinds = {column: kind_of(kind) for column, kind in types.items()}
         choice = with_label_categories(choice, kinds, lambda label: _distinct(frame, label))
@@ -96,9 +97,9 @@ def with_label_categories(choice: Choice, kinds: Any, distinct: Any) -> Choice:
             f"their values in order, categories={{{label!r}: [...]}}"
         )
     values = sorted(value for value in distinct(label) if value is not None)
-    if len(values) > _MOST_CATEGORIES:
+    if len(values) > MOST_CATEGORIES:
         raise InputError(
-            f"the label column {label!r} holds text of more than {_MOST_CATEGORIES:,} values: "
+            f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
             "that is no label"
         )
     if not values:  # no rows, which is told later
@@ -107,7 +108,7 @@ def with_label_categories(choice: Choice, kinds: Any, distinct: Any) -> Choice:
 
 
 def _distinct(frame: Any, label: str) -> list[Any]:
-    found = frame.select(_column(frame, label)).distinct().limit(_MOST_CATEGORIES + 1)
+    found = frame.select(_column(frame, label)).distinct().limit(MOST_CATEGORIES + 1)
     return [row[0] for row in found.collect()]
 
 

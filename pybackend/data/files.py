@@ -7,6 +7,7 @@ import posixpath
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import InputError
@@ -22,7 +23,7 @@ def is_remote(uri: str) -> bool:
 
 def local_path(uri: str) -> str:
     """The path of a file of this machine; a relative one is made absolute."""
-    return os.path.abspath(re.sub(r"^file://", "", uri))
+    return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
 def found(uri: str, name: str = "data") -> list[str]:
@@ -77,7 +78,11 @@ def check_writable(uri: str) -> None:
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
         if not is_remote(uri):
-            os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
+            # Folders are made when there is something to put into them.
+            folder = os.path.dirname(local_path(uri))
+            while not os.path.lexists(folder):
+                folder = os.path.dirname(folder)
+            probe = os.path.join(folder, os.path.basename(probe))
         with opened(probe, "wb") as file:
             file.write(b"tfdist")
         removed(probe)
@@ -85,6 +90,25 @@ def check_writable(uri: str) -> None:
         raise
     except Exception as error:  # each file system has errors of its own
         raise InputError(f"{uri!r} cannot be written: {error}") from error
+
+
+def write_whole(uri: str, content: bytes) -> None:
+    """Write a file under another name, then give it its own: nobody sees half of it."""
+    partial = f"{uri}.partial-{secrets.token_hex(4)}"
+    if not is_remote(uri):
+        os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
+    try:
+        with opened(partial, "wb") as file:
+            file.write(content)
+        if is_remote(uri):
+            filesystem, path = _filesystem(uri)
+            filesystem.mv(_filesystem(partial)[1], path)
+        else:
+            os.replace(local_path(partial), local_path(uri))
+    except BaseException:
+        with suppress(Exception):
+            removed(partial)
+        raise
 
 
 def removed(uri: str) -> None:

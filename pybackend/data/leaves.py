@@ -127,7 +127,11 @@ def check_choice(choice: Choice) -> None:
     for column, values in _mapping("categories", choice.categories).items():
         if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
             raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
-        if not len(values) or len(set(values)) < len(values):
+        try:
+            different = len(set(values))
+        except TypeError:  # lists, or rows of an array
+            different = 0
+        if not len(values) or different < len(values):
             raise InputError(f"`categories` of {column!r} must be different values, at least one")
 
 
@@ -174,6 +178,16 @@ def leaves_of(
     return leaves, read
 
 
+def refuse_twins(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
+    """Refuse a table with two columns of one name, of which nobody could tell which is meant."""
+    seen: set[str] = set()
+    for column in columns:
+        known = column.lower() if ignores_case else column
+        if known in seen:
+            raise InputError(f"`{name}` has two columns {column!r}: rename one")
+        seen.add(known)
+
+
 class _Builder:
     """Makes leaves of groups of columns, and notes which columns those read."""
 
@@ -197,6 +211,7 @@ class _Builder:
         if len(columns) == 1:
             leaf = self._of_one(leaf, columns[0])
         else:
+            self._refuse_promises(columns)
             dtypes = [self._number(column, leaf) for column in columns]
             leaf = replace(leaf, dtype=str(np.result_type(*map(np.dtype, dtypes))))
             if np.dtype(leaf.dtype).kind == "f":
@@ -211,9 +226,20 @@ class _Builder:
     def _categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         given = self._choice.categories or {}
         for column in columns:
+            if column in given and column in (self._choice.tensors or {}):
+                raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
             if column in given and self._kinds[column].depth:
                 raise self._refused(column, "one value per row, as `categories` names it")
         return {column: tuple(given[column]) for column in columns if column in given}
+
+    def _refuse_promises(self, columns: Sequence[str]) -> None:
+        promised = [column for column in columns if column in (self._choice.tensors or {})]
+        if promised:
+            raise InputError(
+                f"`tensors` names {promised[0]!r}, one of the columns {', '.join(columns)} of one "
+                f"input: it must be an input of its own. Name the columns in `features`, e.g. "
+                f"features=[{promised[0]!r}]"
+            )
 
     def _of_one(self, leaf: Leaf, column: str) -> Leaf:
         kind = self._kinds[column]
@@ -235,7 +261,9 @@ class _Builder:
             raise self._refused(column, "numbers or bytes, as `tensors` names it")
         if kind.holds == "binary" and (kind.depth or None in shape):
             raise self._refused(column, "one value of bytes per row, of a shape without None")
-        return replace(leaf, dtype=dtype, shape=tuple(shape))
+        # JSON and messages want Python's own numbers.
+        sizes = tuple(None if size is None else int(size) for size in shape)
+        return replace(leaf, dtype=np.dtype(dtype).str, shape=sizes)
 
     def _number(self, column: str, leaf: Leaf) -> str:
         """The type in which numbers of a column are fed."""
@@ -336,5 +364,6 @@ def _check_promise(column: str, promise: Any) -> None:
     if known.kind not in "fiub":
         raise InputError(f"{told}: {dtype!r} is no type of numbers")
     is_ragged = sizes == [None]
-    if not is_ragged and not all(isinstance(n, int) and n > 0 for n in sizes):
+    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in sizes)
+    if not is_ragged and not (whole and all(n > 0 for n in sizes)):
         raise InputError(f"{told}; the shape {shape!r} has other than positive whole numbers")

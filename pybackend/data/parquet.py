@@ -67,13 +67,25 @@ class ParquetFiles:
         """Rows of all files."""
         return sum(self.counts)
 
-    def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Arrow batches of the rows from ``first`` to before ``last``, of these columns."""
+    def pieces(
+        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
+        """First row's number, and Arrow batch, of parts of ranges of rows, of these columns.
+
+        Each row group is read once, however many of the ranges, which are in order, it holds.
+
+        Raises
+        ------
+        InputError
+            Where a file is not the one that was looked at before.
+        """
         begin = 0
         for file, groups in zip(self.files, self.groups, strict=True):
             end = begin + sum(groups)
-            if begin < last and first < end:
-                yield from _of_file(file, groups, first - begin, last - begin, columns)
+            inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
+            if inside:
+                for place, batch in _of_file(file, groups, inside, columns):
+                    yield begin + place, batch
             begin = end
 
 
@@ -91,36 +103,42 @@ def _footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:
 
 
 def _of_file(
-    file: str, groups: Sequence[int], first: int, last: int, columns: Sequence[str]
-) -> Iterator[Any]:
+    file: str,
+    groups: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    columns: Sequence[str],
+) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
     # Not buffered ahead: a column of a row group may be larger than the memory for it.
     with opened(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
+        told = parquet.metadata
+        if tuple(told.row_group(g).num_rows for g in range(told.num_row_groups)) != tuple(groups):
+            raise InputError(
+                f"{file} has {told.num_rows} rows here, but had {sum(groups)} when the training "
+                "began: it was replaced, or is another file on this host"
+            )
         begin = 0
         for number, rows in enumerate(groups):
-            end = begin + rows
-            if begin < last and first < end:
-                group = parquet.metadata.row_group(number)
-                size = _rows_at_once(group.total_byte_size, rows)
+            if any(a < begin + rows and begin < b for a, b in ranges):
+                size = _rows_at_once(told.row_group(number).total_byte_size, rows)
                 place = begin
                 for batch in parquet.iter_batches(size, [number], columns=list(columns)):
-                    part = _cut(batch, first - place, last - place)
-                    if part.num_rows:
-                        yield part.select(list(columns))
+                    yield from _inside(batch.select(list(columns)), place, ranges)
                     place += batch.num_rows
-                    if place >= last:
-                        break
-            begin = end
+            begin += rows
+
+
+def _inside(batch: Any, place: int, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Any]]:
+    """The parts of a batch, whose first row has the number ``place``, that are in the ranges."""
+    for first, last in ranges:
+        begin, end = max(first, place), min(last, place + batch.num_rows)
+        if begin < end:
+            yield begin, batch.slice(begin - place, end - begin)
 
 
 def _rows_at_once(group_bytes: int, rows: int) -> int:
     return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
-
-
-def _cut(batch: Any, first: int, last: int) -> Any:
-    begin = max(0, first)
-    return batch.slice(begin, max(0, min(batch.num_rows, last) - begin))
 
 
 def _told(schema: Any) -> str:

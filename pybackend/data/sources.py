@@ -7,19 +7,20 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from pybackend.data.arrow import TensorReader, kinds_of_schema
-from pybackend.data.dataframe import with_label_categories
+from pybackend.data.dataframe import MOST_CATEGORIES, with_label_categories
 from pybackend.data.files import found
-from pybackend.data.leaves import Choice, Leaf, columns_read, leaves_of
+from pybackend.data.leaves import Choice, Leaf, columns_read, leaves_of, refuse_twins
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 
-# Pieces of a worker's rows where they are dealt: so finely are rows sorted by label mixed.
-_PIECES = 64
+# Ranges of a worker's rows where they are dealt: so finely are rows sorted by label mixed.
+_TURNS = 64
 _PARQUET = b"PAR1"
 
 
@@ -35,8 +36,10 @@ class RowFiles(Protocol):
     @property
     def schema(self) -> Any: ...
 
-    def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Arrow batches of the rows from ``first`` to before ``last``, of these columns."""
+    def pieces(
+        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
+        """First row's number, and Arrow batch, of parts of ranges of rows, of these columns."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,18 @@ class FileRows:
             Names the file, or the column, and what is expected.
         """
         files = _opened(os.fspath(path), choice, name)
+        _refuse_folders_of_values(os.fspath(path), files, choice, name)
+        refuse_twins(files.schema.names, name)
         kinds = kinds_of_schema(files.schema)
 
         def distinct(label: str) -> Iterable[Any]:
             import pyarrow.compute as pc
 
             values: set[Any] = set()
-            for batch in files.batches(0, files.rows, [label]):
+            for _, batch in files.pieces([(0, files.rows)], [label]):
                 values.update(pc.unique(batch.column(0)).to_pylist())
+                if len(values) > MOST_CATEGORIES + 1:
+                    break
             return values
 
         choice = with_label_categories(choice, kinds, distinct)
@@ -76,45 +83,38 @@ class FileRows:
         """Rows of all files."""
         return self.files.rows
 
-    def counts(self, workers: int, shared: bool = False) -> list[int]:
-        """Rows that every worker visits in an epoch, by rank.
-
-        Where each has all rows, and they share them out anew, they take turns.
-        """
-        if shared:
-            return [len(range(rank, self.rows, workers)) for rank in range(workers)]
-        ranges = [self._ranges(workers, rank) for rank in range(workers)]
-        return [sum(last - first for first, last in own) for own in ranges]
+    def counts(self, workers: int) -> list[int]:
+        """Rows that every worker visits in an epoch, by rank."""
+        return [len(range(rank, self.rows, workers)) for rank in range(workers)]
 
     def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
         """Write one worker's rows, or all of them, into a new folder."""
         reader = TensorReader(self.leaves)
         columns = columns_read(self.leaves)
-        ranges = [(0, self.rows)] if everything else self._ranges(workers, rank)
-        with SpoolWriter(folder) as writer:
-            for first, last in ranges:
-                place = first
-                for batch in self.files.batches(first, last, columns):
-                    writer.append(reader.read(batch, self._where(place)))
-                    place += batch.num_rows
-
-    def _ranges(self, workers: int, rank: int) -> list[tuple[int, int]]:
-        """First row of each piece of a worker's rows, and the row after its last."""
-        pieces = workers * (_PIECES if self.choice.repartition else 1)
-        pieces = max(workers, min(pieces, self.rows))
-        edges = [self.rows * number // pieces for number in range(pieces + 1)]
-        own = list(itertools.pairwise(edges))[rank::workers]
-        return [(first, last) for first, last in own if first < last]
-
-    def _where(self, place: int) -> Callable[[int], str]:
+        ranges = [(0, self.rows)] if everything else self._ranges(workers)[rank]
         ends = list(itertools.accumulate(self.files.counts))
 
-        def where(row: int) -> str:
+        def where(place: int, row: int) -> str:
             file = bisect.bisect_right(ends, place + row)
             inside = place + row - (ends[file - 1] if file else 0)
             return f"row {inside} (counting from 0) of {self.files.files[file]}"
 
-        return where
+        with SpoolWriter(folder) as writer:
+            for place, batch in self.files.pieces(ranges, columns):
+                writer.append(reader.read(batch, partial(where, place)))
+
+    def _ranges(self, workers: int) -> list[list[tuple[int, int]]]:
+        """The ranges of rows of each worker, in order: a small one of each in turn."""
+        turns = _TURNS if self.choice.repartition else 1
+        found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+        first = 0
+        for turn in range(turns):
+            for rank, count in enumerate(self.counts(workers)):
+                last = first + count * (turn + 1) // turns - count * turn // turns
+                if first < last:
+                    found[rank].append((first, last))
+                first = last
+        return found
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,19 @@ class FunctionRows:
     fn: Callable[[Any], Any]
 
 
+def _refuse_folders_of_values(uri: str, files: RowFiles, choice: Choice, name: str) -> None:
+    """Spark's ``partitionBy`` writes a column into the names of folders, where it is not read."""
+    inner = [file.rpartition("/")[0][len(uri) :] for file in files.files if file.startswith(uri)]
+    values = dict(part.split("=", 1) for path in inner for part in path.split("/") if "=" in part)
+    used = values if choice.features is None else [c for c in values if c in choice.named]
+    for column in used:
+        raise InputError(
+            f"`{name}`: the column {column!r} is in the names of the folders of {uri} "
+            f"({column}={values[column]}), which are not read. Read them with Spark, or write them "
+            "without partitionBy()"
+        )
+
+
 def _opened(uri: str, choice: Choice, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
     from pybackend.data.files import opened
@@ -139,7 +152,8 @@ def _opened(uri: str, choice: Choice, name: str) -> RowFiles:
     except OSError as error:
         raise InputError(f"`{name}`: {first} cannot be read: {error}") from error
     if is_parquet:
-        if choice.tfrecord_spec is not None:
+        # The training data's holds for validation data, too, but these may be of another kind.
+        if choice.tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name)
     from pybackend.data.tfrecord.files import RecordFiles

@@ -156,6 +156,13 @@ class SpoolWriter:
         if self.kinds is None:
             self._begin(kinds_of(columns))
         assert self.kinds is not None
+        for key, column in columns.items():
+            if not isinstance(column, Ragged) and Kind.of(column) != self.kinds[key]:
+                raise InputError(
+                    f"rows of {key!r} have shape {column.shape[1:]} and type {column.dtype} after "
+                    f"rows of {self.kinds[key].shape} and {self.kinds[key].dtype}: all need the "
+                    "same (pad them to one length)"
+                )
         fields: dict[str, Array] = {}
         for key, column in columns.items():
             fields[key] = self._places(key, column) if isinstance(column, Ragged) else column

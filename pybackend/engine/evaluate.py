@@ -17,7 +17,7 @@ from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.load import load
 from pybackend.engine.metrics import over_all_rows
-from pybackend.engine.sources import spool_sources
+from pybackend.engine.sources import Sources
 from pybackend.job import Job
 from pybackend.values import encode_value
 
@@ -71,14 +71,16 @@ class Scored:
     seconds: float
 
 
-def score(job: Job, collective: Collective, order: Mapping[str, Any], folder: Path) -> Scored:
+def score(
+    job: Job, collective: Collective, order: Mapping[str, Any], folder: Path, sources: Sources
+) -> Scored:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
     The value of ``"evaluate"`` are the figures over all rows; of ``"predict"`` the outputs of its
     own rows, None where it has none.
     """
     model = load(job, folder).model
-    counts = {**order["counts"], **spool_sources(job, collective, folder, order)[0]}
+    counts = {**order["counts"], **sources.settled(job, collective, folder)}
     columns = shaped_for(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None

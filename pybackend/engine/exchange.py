@@ -306,7 +306,7 @@ class GradientExchange:
         self, flat: FlatExchange, means: list[Any], parts: Sequence[Any], weight: Any, total: float
     ) -> list[Any]:
         """All results of an exchange; sparse ones travel after the buckets."""
-        factor = weight / total
+        factor = weight / total if total else 0.0
         for indices, values in zip(parts[::2], parts[1::2], strict=True):
             scaled = (values * factor).astype(values.dtype)
             means = [*means, *all_slices(self._collective, indices, scaled)]

@@ -95,6 +95,12 @@ class Feed:
         """Visit the rows in the order of an epoch."""
         self.epoch = epoch
 
+    def taken(self, steps: int) -> None:
+        """So many steps of the epoch are done: its rows are known anyway."""
+
+    def end_epoch(self) -> None:
+        """Nothing is left to check."""
+
     def share(self) -> float:
         """This worker's part of all rows."""
         return self.rows / sum(self.counts)

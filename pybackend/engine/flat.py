@@ -216,10 +216,11 @@ class FlatExchange:
 
     def _mean(self, flat: Array, nominal: float) -> Means:
         total, stop, loss = (float(value) for value in flat[-_TAIL:])
-        if total != nominal:
+        if total != nominal and total:
             flat *= self._dtype.type(nominal / total)
         self._agreement.stop_agreed |= stop > 0
-        self.mean_loss = loss / total
+        # Where no worker has rows, which the end of the epoch will tell, all are zeros.
+        self.mean_loss = loss / total if total else 0.0
         places = zip(self.layout.spans, self.layout.shapes, strict=True)
         return [flat[span].reshape(shape) for span, shape in places], total
 

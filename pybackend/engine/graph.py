@@ -46,6 +46,8 @@ class GraphExchange:
         tail = tf.stack([weight, tf.cast(self.agreement.asked, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
         total, stop = tf.unstack(self._reduce.all_reduce(tail))
+        # Where no worker has rows all are zeros, not zero by zero.
+        total = tf.where(total > 0, total, tf.ones_like(total))
         self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
         means = list(tensors)
         for members in layout.buckets:

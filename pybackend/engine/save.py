@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.files import check_writable, opened
+from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.load import Loaded
 from pybackend.engine.steps import replaced
 from pybackend.errors import InputError, SerializationError
@@ -43,13 +43,17 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
         Where it cannot.
     """
     ways = [Saving("h5", True), Saving("keras", True)]
-    if job.model_uri is not None:
-        check_writable(job.model_uri)
-        ways = [way for way in ways if job.model_uri.endswith(f".{way.format}")]
     if loaded.is_of_r:  # no argument of the driver's could name a function of R
         ways.append(Saving("h5", False))
         if _holds_functions(loaded.model):  # Keras might take one for its own of the same name
             ways = [way for way in ways if not way.compiled]
+    if job.model_uri is not None:
+        check_writable(job.model_uri)
+        ways = [way for way in ways if job.model_uri.endswith(f".{way.format}")]
+        if not ways:
+            raise InputError(
+                f"this model can be written as HDF5 only: end {job.model_uri!r} in .h5"
+            )
     failure: SerializationError | None = None
     for way in ways:
         try:
@@ -84,8 +88,7 @@ def write_model(model: Any, way: Saving, folder: Path, uri: str | None) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
     data = _encoded(model, way)
     if uri is not None:
-        with opened(uri, "wb") as file:
-            file.write(data)
+        write_whole(uri, data)
         return sha256_of(data)
     partial = folder / "trained.partial"
     partial.write_bytes(data)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,9 +25,38 @@ from pybackend.job import SOURCE, Job
 Counts = dict[str, list[int]]
 
 
-def spool_sources(
-    job: Job, collective: Collective, folder: Path, order: Mapping[str, Any]
-) -> tuple[Counts, Any]:
+@dataclass(frozen=True)
+class Sources:
+    """What a worker has read for itself.
+
+    Attributes
+    ----------
+    names
+        Data sets whose rows now lie in its folder.
+    stream
+        The ``tf.data.Dataset`` to train on, where the user's function gives one: it is not written
+        down.
+    """
+
+    names: tuple[str, ...] = ()
+    stream: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.stream is not None
+
+    def settled(self, job: Job, collective: Collective, folder: Path) -> Counts:
+        """Make the rows alike on all workers; how many each visits in an epoch, by data set."""
+        counts = {}
+        for name in self.names:
+            layouts = _settled(collective, folder, name)
+            counts[name] = [layout["rows"] for layout in layouts]
+            if name == "train" and job.shuffle == "global":
+                rows, workers = counts[name][0], job.workers
+                counts[name] = [len(range(rank, rows, workers)) for rank in range(workers)]
+        return counts
+
+
+def read_sources(job: Job, rank: int, folder: Path, order: Mapping[str, Any]) -> Sources:
     """Write down the rows of all data sets that this worker reads for itself.
 
     Parameters
@@ -33,38 +64,31 @@ def spool_sources(
     order
         What the launcher has sent: ``peers`` are the addresses of all workers.
 
-    Returns
-    -------
-    tuple
-        Rows of every worker by data set; and the ``tf.data.Dataset`` to train on where the user's
-        function gives one: that is not written down.
-
     Raises
     ------
     InputError
         What is wrong with the rows, or with what the function returned.
     """
-    counts: Counts = {}
+    names = []
     stream = None
     for path in sorted(folder.glob(f"*{SOURCE}")):
         name = path.name.removesuffix(SOURCE)
+        argument = "data" if name == "train" else "validation_data"
         # Written by the launcher on this machine, from the driver's own objects.
         source = cloudpickle.loads(path.read_bytes())
-        is_function = isinstance(source, FunctionRows)
-        if is_function and name == "train" and job.kind == "train":
-            stream = dataset_of(source, _context(job, collective.rank, order), "data")
-            continue
-        shared = name == "train" and job.shuffle == "global"
-        if is_function:
-            context = _context(job, collective.rank, order)
-            _spool_dataset(dataset_of(source, context, _argument(name)), folder / name)
+        if not isinstance(source, FunctionRows):
+            shared = name == "train" and job.shuffle == "global"
+            source.spool(folder / name, job.workers, rank, shared)
         else:
-            source.spool(folder / name, job.workers, collective.rank, shared)
-        layouts = _settled(collective, folder, name)
-        counts[name] = [layout["rows"] for layout in layouts]
-        if shared:
-            counts[name] = source.counts(job.workers, shared)
-    return counts, stream
+            # What it draws at random is to differ between the workers.
+            keras.utils.set_random_seed((job.seed + rank) % 2**32)
+            data = dataset_of(source, _context(job, rank, order), argument)
+            if name == "train" and job.kind == "train":
+                stream = data
+                continue
+            _spool_dataset(data, folder / name, argument)
+        names.append(name)
+    return Sources(tuple(names), stream)
 
 
 def _context(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
@@ -106,25 +130,21 @@ def dataset_of(source: FunctionRows, context: WorkerContext, name: str) -> Any:
     return data
 
 
-def _spool_dataset(data: Any, folder: Path) -> None:
+def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise InputError("the function `validation_data` returns endless data: use .take()")
+        raise InputError(f"the function `{argument}` returns endless data: use .take()")
     with SpoolWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = leaves_of(element)
             if len(next(iter(leaves.values()))):
-                writer.append({key: _storable(leaf) for key, leaf in leaves.items()})
+                writer.append({key: _storable(leaf, argument) for key, leaf in leaves.items()})
 
 
-def _storable(leaf: Any) -> Any:
+def _storable(leaf: Any, argument: str) -> Any:
     if leaf.dtype.kind != "O":
         return leaf
     texts = leaf.reshape(-1).tolist()
     if len(texts) != len(leaf):
-        raise InputError("strings of `validation_data` must be one per row")
+        raise InputError(f"strings of the function `{argument}` must be one per row")
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
     return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
-
-
-def _argument(name: str) -> str:
-    return "data" if name == "train" else "validation_data"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ class StreamFeed:
     """A ``tf.data.Dataset`` of the user's as local batches; stands where `Feed` stands otherwise.
 
     An epoch has as many steps as the longest worker's data set has batches, or ``limit``. Batches
-    without rows follow where a worker's own end earlier.
+    without rows follow where a worker's own end earlier. A data set that does not know its length
+    is read once to count them, unless there is a ``limit``.
 
     Parameters
     ----------
@@ -42,29 +44,42 @@ class StreamFeed:
         self.rows = 0
         self._collective = collective
         self._data = data
+        # Rows of the batches that TensorFlow has read, which is ahead of the training.
+        self._read: deque[int] = deque()
+        self._steps_taken = 0
         self._last_rows = 0
         own = int(data.cardinality())
-        self._is_endless = own == tf.data.INFINITE_CARDINALITY
-        if own == tf.data.UNKNOWN_CARDINALITY:
+        unknown = own == tf.data.UNKNOWN_CARDINALITY
+        # It goes on from epoch to epoch, as in Keras.
+        self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
+        if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
-        batches = [int(part[0]) for part in collective.all_gather(np.array([own], np.int64))]
+        found = collective.all_gather(np.array([own, unknown], np.int64))
+        batches = [int(count) for count, _ in found]
+        self.steps = self._steps(batches, limit)
+        # What a pipeline gave once it need not give again.
+        is_sure = not any(unknown for _, unknown in found)
+        self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
+        first = next(iter(data.take(1).as_numpy_iterator()), None)
+        self.sample = ArrayRows(leaves_of(self._no_arrays() if first is None else first))
+
+    @staticmethod
+    def _steps(batches: list[int], limit: int | None) -> int:
+        """Steps of an epoch; workers' numbers of batches are negative where endless or unknown."""
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
                 f"the function `data` returns endless data on worker {endless[0]}: give "
                 "`steps_per_epoch`"
             )
-        if max(batches) == 0:
+        if not endless and max(batches) == 0:
             raise InputError("the function `data` returned no batch on any worker")
-        self.steps = limit or max(batches)
         if limit is not None and not endless and limit > max(batches):
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but the function `data` gives at most "
                 f"{max(batches)} batches on a worker"
             )
-        self.may_be_empty = any(0 <= count < self.steps for count in batches)
-        first = next(iter(data.take(1).as_numpy_iterator()), None)
-        self.sample = ArrayRows(leaves_of(first if first is not None else self._nothing()))
+        return limit or max(batches)
 
     @property
     def fit_options(self) -> dict[str, Any]:
@@ -83,27 +98,53 @@ class StreamFeed:
 
     def begin_epoch(self, epoch: int) -> None:
         """Count the rows of an epoch from here."""
-        self.epoch, self.rows = epoch, 0
+        self.epoch, self.rows, self._steps_taken = epoch, 0, 0
+        if not self._is_endless:  # it begins anew, whatever was read ahead
+            self._read.clear()
+
+    def taken(self, steps: int) -> None:
+        """So many steps of the epoch are done."""
+        for _ in range(steps - self._steps_taken):
+            self._last_rows = self._read.popleft()
+            self.rows += self._last_rows
+        self._steps_taken = max(steps, self._steps_taken)
+
+    def end_epoch(self) -> None:
+        """Refuse an epoch to whose last step no worker brought a row.
+
+        Raises
+        ------
+        InputError
+            The pipeline gave fewer batches than at first, or than `steps_per_epoch` wants.
+        """
+        if not self.rows_at(0).any():
+            raise InputError(
+                f"the function `data` gave no rows for step {self._steps_taken} of "
+                f"{self.steps} on any worker: a pipeline must give its batches in every epoch, not "
+                "only once (an iterator is used up), and as many as `steps_per_epoch` wants"
+            )
 
     def dataset(self) -> Any:
         """The local batches of one epoch, or of all where they do not end."""
-        data = self._data
-        if not self._is_endless:
-            nothing = tf.data.Dataset.from_tensors(self._nothing()).repeat(self.steps)
-            data = data.concatenate(nothing).take(self.steps)
-            data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
+        nothing = tf.data.Dataset.from_tensors(self._nothing()).repeat()
+        if self._is_endless:
+            return self._data.repeat().concatenate(nothing).map(self._counted)
+        data = self._data.concatenate(nothing).take(self.steps)
+        data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
         return data.map(self._counted)
 
     def _counted(self, *parts: Any) -> Any:
         def count(rows: Any) -> Any:
-            self._last_rows = int(rows)
-            self.rows += int(rows)
+            self._read.append(int(rows))
             return rows
 
         first = tf.nest.flatten(parts)[0]
         counted = tf.numpy_function(count, [tf.shape(first)[0]], tf.int32, stateful=True)
         with tf.control_dependencies([counted]):
             return tf.nest.map_structure(tf.identity, parts)
+
+    def _no_arrays(self) -> Any:
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._nothing())
 
     def _nothing(self) -> Any:
         """A batch without rows."""

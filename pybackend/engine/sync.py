@@ -137,6 +137,7 @@ class EpochSync(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
         self._steps = min(batch + 1, self._feed.steps)
+        self._feed.taken(self._steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
@@ -144,6 +145,7 @@ class EpochSync(keras.callbacks.Callback):
             self._tell_about_metrics()
         self._coupling.end_epoch()
         self.steps_done += self._steps
+        self._feed.end_epoch()
         rows = self._feed.rows_at(self._steps - 1)
         agreed = over_all_rows(self.model, logs, self._collective, rows)
         if self._coupling.mean_loss is not None and "loss" in agreed:

@@ -32,7 +32,7 @@ from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
 from pybackend.engine.save import loadable, write_model
-from pybackend.engine.sources import spool_sources
+from pybackend.engine.sources import Sources
 from pybackend.engine.steps import Position, is_plain
 from pybackend.engine.stream import StreamFeed
 from pybackend.engine.sync import (
@@ -66,6 +66,7 @@ def train(
     order: Mapping[str, Any],
     folder: Path,
     emit: Callable[[dict[str, Any]], object],
+    sources: Sources,
 ) -> Trained:
     """Train this worker's replica with the others.
 
@@ -80,13 +81,14 @@ def train(
         ``trained.h5`` or ``trained.keras`` comes out on rank 0.
     emit
         Called with an event per epoch.
+    sources
+        What this worker has read for itself.
     """
     rank = collective.rank
     loaded = load(job, folder)
     model = loaded.model
-    own_counts, stream = spool_sources(job, collective, folder, order)
-    counts = {**order["counts"], **own_counts}
-    feed, columns = _feed(job, collective, counts, folder, model, stream)
+    counts = {**order["counts"], **sources.settled(job, collective, folder)}
+    feed, columns = _feed(job, collective, counts, folder, model, sources.stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     _build(model, columns)
@@ -104,15 +106,23 @@ def train(
     began = time.monotonic()
     history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
+    weights = weights_digest(model)
+    if job.model_uri is not None and not _all_same(collective, weights):
+        saving = None  # the driver will say so, and keep what lies there
     digest = write_model(model, saving, folder, job.model_uri) if saving is not None else None
     return Trained(
         history={name: [plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
         steps=steps,
         seconds=seconds,
-        weights_sha256=weights_digest(model),
+        weights_sha256=weights,
         model_sha256=digest,
     )
+
+
+def _all_same(collective: Collective, digest: str) -> bool:
+    own = np.frombuffer(digest.encode(), np.uint8).copy()
+    return len({part.tobytes() for part in collective.all_gather(own)}) == 1
 
 
 def _feed(

@@ -106,9 +106,9 @@ def launch(
 def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Spark starts no task for a DataFrame that it knows to be empty; nor does it always say that
     its memory has run out."""
-    train = datasets.get("train")
-    if isinstance(train, Selection) and train.frame.isEmpty():
-        return InputError("`data` has no rows")
+    for name, data in datasets.items():
+        if isinstance(data, Selection) and data.frame.isEmpty():
+            return InputError(f"`{'data' if name == 'train' else 'validation_data'}` has no rows")
     return ClusterError(
         "Spark has run the workers, but has not delivered what they returned: mostly its driver "
         "has too little memory. Raise spark.driver.memory, or give `model_uri`"
@@ -330,7 +330,10 @@ def small_batches(session: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        session.conf.set(_RECORDS, before or "10000")
+        if before is None:
+            session.conf.unset(_RECORDS)
+        else:
+            session.conf.set(_RECORDS, before)
 
 
 @contextmanager

@@ -194,6 +194,7 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
 
 def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
     from pybackend.collective import join_mesh
+    from pybackend.engine.sources import Sources
     from pybackend.engine.train import train
     from pybackend.rendezvous import address_of, listen
 
@@ -215,7 +216,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
             notes.extend([event["text"]] if event["event"] == "note" else [])
 
         try:
-            trained = train(job, collective, {"counts": {"train": rows}}, own, emit)
+            trained = train(job, collective, {"counts": {"train": rows}}, own, emit, Sources())
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,

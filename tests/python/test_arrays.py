@@ -189,3 +189,10 @@ def test_too_few_rows_are_refused(rows: int, workers: int, message: str) -> None
 @given(st.integers(1, 99), st.integers(0, 99))
 def test_a_row_per_worker_is_enough(workers: int, more: int) -> None:
     check_enough_rows(workers + more, workers)
+
+
+def test_numbers_of_another_byte_order_become_native() -> None:
+    columns = columns_of((np.array([[1], [2]], ">u2"), np.array([0, 1], ">i8")))
+    assert columns["x"].tolist() == [[1], [2]]
+    assert columns["y"].tolist() == [0, 1]
+    assert all(array.dtype.isnative for array in columns.values())

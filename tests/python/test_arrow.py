@@ -239,6 +239,27 @@ def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
         read(batch(**columns), **choice)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([1.0, 300.0], "uint8"), ([1.0, 0.5], "int32"), ([1.0, float("nan")], "int32")],
+)
+@pytest.mark.parametrize("shape", [(1,), (None,)])
+def test_numbers_that_a_promised_type_cannot_hold_are_refused(
+    values: list[float], dtype: str, shape: Any
+) -> None:
+    rows = batch(a=pa.array([[value] for value in values], LISTS), label=pa.array([0, 7]))
+    with pytest.raises(InputError, match=rf"holds numbers that are no {dtype} in .*label=7"):
+        read(rows, tensors={"a": (dtype, shape)})
+
+
+def test_another_byte_order_is_read_as_promised() -> None:
+    values = np.array([[1, 2], [3, 400]], ">i2")
+    rows = batch(a=pa.array([row.tobytes() for row in values]), label=pa.array([0, 1]))
+    found = read(rows, tensors={"a": (">i2", (2,))})
+    assert found["x"].tolist() == [[1, 2], [3, 400]]
+    assert found["x"].dtype.isnative
+
+
 def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
     leaves, _ = leaves_of(Choice(), kinds_of_schema(parts[0].schema), "float32", "data")

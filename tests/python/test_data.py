@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,63 @@ def test_endless_data_go_on_from_epoch_to_epoch(rows: Any, dense_model: Any) -> 
     assert largest_difference(dense_model, result.model) <= 1e-6
 
 
+def test_an_endless_generator_needs_to_be_read_no_further_than_asked(rows: Any) -> None:
+    x, y = rows
+    layers = [keras.Input((8,)), keras.layers.BatchNormalization(momentum=0.5)]
+
+    def build() -> Any:
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    def data(context: Any) -> Any:
+        import tensorflow as tf
+
+        def endless() -> Any:
+            size = 10 if context.rank == 0 else 30
+            while True:
+                yield x[:size] * 0 + context.rank, y[:size]
+
+        spec = tf.TensorSpec([None, 8], "float32"), tf.TensorSpec([None], "int64")
+        return tf.data.Dataset.from_generator(endless, output_signature=spec)
+
+    result = barrier_train(None, build, data, workers=2, steps_per_epoch=2, verbose=0)
+    assert [worker.rows for worker in result.workers] == [20, 60]
+    # Each worker's own batches moved it to 0 and 0.75: averaged by the rows trained on.
+    mean = result.model.layers[0].moving_mean.numpy()
+    np.testing.assert_allclose(mean, 0.75 * 0.75, atol=1e-6)
+
+
+def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
+    x, y = rows
+
+    def data(context: Any) -> Any:
+        import tensorflow as tf
+
+        batches = iter([(x[:9], y[:9]), (x[9:18], y[9:18])])
+        spec = tf.TensorSpec([None, 8], "float32"), tf.TensorSpec([None], "int64")
+        return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+
+    for workers in (1, 2):
+        with pytest.raises(WorkerFailedError, match="gave no rows for step 2 of 2"):
+            barrier_train(None, build_dense, data, workers=workers, verbose=0)
+
+
+def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
+    x, y = rows
+
+    def data(context: Any) -> Any:
+        import time
+
+        import tensorflow as tf
+
+        time.sleep(8 * context.rank)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(250)
+
+    result = barrier_train(None, build_dense, data, workers=2, timeout=4, verbose=0)
+    assert [worker.rows for worker in result.workers] == [500, 500]
+
+
 def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
     with pytest.raises(WorkerFailedError, match=r"function `data` returned tuple; expected a tf"):
         barrier_train(None, build_dense, lambda context: rows, workers=1, verbose=0)
@@ -210,6 +268,24 @@ def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None
     assert result.model_base64 == ""
     assert result.model_format == "keras"
     assert [path.name for path in uri.parent.iterdir()] == ["trained.keras"]
+    before = uri.read_bytes()
+
+    class Spoiler(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            if os.environ["TFDIST_RANK"] == "1":
+                self.model.layers[0].bias.assign_add([1.0] * 16)
+
+    with pytest.raises(pybackend.ClusterError, match="weights differ"):
+        barrier_train(
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            model_uri=uri,
+            callbacks=[Spoiler()],
+            verbose=0,
+        )
+    assert uri.read_bytes() == before
     again = pybackend.load_model(uri)
     assert largest_difference(again, result.model) == 0
 

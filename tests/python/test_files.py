@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.data.files import check_writable, content_of, found, opened, removed, size_of
+from pybackend.data.files import (
+    check_writable,
+    content_of,
+    found,
+    opened,
+    removed,
+    size_of,
+    write_whole,
+)
 from pybackend.errors import InputError
 
 
@@ -56,11 +64,20 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 
 def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
     check_writable(str(tmp_path / "new" / "model.h5"))
-    assert list((tmp_path / "new").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     check_writable("memory://test_files/model.h5")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         check_writable(str(tmp_path / "file" / "model.h5"))
+
+
+@pytest.mark.parametrize("root", ["path", "memory://test_files/whole"])
+def test_a_file_is_written_as_a_whole_in_place_of_an_older_one(root: str, tmp_path: Path) -> None:
+    uri = (str(tmp_path / "new") if root == "path" else root) + "/model.h5"
+    for content in (b"old", b"newer"):
+        write_whole(uri, content)
+        assert content_of(uri) == content
+    assert [file.rpartition("/")[2] for file in found(uri.rpartition("/")[0])] == ["model.h5"]
 
 
 def test_a_remote_file_can_be_removed() -> None:

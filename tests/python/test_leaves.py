@@ -67,6 +67,14 @@ def test_several_outputs_have_several_labels() -> None:
             "column 't' of `data` has type string; expected numbers or bytes",
         ),
         (
+            {"features": ["a", "b"], "tensors": {"b": ("uint8", (2,))}},
+            "`tensors` names 'b', one of the columns a, b of one input: it must be an input of its",
+        ),
+        (
+            {"features": ["n"], "tensors": {"n": ("uint8", (1,))}, "categories": {"n": [1]}},
+            "both `tensors` and `categories` name 'n'",
+        ),
+        (
             {"features": ["v"], "categories": {"v": [1]}},
             "column 'v' of `data` has type array<double>; expected one value per row",
         ),
@@ -97,6 +105,8 @@ def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, messa
         ({"tensors": {"a": ("uint8", (None, 3))}}, "has other than positive whole numbers"),
         ({"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
         ({"categories": {"a": []}}, "`categories` of 'a' must be different values"),
+        ({"tensors": {"a": ("uint8", (True, 2))}}, "has other than positive whole numbers"),
+        ({"categories": {"a": [[1], [2]]}}, "`categories` of 'a' must be different values"),
         ({"categories": {"a": ["x", "x"]}}, "`categories` of 'a' must be different values"),
     ],
 )

@@ -30,7 +30,8 @@ def write(folder: Path, sizes: list[int], group: int) -> None:
 
 
 def numbers(files: ParquetFiles, first: int, last: int) -> list[int]:
-    return [n for batch in files.batches(first, last, ["a"]) for n in batch.column(0).to_pylist()]
+    found = files.pieces([(first, last)], ["a"])
+    return [n for _, batch in found for n in batch.column(0).to_pylist()]
 
 
 @settings(deadline=None, max_examples=40)
@@ -52,11 +53,18 @@ def test_a_range_of_rows_is_just_those(
         first = data.draw(st.integers(0, sum(sizes)))
         last = data.draw(st.integers(first, sum(sizes)))
         assert numbers(files, first, last) == list(range(first, last))
+        cuts = sorted(data.draw(st.lists(st.integers(0, sum(sizes)), max_size=6)))
+        ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
+        for place, batch in files.pieces(ranges, ["a"]):
+            assert batch.column(0)[0].as_py() == place
+        together = [n for _, b in files.pieces(ranges, ["a"]) for n in b.column(0).to_pylist()]
+        assert together == [n for first, last in ranges for n in range(first, last)]
 
 
 def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> None:
     write(tmp_path, [3], 10)
-    (batch,) = ParquetFiles.at(str(tmp_path)).batches(1, 3, ["b", "a"])
+    ((place, batch),) = ParquetFiles.at(str(tmp_path)).pieces([(1, 3)], ["b", "a"])
+    assert place == 1
     assert batch.to_pydict() == {"b": ["row 1", "row 2"], "a": [1, 2]}
 
 
@@ -71,8 +79,31 @@ def test_wide_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = [rng.bytes(100_000) for _ in range(99)] + [image]
     pq.write_table(pa.table({"a": images}), tmp_path / "x.parquet")
-    batches = list(ParquetFiles.at(str(tmp_path)).batches(0, 100, ["a"]))
-    assert max(batch.nbytes for batch in batches) < 3e6
+    found = ParquetFiles.at(str(tmp_path)).pieces([(0, 100)], ["a"])
+    assert max(batch.nbytes for _, batch in found) < 3e6
+
+
+def test_each_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, [100], 50)
+    files = ParquetFiles.at(str(tmp_path))
+    read: list[Any] = []
+    original = pq.ParquetFile.iter_batches
+
+    def counted(self: Any, size: int, groups: Any, **options: Any) -> Any:
+        read.extend(groups)
+        return original(self, size, groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    assert len(list(files.pieces([(n, n + 1) for n in range(0, 100, 3)], ["a"]))) == 34
+    assert read == [0, 1]
+
+
+def test_a_file_that_was_replaced_is_told(tmp_path: Path) -> None:
+    write(tmp_path, [10], 5)
+    files = ParquetFiles.at(str(tmp_path))
+    write(tmp_path, [6], 5)
+    with pytest.raises(InputError, match="has 6 rows here, but had 10 when"):
+        numbers(files, 0, 10)
 
 
 def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) ->
         source = FileRows.at(path, Choice(repartition=repartition), "float32", "data")
         counts = source.counts(workers)
         assert sum(counts) == rows
-        assert max(counts) - min(counts) <= (64 if repartition else 1)
+        assert max(counts) - min(counts) <= 1
         found = [
             rows_of_worker(source, workers, rank).get("y", np.array([])) for rank in range(workers)
         ]
@@ -65,7 +65,7 @@ def test_workers_have_all_classes_of_sorted_rows_unless_told_otherwise(tmp_path:
 def test_all_rows_may_go_to_every_worker(tmp_path: Path) -> None:
     path = write(tmp_path, 70, label=pa.array(np.arange(70)))
     source = FileRows.at(path, Choice(), "float32", "data")
-    assert source.counts(4, shared=True) == [18, 18, 17, 17]
+    assert source.counts(4) == [18, 18, 17, 17]
     assert rows_of_worker(source, 4, 2, everything=True)["y"].tolist() == list(range(70))
 
 
@@ -114,3 +114,25 @@ def test_what_does_not_fit_the_files_is_told_before_they_are_read(
     with pytest.raises(InputError) as told:
         FileRows.at(path, choice, "float32", "data")
     assert message in str(told.value)
+
+
+def test_a_column_in_the_names_of_folders_is_told(tmp_path: Path) -> None:
+    for label in (0, 1):
+        (tmp_path / f"label={label}").mkdir()
+        write(tmp_path / f"label={label}", 3)
+    with pytest.raises(InputError, match=r"column 'label' is in the names of the folders"):
+        FileRows.at(tmp_path, Choice(features=["a"]), "float32", "data")
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="`data` has two columns 'a'"):
+        FileRows.at(tmp_path, Choice(label="a"), "float32", "data")
+
+
+def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
+    texts = pa.array([f"id {n}" for n in range(20_000)])
+    path = write(tmp_path, 20_000, label=texts)
+    with pytest.raises(InputError, match="holds text of more than 10,000 values"):
+        FileRows.at(path, Choice(), "float32", "data")

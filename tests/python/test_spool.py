@@ -143,6 +143,13 @@ def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
         check_layouts([layouts_in(tmp_path)])
 
 
+def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
+    with SpoolWriter(tmp_path / "train") as writer:
+        writer.append({"x": np.ones((2, 3))})
+        with pytest.raises(InputError, match=r"shape \(1,\) .* after rows of \(3,\)"):
+            writer.append({"x": np.ones((2, 1))})
+
+
 def test_the_file_of_rows_is_one_that_numpy_reads(tmp_path: Path) -> None:
     write_columns(tmp_path / "train", {"x": np.arange(6).reshape(3, 2), "y": np.ones(3)})
     stored = np.load(tmp_path / "train" / "rows.npy", mmap_mode="r", allow_pickle=False)

@@ -133,6 +133,16 @@ class RecordFiles:
                 yield from self._of_file(number, *own, schema)
             begin += count
 
+    def pieces(
+        self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """First row's number, and batch, of parts of ranges of rows; as `batches` otherwise."""
+        for first, last in ranges:
+            place = first
+            for batch in self.batches(first, last, columns):
+                yield place, batch
+                place += batch.num_rows
+
     def ranges(self, size: int) -> list[tuple[int, int]]:
         """All rows in ranges of about ``size`` bytes, each to be read without the others."""
         found, begin, row, byte = [], (0, 0), 0, 0

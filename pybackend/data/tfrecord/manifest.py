@@ -60,6 +60,8 @@ class Manifest:
             Part(**{**part, "marks": tuple((row, place) for row, place in part["marks"])})
             for part in told["files"]
         ]
+        if any("/" in part.name or part.name in ("", ".", "..") for part in parts):
+            raise ValueError("it names files outside of its folder")
         return cls(told["schema"], told["compression"], tuple(parts))
 
     def check(self, folder: Folder) -> None:
