@@ -148,7 +148,7 @@ def check_columns_named(choice: Choice, datasets: Mapping[str, Any]) -> None:
     """Refuse arguments about columns where no data set has any."""
     if any(isinstance(getattr(data, "choice", None), Choice) for data in datasets.values()):
         return
-    for argument in ("weight", "tensors", "categories", "tfrecord_spec"):
+    for argument in ("features", "weight", "tensors", "categories", "tfrecord_spec"):
         if getattr(choice, argument) is not None:
             raise InputError(
                 f"`{argument}` is about columns, of which `data` has none: it is for DataFrames "

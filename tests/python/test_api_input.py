@@ -176,6 +176,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features items": (train(features=["a", 1]), "`features`"),
     "label": (train(label=None), "`label`"),
     "weight": (train(weight=1), "`weight` must be the name of a column"),
+    "features of arrays": (train(features=["a"]), "`features` is about columns, of which `data`"),
+    "data function without a parameter": (
+        train(data=lambda: None),
+        "`data` is called with 1 argument(s)",
+    ),
     "weight of arrays": (train(weight="w"), "`weight` is about columns, of which `data` has none"),
     "tensors": (train(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
     "categories": (train(categories={"a": "red"}), "`categories` of 'a' must be a list"),
