@@ -234,6 +234,8 @@ def barrier_train(
         model_uri=job.model_uri,
         levels=_levels(datasets["train"], label),
         features=_features(datasets["train"]),
+        tensors=_of_features(datasets["train"], "tensors"),
+        categories=_of_features(datasets["train"], "categories"),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
@@ -297,6 +299,16 @@ def _levels(data: Any, label: Any) -> list[Any] | None:
     choice: Choice | None = getattr(data, "choice", None)
     known = None if choice is None else (choice.categories or {}).get(label)
     return None if known is None else list(known)
+
+
+def _of_features(data: Any, argument: str) -> dict[str, Any] | None:
+    """What an argument says of the feature columns."""
+    choice: Choice | None = getattr(data, "choice", None)
+    if choice is None:
+        return None
+    used = {column for leaf in data.leaves if not leaf.is_target for column in leaf.columns}
+    given = getattr(choice, argument) or {}
+    return {column: given[column] for column in given if column in used} or None
 
 
 def _features(data: Any) -> list[str] | dict[str, list[str]] | None:

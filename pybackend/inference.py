@@ -43,10 +43,10 @@ def predict_spark(
     df
         A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
     features, tensors, categories
-        As in `barrier_train`. ``features=None`` takes those of the `TrainResult`, or else all
-        columns. Rows of any length
-        (``(dtype, (None,))``) are padded with zeros to the length of the model's input or, where
-        that is open, to the longest of the rows that Spark sends together.
+        As in `barrier_train`. None takes those of the `TrainResult`, or else, of features, all
+        columns. Rows of any length (``(dtype, (None,))``) are padded with zeros to the length of
+        the model's input or, where that is open, to the longest of the rows that Spark sends
+        together.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
         - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
@@ -76,8 +76,10 @@ def predict_spark(
     SerializationError
         The model cannot be encoded.
     """
-    if isinstance(model, TrainResult) and features is None:
-        features = model.features
+    if isinstance(model, TrainResult):
+        features = model.features if features is None else features
+        tensors = model.tensors if tensors is None else tensors
+        categories = model.categories if categories is None else categories
     job = _job(batch_size, safe_mode)
     choice = _checked_choice(features, tensors, categories)
     _check_type(type)

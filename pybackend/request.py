@@ -123,6 +123,8 @@ def _selection(session: Any, data: Any, name: str, choice: Choice, job: Job) -> 
 
 
 def _file_rows(path: Any, name: str, choice: Choice, job: Job) -> Any:
+    if not os.fspath(path):
+        raise InputError(f"`{name}` is an empty path")
     rows = FileRows.at(path, choice, job.floatx, name)
     _check_one_label(job, isinstance(choice.label, str))
     _check_weights(job, choice.weight is not None)
@@ -331,7 +333,11 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
     from pybackend.data.rows import as_rows
     from pybackend.engine.feed import shaped_for
+    from pybackend.engine.outputs import check_inputs
 
     for columns in datasets.values():
         if isinstance(columns, dict):
             shaped_for(as_rows(columns), model)
+        elif hasattr(columns, "leaves"):
+            named = [leaf.key.partition("/")[2] for leaf in columns.leaves if not leaf.is_target]
+            check_inputs(model, None if named == [""] else dict.fromkeys(named), None)

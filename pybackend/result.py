@@ -116,6 +116,8 @@ class TrainResult:
         Further figures, e.g. the test accuracy of `train_mnist`.
     model_uri
         Where the model file was written, if it was asked for.
+    tensors, categories
+        Of the feature columns, as they were given: what reads rows like the training's.
     levels
         What the label's codes 0, 1, 2, ... stand for, where its column has categories.
     features
@@ -134,6 +136,8 @@ class TrainResult:
     model_uri: str | None = None
     levels: list[Any] | None = None
     features: list[str] | dict[str, list[str]] | None = None
+    tensors: dict[str, Any] | None = field(default=None, repr=False)
+    categories: dict[str, Any] | None = field(default=None, repr=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 

@@ -215,7 +215,7 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, RError):
         return "mend the R function, or what the message names, then start again"
     if isinstance(error, InputError):
-        return "correct the argument that the message names"
+        return "correct what the message names: the argument, or the data"
     if "label value" in str(error):
         return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
     return "mend the error in the traceback above, then start again"

@@ -295,6 +295,11 @@ class _Builder:
 
     def _refused(self, column: str, expected: str) -> InputError:
         found = self._kinds[column].name
+        if found.startswith("struct<type:") and "indices:" in found:
+            expected = (
+                "an array: this is an ML vector as Spark writes it to files, so write "
+                "pyspark.ml.functions.vector_to_array() of it"
+            )
         is_label = column in _groups("y", self._choice.label).get("y", [])
         what = f"the label column {column!r}" if is_label else f"column {column!r}"
         return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")

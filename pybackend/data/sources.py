@@ -158,5 +158,13 @@ def _opened(uri: str, choice: Choice, name: str) -> RowFiles:
         return ParquetFiles.at(uri, name)
     from pybackend.data.tfrecord.files import RecordFiles
 
-    records: RowFiles = RecordFiles.at(uri, choice.tfrecord_spec, name)
+    try:
+        records: RowFiles = RecordFiles.at(uri, choice.tfrecord_spec, name)
+    except InputError as error:
+        if choice.tfrecord_spec is not None or "is no TFRecord file" not in str(error):
+            raise
+        raise InputError(
+            f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads can "
+            f"be a DataFrame, e.g. spark.read.csv({uri!r}, header=True) ({error})"
+        ) from error
     return records

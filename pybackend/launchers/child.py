@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -206,6 +207,7 @@ class Child:
             "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **_utf8(),
+            **_own_libraries(),
             # Where R embeds Python, or Python R: one and the same Python.
             "RETICULATE_PYTHON": sys.executable,
             **self._environment,
@@ -260,6 +262,15 @@ class Child:
             time=time.time(),
             advice=advice,
         )
+
+
+def _own_libraries() -> dict[str, str]:
+    """This Python's own library first: R lists folders that may hold that of another one."""
+    listed = os.environ.get("LD_LIBRARY_PATH")
+    folder = sysconfig.get_config_var("LIBDIR")
+    if not listed or not folder or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        return {}
+    return {"LD_LIBRARY_PATH": f"{folder}{os.pathsep}{listed}"}
 
 
 def _disk() -> str | None:

@@ -139,7 +139,10 @@ def input_frame(
         return session.range(0, job.workers, 1, job.workers), None, {}
     kinds = {isinstance(data, Selection) for data in datasets.values()}
     if len(kinds) > 1:
-        raise InputError("`data` and `validation_data` must both be DataFrames, or both arrays")
+        raise InputError(
+            "`data` and `validation_data` must both be tables of Spark (DataFrames), or both "
+            "arrays; files go with either"
+        )
     if kinds == {True}:
         return *_frame_of_rows(session, job, datasets), {}
     return _frame_of_blobs(session, job, datasets)

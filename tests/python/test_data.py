@@ -300,6 +300,19 @@ def test_a_place_for_the_model_that_cannot_be_written_is_told_before_training(
         )
 
 
+def test_inputs_that_the_model_lacks_are_told_at_once(tmp_path: Path, rows: Any) -> None:
+    path = parquet(tmp_path, rows, age=pa.array(np.arange(500) / 500))
+    features = {"numbers": ["features"], "animals": "animal"}
+    with pytest.raises(InputError, match="the model has the inputs animal, numbers, words: say"):
+        barrier_train(None, build_named(), path, features=features, label="age", verbose=0)
+
+
+def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,label\n1,0\n")
+    with pytest.raises(InputError, match=r"neither a Parquet nor a TFRecord file.*read\.csv"):
+        barrier_train(None, build_dense, tmp_path / "rows.csv", verbose=0)
+
+
 def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path, rows: Any) -> None:
     path = parquet(tmp_path, rows)
     with pytest.raises(InputError, match="`data` has no column 'label'"):

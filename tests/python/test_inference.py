@@ -7,6 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ def trained(model: Any, levels: list[Any] | None) -> TrainResult:
     return TrainResult(
         model_to_base64(model), "h5", "", {}, [], 0.0, 0, 0, levels=levels, decode=model_from_bytes
     )
+
+
+def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
+    keras.utils.set_random_seed(1)
+    rows = [(0, bytearray(b"\xff\x01"), "b"), (1, bytearray(b"\x02\xfe"), "a")]
+    data = spark.createDataFrame(rows, "id int, image binary, color string")
+    image, color = keras.Input((2,), name="image"), keras.Input((1,), name="color")
+    joined = keras.layers.Concatenate()([image, color])
+    model = keras.Model({"image": image, "color": color}, keras.layers.Dense(1)(joined))
+    found = replace(
+        trained(model, None),
+        features={"image": ["image"], "color": ["color"]},
+        tensors={"image": ("int8", (2,))},
+        categories={"color": ["a", "b"]},
+    )
+    expected = model.predict(
+        {"image": np.array([[-1, 1], [2, -2]]), "color": np.array([[1], [0]])}, verbose=0
+    )
+    np.testing.assert_allclose(numbers(predict_spark(found, data), ".pred"), expected, atol=1e-6)
 
 
 def test_images_in_bytes(spark: Any) -> None:
