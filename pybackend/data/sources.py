@@ -164,7 +164,7 @@ def _opened(uri: str, choice: Choice, name: str) -> RowFiles:
         if choice.tfrecord_spec is not None or "is no TFRecord file" not in str(error):
             raise
         raise InputError(
-            f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads can "
-            f"be a DataFrame, e.g. spark.read.csv({uri!r}, header=True) ({error})"
+            f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads "
+            f"can be a DataFrame, e.g. spark.read.csv({uri!r}, header=True) ({error})"
         ) from error
     return records
