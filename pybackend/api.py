@@ -287,7 +287,7 @@ def barrier_run(
     job = run_job(workers, verbose)
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
-    check_takes(fn, "`fn`", None, *args)
+    check_takes(fn, "fn(context, *args)", None, *args)
     session = session_of(spark)
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = launched(session, job, files, {})

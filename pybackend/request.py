@@ -133,7 +133,7 @@ def _file_rows(path: Any, name: str, choice: Choice, job: Job) -> Any:
 
 
 def _function_rows(fn: Any, name: str, job: Job) -> Any:
-    check_takes(fn, f"`{name}`", "context")
+    check_takes(fn, f"{name}(context)", None)
     if name != "data":
         return FunctionRows(fn)
     if job.shuffle == "global":
@@ -158,7 +158,7 @@ def check_columns_named(choice: Choice, datasets: Mapping[str, Any]) -> None:
             )
 
 
-def check_takes(fn: Any, what: str, *arguments: Any) -> None:
+def check_takes(fn: Any, call: str, *arguments: Any) -> None:
     """Refuse a function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(fn)
@@ -168,8 +168,8 @@ def check_takes(fn: Any, what: str, *arguments: Any) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         raise InputError(
-            f"{what} is called with {len(arguments)} argument(s), the first of which is the "
-            f"worker's context, but takes {signature}: {error}"
+            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
+            f"context, but takes {signature}: {error}"
         ) from error
 
 

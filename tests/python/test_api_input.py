@@ -179,7 +179,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features of arrays": (train(features=["a"]), "`features` is about columns, of which `data`"),
     "data function without a parameter": (
         train(data=lambda: None),
-        "`data` is called with 1 argument(s)",
+        "the function is called as data(context)",
     ),
     "weight of arrays": (train(weight="w"), "`weight` is about columns, of which `data` has none"),
     "tensors": (train(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
