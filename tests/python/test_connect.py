@@ -24,6 +24,7 @@ from conftest import build_dense, largest_difference, wait_for, worker_processes
 import pybackend
 from pybackend import (
     ClusterError,
+    InputError,
     WorkerContext,
     WorkerFailedError,
     barrier_evaluate,
@@ -31,6 +32,8 @@ from pybackend import (
     barrier_run,
     barrier_train,
     predict_spark,
+    read_tfrecords,
+    write_tfrecords,
 )
 from pybackend.launchers import slots, spark, spark_job
 from pybackend.launchers.slots import check_slots, slots_of
@@ -205,6 +208,38 @@ REAL_SERVER = spark.EventServer
 
 
 @pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
+def test_records_go_there_and_back(session: Any, tmp_path: Path) -> None:
+    frame = session.range(0, 1000, 1, 2).selectExpr(
+        "id", "int(id) AS number", "if(id % 3 = 0, null, array(id, 1)) AS pair"
+    )
+    written = write_tfrecords(frame, tmp_path / "data", compression="gzip")
+    assert (written.rows, len(written.files)) == (1000, 2)
+    assert not [name for name in os.listdir(tmp_path / "data") if name.startswith("_temp")]
+    back = read_tfrecords(session, tmp_path / "data")
+    assert back.schema.simpleString() == "struct<id:bigint,number:int,pair:array<bigint>>"
+    assert sorted(map(str, back.collect())) == sorted(map(str, frame.collect()))
+
+
+def test_vectors_become_records_of_arrays(session: Any, tmp_path: Path) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    frame = session.createDataFrame([(Vectors.dense([1.0, 2.5]),), (None,)], ["v"])
+    write_tfrecords(frame, tmp_path / "data")
+    back = read_tfrecords(session, tmp_path / "data")
+    assert sorted(row.v or [] for row in back.collect()) == [[], [1.0, 2.5]]
+
+
+def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`path`: there is no file or folder"):
+        read_tfrecords(session, tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"column 'a' holds a null .* row 0 .*\(partition \d\)$"):
+        write_tfrecords(session.sql("SELECT array(null, 1) AS a"), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        write_tfrecords(session.range(1), tmp_path / "file")
+
+
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:

@@ -232,21 +232,16 @@ def test_partitions_are_kept_where_asked_for(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, by_label, workers=1, **common)
 
 
-def test_files_are_read_by_the_workers(spark: Any, rows: Any, tmp_path: Path) -> None:
-    data = frame(spark, *rows)
-    data.repartition(3).write.parquet(str(tmp_path / "rows"))
-    result = barrier_train(spark, build_dense, str(tmp_path / "rows"), workers=2, verbose=0)
-    assert sum(worker.rows for worker in result.workers) == 500
-
-
 def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     spark: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_launcher, "_RESULT_SHARE", 1e-5)
     with pytest.raises(WorkerFailedError, match=r"at most 0 MB come back .*: give `model_uri`"):
         barrier_train(spark, build_dense, rows, workers=2, verbose=0)
-    uri = tmp_path / "model.h5"
-    result = barrier_train(spark, build_dense, rows, workers=2, model_uri=uri, verbose=0)
+    uri, path = tmp_path / "model.h5", str(tmp_path / "rows")
+    frame(spark, *rows).repartition(3).write.parquet(path)
+    result = barrier_train(spark, build_dense, path, workers=2, model_uri=uri, verbose=0)
+    assert sum(worker.rows for worker in result.workers) == 500  # which the workers have read
     assert largest_difference(result.model, pybackend.load_model(uri)) == 0
 
 
@@ -292,7 +287,7 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
         ({"label": "nothing"}, "no column 'nothing'.*f0"),
         ({"features": ["f1", "oops"]}, "no column 'oops'"),
         ({"features": ["label"]}, "both as the label and as a feature"),
-        ({"label": "name"}, "type string"),
+        ({"label": "when"}, "type date"),
         ({}, "column 'name'.*type string"),
         ({"workers": 3, "features": ["f0"]}, "at most 2 tasks"),
     ],
@@ -303,6 +298,7 @@ def test_bad_columns_are_refused_before_any_job(
     from pyspark.sql.functions import lit
 
     data = frame(spark, rows[0][:20], rows[1][:20]).withColumn("name", lit("x"))
+    data = data.selectExpr("*", "date'2026-01-01' AS when") if "label" in arguments else data
     error = ClusterError if "workers" in arguments else InputError
     with pytest.raises(error, match=message):
         barrier_train(spark, build_dense, data, **{"workers": 2, **arguments})
