@@ -287,7 +287,7 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
         ({"label": "nothing"}, "no column 'nothing'.*f0"),
         ({"features": ["f1", "oops"]}, "no column 'oops'"),
         ({"features": ["label"]}, "both as the label and as a feature"),
-        ({"label": "when"}, "type date"),
+        ({"label": "when", "features": ["f0"]}, "label column 'when'.*type date"),
         ({}, "column 'name'.*type string"),
         ({"workers": 3, "features": ["f0"]}, "at most 2 tasks"),
     ],
