@@ -164,8 +164,8 @@ class TensorReader:
     def _cast(self, numbers: Array, leaf: Leaf, row_of: Callable[[int], int]) -> Array:
         """Numbers in the type of the tensor, in this machine's byte order; none may change."""
         wanted = np.dtype(leaf.dtype).newbyteorder("=")
-        if numbers.dtype == wanted:
-            return numbers
+        if numbers.dtype == wanted or not numbers.size:
+            return numbers.astype(wanted, copy=False)
         with np.errstate(invalid="ignore"):
             cast = numbers.astype(wanted)
         if wanted.kind in "iu" and numbers.dtype.kind in "fiu":

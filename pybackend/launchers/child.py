@@ -21,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pybackend
 from pybackend.job import Job
 from pybackend.rendezvous import address_of, listen
 from pybackend.result import Failure, WorkerReport
@@ -28,6 +29,7 @@ from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 # What TensorFlow prints at every start; it would push a worker's own last words out of the log.
+_OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
 _TENSORFLOW_NOISE = re.compile(
     r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
 )
@@ -196,8 +198,11 @@ class Child:
         return [self._rscript, "--vanilla", str(script)]
 
     def _variables(self) -> dict[str, str]:
-        # The worker imports what this process can import, a zip sent by Spark included.
-        paths = [os.path.abspath(p or ".") for p in sys.path]
+        # The worker imports what this process can import, a zip sent by Spark included; but no
+        # zip of this package from a session that has ended, which may be gone at any time.
+        own = os.path.abspath(Path(pybackend.__file__).parents[1])
+        found = [os.path.abspath(p or ".") for p in sys.path]
+        paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
         return {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",

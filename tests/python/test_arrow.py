@@ -252,6 +252,14 @@ def test_numbers_that_a_promised_type_cannot_hold_are_refused(
         read(rows, tensors={"a": (dtype, shape)})
 
 
+def test_ragged_rows_may_all_be_empty() -> None:
+    rows = batch(a=pa.array([[], []], LISTS), label=pa.array([0, 1]))
+    found = read(rows, tensors={"a": ("int32", (None,))})["x"]
+    assert isinstance(found, Ragged)
+    assert found.values.dtype == "int32"
+    assert found.offsets.tolist() == [0, 0, 0]
+
+
 def test_another_byte_order_is_read_as_promised() -> None:
     values = np.array([[1, 2], [3, 400]], ">i2")
     rows = batch(a=pa.array([row.tobytes() for row in values]), label=pa.array([0, 1]))

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,6 +165,16 @@ def test_workers_end_with_their_driver(number: signal.Signals) -> None:
     for folder in folders() - before:
         # Removed by the worker itself where the driver could not.
         wait_for(lambda folder=folder: not os.path.exists(folder))
+
+
+def test_a_zip_of_a_spark_session_that_has_ended_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "pybackend-0123456789abcdef.zip"
+    with zipfile.ZipFile(old, "w") as packed:
+        packed.writestr("pybackend/__init__.py", "raise ImportError('of another session')")
+    monkeypatch.setattr(sys, "path", [str(old), *sys.path])
+    assert barrier_run(None, lambda context: context.rank, workers=1, verbose=0) == [0]
 
 
 def wait_for_end(pid: int) -> None:
