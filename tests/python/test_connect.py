@@ -207,7 +207,6 @@ def refused(*arguments: Any) -> Any:
 REAL_SERVER = spark.EventServer
 
 
-@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_records_go_there_and_back(session: Any, tmp_path: Path) -> None:
     frame = session.range(0, 1000, 1, 2).selectExpr(
         "id", "int(id) AS number", "if(id % 3 = 0, null, array(id, 1)) AS pair"
@@ -240,6 +239,7 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
         write_tfrecords(session.range(1), tmp_path / "file")
 
 
+@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
