@@ -21,9 +21,11 @@ from pybackend import (
     barrier_evaluate,
     barrier_train,
 )
+from pybackend.collective import Alone
 from pybackend.data.sharding import global_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.sources import dataset_of
+from pybackend.engine.stream import StreamFeed
 
 LEVELS = ["cat", "dog", "owl"]
 
@@ -187,23 +189,21 @@ def test_a_function_gives_what_one_process_gives(rows: Any, dense_model: Any) ->
     assert result.history["val_accuracy"][-1] == pytest.approx(expected["accuracy"], abs=1e-6)
 
 
-def test_endless_data_go_on_from_epoch_to_epoch(rows: Any, dense_model: Any) -> None:
-    x, y = rows
+def test_endless_data_go_on_from_epoch_to_epoch() -> None:
+    import tensorflow as tf
 
-    def data(context: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(50).repeat()
-
-    with pytest.raises(WorkerFailedError, match="endless data on worker 0: give"):
-        barrier_train(None, dense_model, data, workers=2, verbose=0)
-    result = barrier_train(
-        None, dense_model, data, workers=2, epochs=2, steps_per_epoch=3, verbose=0
-    )
-    # Both workers bring the same rows: their mean is that of one.
-    batches = [(x[s : s + 50], y[s : s + 50]) for s in range(0, 300, 50)]
-    fitted(dense_model, batches, 1)
-    assert largest_difference(dense_model, result.model) <= 1e-6
+    data = tf.data.Dataset.from_tensor_slices((np.arange(6.0), np.arange(6))).batch(2).repeat()
+    with pytest.raises(InputError, match="endless data on worker 0: give `steps_per_epoch`"):
+        StreamFeed(data, Alone(), None)
+    feed = StreamFeed(data, Alone(), 2)
+    assert feed.fit_options == {"steps_per_epoch": 2}
+    assert not feed.may_be_empty
+    for _, (epoch, batch) in zip(range(8), enumerate(feed.dataset()), strict=False):
+        if epoch % 2 == 0:
+            feed.begin_epoch(epoch // 2)
+        feed.taken(epoch % 2 + 1)
+        assert batch[1].numpy().tolist() == [2 * (epoch % 3), 2 * (epoch % 3) + 1]
+        assert feed.rows == 2 * (epoch % 2 + 1)
 
 
 def test_an_endless_generator_needs_to_be_read_no_further_than_asked(rows: Any) -> None:

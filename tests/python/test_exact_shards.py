@@ -11,7 +11,7 @@ import pytest
 from replicas import Case, check_equal, chosen, train_all
 from test_exact_cases import dense
 
-WORKERS, SPREADS = 3, 7
+WORKERS, SPREADS = 3, 5
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda: keras.optimizers.Adam(0.01),
@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, request: Any) -> dict[str,
 
 def test_some_workers_have_no_rows() -> None:
     sizes = [[part.stop - part.start for part in case.shards or []] for case in CASES.values()]
-    assert sum(0 in each for each in sizes) >= 4
+    assert sum(0 in each for each in sizes) >= 3
 
 
 @pytest.mark.parametrize("name", CASES)

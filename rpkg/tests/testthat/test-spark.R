@@ -97,8 +97,6 @@ test_that("a local connection trains as this machine does", {
   last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
   coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)
   expect_equal(last, barrier_evaluate(sc, by_kind, coded), tolerance = 1e-5)
-  frame <- subset(rows, kind != "setosa")
-  expect_equal(last, barrier_evaluate("local", by_kind, frame, label = "kind"), tolerance = 1e-5)
 
   main <- reticulate::py_run_string(paste(
     "import keras",
