@@ -17,7 +17,7 @@ from pybackend.data.spool import Kind, read_layout, row_dtype
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
 # So much of a column's rows is kept in memory anyway, the first ones.
-_KEPT_BYTES = 32 << 20
+_KEPT_BYTES = 40 << 20
 
 
 class Rows(Protocol):

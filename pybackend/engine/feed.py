@@ -15,7 +15,9 @@ from pybackend.errors import InputError
 from pybackend.job import Shuffle
 
 # What is read at once; some such blocks are in memory at a time.
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20
+# Batches so large are read one by one: to cut them out of a block costs more than reading them.
+_LARGE_BATCH_BYTES = 512 << 10
 _LABELS_AT_ONCE = 10_000
 
 
@@ -114,8 +116,12 @@ class Feed:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
-        blocks = tf.data.Dataset.from_tensor_slices(self._blocks())
-        epoch = blocks.map(self._read).prefetch(1).flat_map(self._batches)
+        firsts, lasts = self._blocks()
+        blocks = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(self._read)
+        if len(firsts) == self.steps:
+            epoch = blocks.map(lambda _, tensors: structure(tensors))
+        else:
+            epoch = blocks.prefetch(1).flat_map(self._batches)
         epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps))
         return epoch.prefetch(2).with_options(options)
 
@@ -124,7 +130,9 @@ class Feed:
         spec = self._columns.spec.values()
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in spec)
         batch_bytes = max(1, row_bytes * int(np.diff(self._edges).max(initial=1)))
-        firsts = np.arange(0, self.steps, max(1, _BLOCK_BYTES // batch_bytes))
+        is_large = batch_bytes >= _LARGE_BATCH_BYTES
+        steps = 1 if is_large else max(1, _BLOCK_BYTES // batch_bytes)
+        firsts = np.arange(0, self.steps, steps)
         return firsts, np.append(firsts[1:], self.steps)
 
     def _read(self, first: Any, last: Any) -> tuple[Any, Any]:
