@@ -9,12 +9,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tfos
+from rounds import interleaved, median_seconds
 from standalone_session import WORKERS, standalone_session
 
 Table = dict[str, dict[str, float]]
@@ -45,21 +47,16 @@ def _compared(session: Any, sql_type: str, rounds: int) -> Table:
             lambda: tfos.feed_seconds(session, few, TFOS_ROWS),
         ),
     }
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, (_, case) in cases.items():
-            seconds = case()
-            if number:
-                found[name].append(seconds)
+    found = interleaved({name: case for name, (_, case) in cases.items()}, rounds)
     for used in (frame, few):
         used.unpersist()
     drained = float(np.median(found["drain"])) / ROWS
     return {
         name: {
             "rows": rows,
-            "seconds": (seconds := float(np.median(found[name]))),
-            "rows_per_s": rows / seconds,
-            "ratio_to_drain": seconds / rows / drained,
+            "seconds": (taken := float(np.median(found[name]))),
+            "rows_per_s": rows / taken,
+            "ratio_to_drain": taken / rows / drained,
         }
         for name, (rows, _) in cases.items()
     }
@@ -174,13 +171,11 @@ def _batches(batch_size: int, rounds: int) -> Table:
             "tf.data, in order": tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size),
             "tfdist, shuffled": Feed(columns, [ROWS], 0, batch_size, shuffle=True).dataset(),
         }
-        found: dict[str, list[float]] = {name: [] for name in cases}
-        for number in range(rounds + 1):
-            for name, dataset in cases.items():
-                began = time.perf_counter()
-                assert sum(len(labels) for _, labels in dataset) == ROWS
-                if number:
-                    found[name].append(ROWS / (time.perf_counter() - began))
-    rates = {name: float(np.median(each)) for name, each in found.items()}
+        middle = median_seconds({n: partial(_visit, data) for n, data in cases.items()}, rounds)
+    rates = {name: ROWS / taken for name, taken in middle.items()}
     reference = next(iter(rates.values()))
     return {name: {"rows_per_s": r, "ratio": r / reference} for name, r in rates.items()}
+
+
+def _visit(dataset: Any) -> None:
+    assert sum(len(labels) for _, labels in dataset) == ROWS

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import step
 from feed import cached
+from rounds import interleaved
 from standalone_session import WORKERS, standalone_session
 
 import pybackend
@@ -29,12 +30,7 @@ def per_step(rounds: int) -> dict[str, Table]:
             "arrays": lambda: _train(session, arrays),
             "DataFrame of array<float>": lambda: _train(session, frame),
         }
-        found: dict[str, list[float]] = {name: [] for name in cases}
-        for number in range(rounds + 1):
-            for name, case in cases.items():
-                milliseconds = case()
-                if number:
-                    found[name] += milliseconds
+        found = interleaved(cases, rounds)
     middle = {name: float(np.median(each)) for name, each in found.items()}
     table = {n: {"ms_per_step": ms, "ratio": ms / middle["arrays"]} for n, ms in middle.items()}
     return {f"step of rows from Spark, {WORKERS} workers, {step.BATCH} images each": table}

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from feed import random_rows
+from rounds import median_seconds
 
 import pybackend
 
@@ -56,14 +56,7 @@ def _compared(name: str, frames: dict[str, Any], rounds: int) -> Table:
         "predict_spark, array<float>": lambda: _run(_predicted(model, frames["array<float>"])),
         "predict_batch_udf, array<float>": lambda: _run(_by_udf(model, frames["array<float>"])),
     }
-    found: dict[str, list[float]] = {case: [] for case in cases}
-    for number in range(rounds + 1):
-        for case, run in cases.items():
-            began = time.perf_counter()
-            run()
-            if number:
-                found[case].append(ROWS / (time.perf_counter() - began))
-    middle = {case: float(np.median(rates)) for case, rates in found.items()}
+    middle = {case: ROWS / taken for case, taken in median_seconds(cases, rounds).items()}
     here = middle["model.predict, arrays"]
     return {case: {"rows_per_s": rate, "ratio": rate / here} for case, rate in middle.items()}
 

@@ -12,11 +12,11 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from rounds import median_seconds
 from standalone_session import standalone_session
 from step import network
 
@@ -42,21 +42,14 @@ def measure(rounds: int) -> dict[str, Figures]:
             "tfdist, this machine": lambda: _train("local"),
         }
         steps = STEPS * EPOCHS
-        return {
-            f"no-op, {WORKERS} workers, standalone cluster, warm": _medians(nothing, 3 * rounds),
-            f"call to model, {steps} steps, {WORKERS} workers": _medians(training, rounds),
+        found = {
+            f"no-op, {WORKERS} workers, standalone cluster, warm": (nothing, 3 * rounds),
+            f"call to model, {steps} steps, {WORKERS} workers": (training, rounds),
         }
-
-
-def _medians(cases: dict[str, Callable[[], Any]], rounds: int) -> Figures:
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, case in cases.items():
-            began = time.perf_counter()
-            case()
-            if number:
-                found[name].append(time.perf_counter() - began)
-    return {name: {"seconds": float(np.median(times))} for name, times in found.items()}
+        return {
+            title: {name: {"seconds": s} for name, s in median_seconds(*asked).items()}
+            for title, asked in found.items()
+        }
 
 
 def _no_op(spark: Any) -> None:

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rounds import median_seconds
 from standalone_session import WORKERS, standalone_session
 
 import pybackend
@@ -62,7 +62,7 @@ def _alone(session: Any, folder: Path, rounds: int) -> Table:
     model, empty, shared = (folder / name for name in ("model", "empty", "shared"))
     model.write_bytes(np.random.default_rng(0).bytes(BYTES))
     empty.touch()
-    found = _medians(
+    found = median_seconds(
         {
             "job without a model": lambda: _collected(session, empty),
             "in the task's row": lambda: _collected(session, model),
@@ -123,7 +123,7 @@ def _as_text(content: bytes) -> Any:
 
 def _in_training(session: Any, rounds: int) -> Table:
     """Whole calls with a large model and a tiny one; on this machine a model returns as a file."""
-    calls = _medians(
+    calls = median_seconds(
         {
             f"{place}, {size}": lambda spark=spark, width=width: _train(spark, width)
             for place, spark in (("Spark", session), ("this machine", "local"))
@@ -153,17 +153,6 @@ def _train(spark: Any, width: int) -> None:
     pybackend.barrier_train(
         spark, build, (rows, rows), workers=WORKERS, batch_size=len(rows), verbose=0
     )
-
-
-def _medians(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, case in cases.items():
-            began = time.perf_counter()
-            case()
-            if number:
-                found[name].append(time.perf_counter() - began)
-    return {name: float(np.median(times)) for name, times in found.items()}
 
 
 if __name__ == "__main__":

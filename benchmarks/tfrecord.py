@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rounds import interleaved, seconds
 
 ROWS, WIDTH = 60_000, 784
 COPIES = 4
@@ -196,14 +196,8 @@ def _session() -> Iterator[Any]:
 
 def _rates(cases: dict[str, Case], rounds: int) -> Figures:
     """Rows per second of each case, and how often as fast as it the first one is."""
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, (rows, case) in cases.items():
-            began = time.perf_counter()
-            case()
-            if number:
-                found[name].append(rows / (time.perf_counter() - began))
-    rates = {name: np.array(values) for name, values in found.items()}
+    taken = interleaved({name: seconds(case) for name, (_, case) in cases.items()}, rounds)
+    rates = {name: cases[name][0] / np.array(times) for name, times in taken.items()}
     ours = next(iter(rates.values()))
     return {
         name: {

@@ -11,7 +11,7 @@ from typing import Any
 
 from pybackend.code import pickled
 from pybackend.data.files import content_of
-from pybackend.data.leaves import Choice, check_choice
+from pybackend.data.leaves import Choice, ChosenColumns, check_choice
 from pybackend.errors import ClusterError, InputError
 from pybackend.job import FUNCTION, run_job, train_job
 from pybackend.launchers.outcome import Outcome
@@ -226,16 +226,14 @@ def barrier_train(
         check_shapes(model, datasets)
         custom_objects = with_own_classes(model, custom_objects)
     outcome = launched(session, job, files, datasets)
+    trained_on = datasets["train"]
     kind, content, digest = _intact_model(outcome, job.model_uri)
     history = outcome.reports[0].value
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
         model_uri=job.model_uri,
-        levels=_levels(datasets["train"], label),
-        features=_features(datasets["train"]),
-        tensors=_of_features(datasets["train"], "tensors"),
-        categories=_of_features(datasets["train"], "categories"),
+        **(trained_on.told if isinstance(trained_on, ChosenColumns) else {}),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
@@ -292,30 +290,6 @@ def barrier_run(
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = launched(session, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
-
-
-def _levels(data: Any, label: Any) -> list[Any] | None:
-    """What the label's codes 0, 1, 2, ... stand for, where it has categories."""
-    choice: Choice | None = getattr(data, "choice", None)
-    known = None if choice is None else (choice.categories or {}).get(label)
-    return None if known is None else list(known)
-
-
-def _of_features(data: Any, argument: str) -> dict[str, Any] | None:
-    """What an argument says of the feature columns."""
-    choice: Choice | None = getattr(data, "choice", None)
-    if choice is None:
-        return None
-    used = {column for leaf in data.leaves if not leaf.is_target for column in leaf.columns}
-    given = getattr(choice, argument) or {}
-    return {column: given[column] for column in given if column in used} or None
-
-
-def _features(data: Any) -> list[str] | dict[str, list[str]] | None:
-    """The columns of the inputs, by the inputs' names where they have some."""
-    leaves = [leaf for leaf in getattr(data, "leaves", ()) if not leaf.is_target]
-    groups = {leaf.key.partition("/")[2]: list(leaf.columns) for leaf in leaves}
-    return groups.get("", groups) or None
 
 
 def _intact_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import pybackend
-from pybackend.data.files import opened
+from pybackend.data.files import content_of
 from pybackend.doctor import doctor
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
 from pybackend.launchers.apply import SparklyrWorkers
@@ -75,8 +75,7 @@ def save_model_at(uri: str, path: str) -> None:
 
 def _content_at(uri: str) -> bytes:
     try:
-        with opened(uri) as file:
-            return bytes(file.read())
+        return content_of(uri)
     except OSError as error:
         raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 

@@ -26,6 +26,11 @@ EXTRAS = "extras.pkl"
 SOURCE = ".source.pkl"
 
 
+def argument_of(dataset: str) -> str:
+    """The user's argument that gives a data set: ``"train"`` or ``"validation"``."""
+    return "data" if dataset == "train" else "validation_data"
+
+
 @dataclass(frozen=True)
 class Job:
     """What every worker is told, whatever started it.

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pybackend.code import pickled
 from pybackend.data import arrays
-from pybackend.data.leaves import Choice
+from pybackend.data.leaves import Choice, ChosenColumns
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
-from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job
+from pybackend.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
 from pybackend.launchers import local
 from pybackend.launchers.outcome import Outcome
 from pybackend.progress import printer
@@ -71,14 +71,10 @@ def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
     """What workers read for themselves, as files that tell them how."""
     return {
         f"{name}{SOURCE}": pickled(
-            data, f"the function `{_argument(name)}`", [getattr(data, "fn", None)]
+            data, f"the function `{argument_of(name)}`", [getattr(data, "fn", None)]
         )
         for name, data in datasets.items()
     }
-
-
-def _argument(name: str) -> str:
-    return "data" if name == "train" else "validation_data"
 
 
 def dataset(session: Any, data: Any, name: str, choice: Choice, job: Job) -> Any:
@@ -148,7 +144,7 @@ def _function_rows(fn: Any, name: str, job: Job) -> Any:
 
 def check_columns_named(choice: Choice, datasets: Mapping[str, Any]) -> None:
     """Refuse arguments about columns where no data set has any."""
-    if any(isinstance(getattr(data, "choice", None), Choice) for data in datasets.values()):
+    if any(isinstance(data, ChosenColumns) for data in datasets.values()):
         return
     for argument in ("features", "weight", "tensors", "categories", "tfrecord_spec"):
         if getattr(choice, argument) is not None:
@@ -195,9 +191,9 @@ def _check_rows(rows: int, name: str, job: Job) -> None:
 
 def for_validation(choice: Choice, trained_on: Any) -> Choice:
     """The choice for validation data: the columns and categories that the training data gave."""
-    known: Choice | None = getattr(trained_on, "choice", None)
-    if known is None:
+    if not isinstance(trained_on, ChosenColumns):
         return replace(choice, finds_levels=False)
+    known = trained_on.choice
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [c for leaf in trained_on.leaves if leaf.key == "x" for c in leaf.columns]
@@ -338,6 +334,6 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     for columns in datasets.values():
         if isinstance(columns, dict):
             shaped_for(as_rows(columns), model)
-        elif hasattr(columns, "leaves"):
+        elif isinstance(columns, ChosenColumns):
             named = [leaf.key.partition("/")[2] for leaf in columns.leaves if not leaf.is_target]
             check_inputs(model, None if named == [""] else dict.fromkeys(named), None)

@@ -9,6 +9,15 @@ results <- testthat::test_dir(
   )),
   stop_on_failure = FALSE
 )
+# Once more at the end: of a long log often only that is kept.
+for (test in results) {
+  for (found in test$results) {
+    if (inherits(found, c("expectation_failure", "expectation_error"))) {
+      cat(sprintf("\n%s: %s\n%s\n", test$file, test$test, format(found)))
+    }
+  }
+}
+
 results <- as.data.frame(results)
 failed <- sum(results$failed) + sum(results$error)
 skipped <- sum(results$skipped)

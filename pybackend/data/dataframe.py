@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.leaves import Choice, ColumnKind, Leaf, leaves_of, refuse_twins
+from pybackend.data.leaves import Choice, ChosenColumns, ColumnKind, leaves_of, refuse_twins
 from pybackend.errors import InputError
 
 _NUMBERS = {
@@ -22,7 +22,7 @@ MOST_CATEGORIES = 10_000
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(ChosenColumns):
     """The columns of a DataFrame that are used, and the tensors they become.
 
     Attributes
@@ -30,15 +30,10 @@ class Selection:
     frame
         A ``pyspark.sql.DataFrame`` of just these columns, by names of its own: ``c0``, ``c1``, ...
         Dots and backticks in a user's names then mean nothing to Spark.
-    leaves
-        The tensors, whose ``places`` are the columns of ``frame``.
-    choice
-        What the user has asked for; a label of text has its categories here.
+        The leaves' ``places`` are these columns.
     """
 
     frame: Any
-    leaves: tuple[Leaf, ...]
-    choice: Choice
 
     @classmethod
     def of(cls, frame: Any, choice: Choice, floatx: str, name: str) -> Selection:
@@ -61,7 +56,7 @@ class Selection:
             _slim(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
             for place, column in enumerate(read)
         ]
-        return cls(frame.select(*columns), tuple(leaves), choice)
+        return cls(tuple(leaves), choice, frame.select(*columns))
 
 
 def kind_of(kind: Any) -> ColumnKind:

@@ -49,7 +49,7 @@ def opened(uri: str, mode: str = "rb") -> Any:
     """A binary file, opened; of a URI whose scheme fsspec knows, by fsspec."""
     if not is_remote(uri):
         return open(local_path(uri), mode)
-    filesystem, path = _filesystem(uri)
+    filesystem, path = filesystem_of(uri)
     return filesystem.open(path, mode)
 
 
@@ -63,7 +63,7 @@ def size_of(uri: str) -> int:
     """Bytes of a file."""
     if not is_remote(uri):
         return os.path.getsize(local_path(uri))
-    filesystem, path = _filesystem(uri)
+    filesystem, path = filesystem_of(uri)
     return int(filesystem.size(path))
 
 
@@ -101,8 +101,8 @@ def write_whole(uri: str, content: bytes) -> None:
         with opened(partial, "wb") as file:
             file.write(content)
         if is_remote(uri):
-            filesystem, path = _filesystem(uri)
-            filesystem.mv(_filesystem(partial)[1], path)
+            filesystem, path = filesystem_of(uri)
+            filesystem.mv(filesystem_of(partial)[1], path)
         else:
             os.replace(local_path(partial), local_path(uri))
     except BaseException:
@@ -116,13 +116,23 @@ def removed(uri: str) -> None:
     if not is_remote(uri):
         os.remove(local_path(uri))
         return
-    filesystem, path = _filesystem(uri)
+    filesystem, path = filesystem_of(uri)
     filesystem.rm(path)
 
 
 def filesystem_of(uri: str, name: str = "data") -> tuple[Any, str]:
     """The file system of fsspec that a URI names, and the path in it."""
-    return _filesystem(uri, name)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise InputError(
+            f"`{name}`: reading {uri!r} needs the Python package fsspec, and that of its scheme"
+        ) from error
+    try:
+        filesystem, path = fsspec.core.url_to_fs(uri)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"`{name}`: {uri!r} cannot be opened: {error}") from error
+    return filesystem, path
 
 
 def _local_files(path: str) -> list[str] | None:
@@ -138,7 +148,7 @@ def _local_files(path: str) -> list[str] | None:
 
 
 def _remote_files(uri: str, name: str) -> list[str] | None:
-    filesystem, path = _filesystem(uri, name)
+    filesystem, path = filesystem_of(uri, name)
     try:
         if filesystem.isfile(path):
             return [uri]
@@ -160,17 +170,3 @@ def _remote_files(uri: str, name: str) -> list[str] | None:
 
 def _is_data(name: str) -> bool:
     return not name.startswith(("_", "."))
-
-
-def _filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise InputError(
-            f"`{name}`: reading {uri!r} needs the Python package fsspec, and that of its scheme"
-        ) from error
-    try:
-        filesystem, path = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"`{name}`: {uri!r} cannot be opened: {error}") from error
-    return filesystem, path

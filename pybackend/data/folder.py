@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Protocol
 
-from pybackend.data.files import filesystem_of, is_remote, local_path
+from pybackend.data.files import filesystem_of, is_remote, local_path, write_whole
 
 
 class Folder(Protocol):
@@ -84,12 +84,7 @@ class LocalFolder:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        path = self.path(name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        hidden = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-        with open(hidden, "wb") as file:
-            file.write(content)
-        os.replace(hidden, path)
+        write_whole(self.path(name), content)
 
     def move(self, name: str, new: str) -> None:
         os.replace(self.path(name), self.path(new))

@@ -101,6 +101,42 @@ class Leaf:
         return not self.key.startswith("x")
 
 
+@dataclass(frozen=True)
+class ChosenColumns:
+    """Rows of a table, by the columns that are used of it.
+
+    Attributes
+    ----------
+    leaves
+        The tensors that the columns become.
+    choice
+        What the user has asked for; a label of text has its categories here.
+    """
+
+    leaves: tuple[Leaf, ...]
+    choice: Choice
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a result says of the columns, under `pybackend.result.TrainResult`'s names."""
+        label, categories = self.choice.label, self.choice.categories or {}
+        levels = categories.get(label) if isinstance(label, str) else None
+        groups = {leaf.key.partition("/")[2]: list(leaf.columns) for leaf in self._inputs()}
+        return {
+            "levels": None if levels is None else list(levels),
+            "features": groups.get("", groups),
+            "tensors": self._of_inputs(self.choice.tensors),
+            "categories": self._of_inputs(categories),
+        }
+
+    def _of_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        used = {column for leaf in self._inputs() for column in leaf.columns}
+        return {column: told for column, told in (given or {}).items() if column in used} or None
+
+    def _inputs(self) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if not leaf.is_target]
+
+
 def columns_read(leaves: Sequence[Leaf]) -> list[str]:
     """The user's names of the columns that leaves read, in the order of their places."""
     names = {p: c for leaf in leaves for p, c in zip(leaf.places, leaf.columns, strict=True)}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, rows_of
-from pybackend.data.spool import Kind, read_layout, row_dtype
+from pybackend.data.spool import Kind, Ragged, dense, read_layout, row_dtype
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
@@ -141,14 +141,9 @@ class _RaggedValues:
         starts = (places["start"] * width).tolist()
         sizes = (places["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
-        if self._kind.is_text:
-            strings = np.empty((len(rows), 1), object)
-            strings[:, 0] = rows
-            return strings
-        padded = np.zeros((len(rows), self._kind.longest), self._dtype)
-        filled = np.arange(self._kind.longest) < places["length"][:, None]
-        padded[filled] = np.frombuffer(b"".join(rows), self._dtype)
-        return padded
+        values = np.frombuffer(b"".join(rows), self._dtype)
+        offsets = np.concatenate([[0], np.cumsum(places["length"])])
+        return dense(Ragged(values, offsets, self._kind.is_text), self._kind.longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._kept is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pybackend.data.arrow import TensorReader, kinds_of_schema
 from pybackend.data.dataframe import MOST_CATEGORIES, with_label_categories
 from pybackend.data.files import found
-from pybackend.data.leaves import Choice, Leaf, columns_read, leaves_of, refuse_twins
+from pybackend.data.leaves import Choice, ChosenColumns, columns_read, leaves_of, refuse_twins
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
@@ -43,12 +43,10 @@ class RowFiles(Protocol):
 
 
 @dataclass(frozen=True)
-class FileRows:
+class FileRows(ChosenColumns):
     """Rows of files, of which each worker reads its share."""
 
     files: RowFiles
-    leaves: tuple[Leaf, ...]
-    choice: Choice
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], choice: Choice, floatx: str, name: str) -> FileRows:
@@ -76,7 +74,7 @@ class FileRows:
 
         choice = with_label_categories(choice, kinds, distinct)
         leaves, _ = leaves_of(choice, kinds, floatx, name)
-        return cls(files, tuple(leaves), choice)
+        return cls(tuple(leaves), choice, files)
 
     @property
     def rows(self) -> int:

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, rows_of
 from pybackend.errors import InputError
+from pybackend.job import argument_of
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +55,28 @@ class Ragged:
     def lengths(self) -> Array:
         """Values of each row."""
         return np.diff(self.offsets)
+
+
+def dense(column: Array | Ragged, longest: int = 0) -> Array:
+    """A column as an array: text as strings of shape (rows, 1), numbers padded with zeros.
+
+    Parameters
+    ----------
+    longest
+        So long padded rows become at least.
+    """
+    if not isinstance(column, Ragged):
+        return column
+    values = column.values[column.offsets[0] : column.offsets[-1]]
+    if column.is_text:
+        content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
+        strings = np.empty((len(column), 1), object)
+        strings[:, 0] = [content[first:last] for first, last in pairwise(edges)]
+        return strings
+    lengths = column.lengths
+    padded = np.zeros((len(column), max(longest, int(lengths.max(initial=0)))), values.dtype)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
+    return padded
 
 
 @dataclass(frozen=True)
@@ -252,7 +276,7 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
             for layout in found
             if layout["columns"]
         }
-        argument = "`data`" if name == "train" else "`validation_data`"
+        argument = f"`{argument_of(name)}`"
         if not known or not sum(layout["rows"] for layout in found):
             raise InputError(f"{argument} has no rows")
         if len(known) > 1:

@@ -100,9 +100,6 @@ class Feed:
     def taken(self, steps: int) -> None:
         """So many steps of the epoch are done: its rows are known anyway."""
 
-    def end_epoch(self) -> None:
-        """Nothing is left to check."""
-
     def share(self) -> float:
         """This worker's part of all rows."""
         return self.rows / sum(self.counts)

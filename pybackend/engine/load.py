@@ -27,9 +27,7 @@ class Loaded:
 
 def load(job: Job, folder: Path) -> Loaded:
     """Set Keras up as on the driver, and load the model."""
-    keras.config.set_floatx(job.floatx)
-    keras.config.set_dtype_policy(job.dtype_policy)
-    keras.config.set_image_data_format(job.image_data_format)
+    set_keras_up(job)
     # A function of the user's builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
     extras = _unpickled(folder / EXTRAS) or {}
@@ -42,6 +40,13 @@ def load(job: Job, folder: Path) -> Loaded:
         safe_mode=job.safe_mode,
     )
     return Loaded(model, extras, False)
+
+
+def set_keras_up(job: Job) -> None:
+    """Give Keras the driver's global settings."""
+    keras.config.set_floatx(job.floatx)
+    keras.config.set_dtype_policy(job.dtype_policy)
+    keras.config.set_image_data_format(job.image_data_format)
 
 
 def _unpickled(path: Path) -> Any:

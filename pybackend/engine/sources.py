@@ -20,7 +20,7 @@ from pybackend.data.arrays import leaves_of
 from pybackend.data.sources import FunctionRows
 from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in, settle
 from pybackend.errors import InputError
-from pybackend.job import SOURCE, Job
+from pybackend.job import SOURCE, Job, argument_of
 
 Counts = dict[str, list[int]]
 
@@ -73,7 +73,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Mapping[str, Any]) ->
     stream = None
     for path in sorted(folder.glob(f"*{SOURCE}")):
         name = path.name.removesuffix(SOURCE)
-        argument = "data" if name == "train" else "validation_data"
+        argument = argument_of(name)
         # Written by the launcher on this machine, from the driver's own objects.
         source = cloudpickle.loads(path.read_bytes())
         if not isinstance(source, FunctionRows):

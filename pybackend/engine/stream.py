@@ -87,9 +87,23 @@ class StreamFeed:
         return {"steps_per_epoch": self.steps} if self._is_endless else {}
 
     def rows_at(self, step: int) -> Any:
-        """Rows of every rank's local batch at the step just taken; shape (world size,)."""
+        """Rows of every rank's local batch at the step just taken; shape (world size,).
+
+        Raises
+        ------
+        InputError
+            None has any: the pipeline gave fewer batches than at first, or than `steps_per_epoch`
+            wants.
+        """
         own = np.array([self._last_rows], np.int64)
-        return np.concatenate(self._collective.all_gather(own))
+        rows = np.concatenate(self._collective.all_gather(own))
+        if not rows.any():
+            raise InputError(
+                f"the function `data` gave no rows for step {self._steps_taken} of "
+                f"{self.steps} on any worker: a pipeline must give its batches in every epoch, not "
+                "only once (an iterator is used up), and as many as `steps_per_epoch` wants"
+            )
+        return rows
 
     def share(self) -> float:
         """This worker's part of all rows of the epoch."""
@@ -108,21 +122,6 @@ class StreamFeed:
             self._last_rows = self._read.popleft()
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
-
-    def end_epoch(self) -> None:
-        """Refuse an epoch to whose last step no worker brought a row.
-
-        Raises
-        ------
-        InputError
-            The pipeline gave fewer batches than at first, or than `steps_per_epoch` wants.
-        """
-        if not self.rows_at(0).any():
-            raise InputError(
-                f"the function `data` gave no rows for step {self._steps_taken} of "
-                f"{self.steps} on any worker: a pipeline must give its batches in every epoch, not "
-                "only once (an iterator is used up), and as many as `steps_per_epoch` wants"
-            )
 
     def dataset(self) -> Any:
         """The local batches of one epoch, or of all where they do not end."""

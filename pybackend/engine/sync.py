@@ -145,7 +145,6 @@ class EpochSync(keras.callbacks.Callback):
             self._tell_about_metrics()
         self._coupling.end_epoch()
         self.steps_done += self._steps
-        self._feed.end_epoch()
         rows = self._feed.rows_at(self._steps - 1)
         agreed = over_all_rows(self.model, logs, self._collective, rows)
         if self._coupling.mean_loss is not None and "loss" in agreed:

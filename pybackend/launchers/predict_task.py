@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pybackend.data.arrays import structure
 from pybackend.data.arrow import TensorReader
 from pybackend.data.leaves import Leaf
 from pybackend.data.predictions import Predictions
-from pybackend.data.spool import Ragged
+from pybackend.data.spool import Ragged, dense
 from pybackend.job import EXTRAS, MODEL_FILE, Job
 
 Array = npt.NDArray[Any]
@@ -99,13 +98,11 @@ class PredictTask:
     def _loaded(self) -> Any:
         _set_up_tensorflow()
         import cloudpickle
-        import keras
 
+        from pybackend.engine.load import set_keras_up
         from pybackend.serialization import model_from_bytes
 
-        keras.config.set_floatx(self.job.floatx)
-        keras.config.set_dtype_policy(self.job.dtype_policy)
-        keras.config.set_image_data_format(self.job.image_data_format)
+        set_keras_up(self.job)
         # From the driver's own objects, as this task is.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
         model = model_from_bytes(
@@ -143,7 +140,7 @@ def predicted(
     from pybackend.engine.feed import shaped_for
 
     widths = _widths(model, tensors)
-    rows = as_rows({key: dense(tensors[key], widths.get(key)) for key in tensors})
+    rows = as_rows({key: dense(tensors[key], widths.get(key, 0)) for key in tensors})
     rows = shaped_for(rows, model)
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
@@ -155,28 +152,6 @@ def predicted(
         if size >= _BLOCK_BYTES or last == len(rows):
             yield [np.concatenate(found) for found in zip(*parts, strict=True)]
             parts, size = [], 0
-
-
-def dense(column: Array | Ragged, width: int | None = None) -> Array:
-    """A column as an array: rows of text as strings, of numbers padded with zeros.
-
-    Parameters
-    ----------
-    width
-        So long each padded row becomes; None: as the longest.
-    """
-    if not isinstance(column, Ragged):
-        return column
-    values = column.values[column.offsets[0] : column.offsets[-1]]
-    if column.is_text:
-        content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
-        strings = np.empty((len(column), 1), object)
-        strings[:, 0] = [content[first:last] for first, last in pairwise(edges)]
-        return strings
-    longest = int(column.lengths.max(initial=0))
-    padded = np.zeros((len(column), max(longest, width or 0)), values.dtype)
-    padded[np.arange(padded.shape[1]) < column.lengths[:, None]] = values
-    return padded
 
 
 def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:

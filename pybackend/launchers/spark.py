@@ -25,7 +25,7 @@ from pybackend.data.blobs import Counts, blobs, layout_of, rows_to_send
 from pybackend.data.dataframe import Selection
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.events import EventServer
-from pybackend.job import Job
+from pybackend.job import Job, argument_of
 from pybackend.launchers.child import Emit
 from pybackend.launchers.outcome import Outcome
 from pybackend.launchers.preflight import LIMIT_SECONDS, TOO_LONG, check_network
@@ -108,7 +108,7 @@ def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     its memory has run out."""
     for name, data in datasets.items():
         if isinstance(data, Selection) and data.frame.isEmpty():
-            return InputError(f"`{'data' if name == 'train' else 'validation_data'}` has no rows")
+            return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
         "Spark has run the workers, but has not delivered what they returned: mostly its driver "
         "has too little memory. Raise spark.driver.memory, or give `model_uri`"

@@ -162,6 +162,34 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
     assert largest_difference(model, result.model) <= 1e-6
 
 
+def build_two_labels() -> Any:
+    features = keras.Input((8,))
+    kind = keras.layers.Dense(3, name="kind")(features)
+    size = keras.layers.Dense(1, name="size")(features)
+    model = keras.Model(features, {"kind": kind, "size": size})
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), {"kind": loss, "size": "mse"})
+    return model
+
+
+def test_a_table_gives_the_labels_of_several_outputs(tmp_path: Path, rows: Any) -> None:
+    x, y = rows
+    model = build_two_labels()
+    result = barrier_train(
+        None,
+        model,
+        parquet(tmp_path, rows, code=pa.array(y), length=pa.array(x[:, 0] * 2)),
+        features="features",
+        label={"kind": "code", "size": "length"},
+        workers=2,
+        batch_size=250,
+        verbose=0,
+    )
+    assert result.levels is None
+    fitted(model, [(x, {"kind": y, "size": x[:, 0] * 2})], 1)
+    assert largest_difference(model, result.model) <= 1e-6
+
+
 def test_a_function_gives_what_one_process_gives(rows: Any, dense_model: Any) -> None:
     x, y = rows
     sizes = [16 * 5, 16 * 3 + 7]  # the second worker ends earlier
