@@ -45,11 +45,28 @@ test_config <- function() {
   config
 }
 
+# Below the ports that systems give to outgoing connections: sparklyr tries to connect until its
+# gateway listens, and to one of those ports such a try may connect to itself.
 free_port <- function() {
   socket <- reticulate::import("socket")
-  listening <- socket$create_server(reticulate::tuple("127.0.0.1", 0L))
-  on.exit(listening$close())
-  listening$getsockname()[[2L]]
+  for (port in sample(20000:32000, 50L)) {
+    listening <- tryCatch(
+      socket$create_server(reticulate::tuple("127.0.0.1", port)),
+      error = function(condition) NULL
+    )
+    if (!is.null(listening)) {
+      listening$close()
+      return(port)
+    }
+  }
+  stop("none of 50 ports was free")
+}
+
+# A process that has ended may keep its number for seconds, until the system's first process looks.
+is_running <- function(pid) {
+  status <- file.path("/proc", pid, "status")
+  lines <- tryCatch(suppressWarnings(readLines(status)), error = function(condition) character())
+  length(lines) > 0L && !any(grepl("^State:\\s+Z", lines))
 }
 
 fit_weights <- function(fit) fit$model$get_weights()
