@@ -96,8 +96,12 @@ class _Items:
         self._size = size
         self._start = path.stat().st_size - size * count
         self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
-        kept = np.fromfile(path, np.uint8, size * self._kept_count, offset=self._start)
-        self._kept = kept.reshape(self._kept_count, size)
+        kept: Array = np.empty(0, np.uint8)
+        if in_memory:
+            kept = np.fromfile(path, np.uint8, offset=self._start)
+        elif self._kept_count * size:  # what is mapped comes at first use
+            kept = np.memmap(path, np.uint8, "r", self._start, self._kept_count * size)
+        self._kept = np.asarray(kept).reshape(self._kept_count, size)
         self._is_whole = self._kept_count == count
         self._number = None if self._is_whole else _opened(self, path)
 

@@ -4,8 +4,9 @@ Columns of fixed width lie row by row in one ``.npy`` file of a structured type,
 brings a whole row. A ragged column has its place and length there, and its values in an ``.npy``
 file of its own.
 
-Rows are read by ``pread``, not through a memory map: a map of shuffled rows makes the whole file
-resident, which counts against the limits that containers and resource managers set.
+Beyond the first ones, rows are read by ``pread``, not through a memory map: a map of shuffled rows
+makes the whole file resident, which counts against the limits that containers and resource managers
+set.
 """
 
 from __future__ import annotations

@@ -114,11 +114,9 @@ class Feed:
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
         firsts, lasts = self._blocks()
-        blocks = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(self._read)
-        if len(firsts) == self.steps:
-            epoch = blocks.map(lambda _, tensors: structure(tensors))
-        else:
-            epoch = blocks.prefetch(1).flat_map(self._batches)
+        epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(self._read)
+        if len(firsts) < self.steps:
+            epoch = epoch.prefetch(1).rebatch(np.diff(self._edges))
         epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps))
         return epoch.prefetch(2).with_options(options)
 
@@ -126,32 +124,27 @@ class Feed:
         """First step of each block that is read at once, and the step after its last."""
         spec = self._columns.spec.values()
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in spec)
-        batch_bytes = max(1, row_bytes * int(np.diff(self._edges).max(initial=1)))
-        is_large = batch_bytes >= _LARGE_BATCH_BYTES
-        steps = 1 if is_large else max(1, _BLOCK_BYTES // batch_bytes)
+        sizes = np.diff(self._edges)
+        batch_bytes = max(1, row_bytes * int(sizes.max(initial=1)))
+        # tf.data cuts no batches without rows out of what follows a block's last row.
+        is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
+        steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
         firsts = np.arange(0, self.steps, steps)
         return firsts, np.append(firsts[1:], self.steps)
 
-    def _read(self, first: Any, last: Any) -> tuple[Any, Any]:
-        """Bounds of a block's batches, and its rows."""
+    def _read(self, first: Any, last: Any) -> Any:
+        """The rows of a block's steps."""
         spec = self._columns.spec
 
         def read(first: int, last: int) -> list[Any]:
-            edges = self._edges[first : last + 1]
-            places = self._visits.between(int(edges[0]), int(edges[-1]), self.epoch)
-            return [edges - edges[0], *self._columns.take(places).values()]
+            between = int(self._edges[first]), int(self._edges[last])
+            return list(self._columns.take(self._visits.between(*between, self.epoch)).values())
 
         types = [tf.as_dtype(dtype) for dtype, _ in spec.values()]
-        edges, *tensors = tf.numpy_function(read, [first, last], [tf.int64, *types], stateful=True)
-        edges.set_shape([None])
+        tensors = tf.numpy_function(read, [first, last], types, stateful=True)
         for tensor, (_, shape) in zip(tensors, spec.values(), strict=True):
             tensor.set_shape([None, *shape])
-        return edges, dict(zip(spec, tensors, strict=True))
-
-    @staticmethod
-    def _batches(edges: Any, tensors: Any) -> Any:
-        steps = tf.data.Dataset.from_tensor_slices((edges[:-1], edges[1:]))
-        return steps.map(lambda a, b: structure({key: t[a:b] for key, t in tensors.items()}))
+        return structure(dict(zip(spec, tensors, strict=True)))
 
 
 def shaped_for(columns: Rows, model: Any) -> Rows:

@@ -56,7 +56,7 @@ def test_the_order_is_a_permutation_that_can_be_repeated(
 
 
 def test_the_order_is_the_same_on_every_machine_and_version() -> None:
-    assert order(8, 7, 1, 2, shuffle=True).tolist() == [6, 2, 4, 7, 5, 3, 0, 1]
+    assert order(8, 7, 1, 2, shuffle=True).tolist() == [3, 2, 6, 0, 7, 4, 1, 5]
 
 
 @settings(deadline=None)
