@@ -28,6 +28,7 @@ __all__ = [
     "attach_spark",
     "capture",
     "doctor",
+    "levels_told_by",
     "model_at",
     "probe",
     "row_major",
@@ -71,6 +72,13 @@ def model_at(uri: str, **options: Any) -> Any:
 def save_model_at(uri: str, path: str) -> None:
     """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
     save_model(base64.b64encode(_content_at(uri)).decode("ascii"), path)
+
+
+def levels_told_by(model: Any, levels: list[str]) -> list[str] | None:
+    """The levels of the training's label, where the model tells as many classes apart."""
+    from pybackend.engine.outputs import classes_of, outputs_of
+
+    return levels if len(levels) == classes_of(model, outputs_of(model)) else None
 
 
 def _content_at(uri: str) -> bytes:

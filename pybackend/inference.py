@@ -50,11 +50,13 @@ def predict_spark(
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
         - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
-          a probability only where its last layer makes it one;
+          a probability only where its last layer makes it one. A model of one number per row, whose
+          loss is a binary one of Keras's (without ``from_logits``), gives that of class 1; class 0
+          has the rest to 1;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
           number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and numbers where the model gives several numbers per row and its loss is not
-          one of Keras's other than categorical ones, else ``"raw"``.
+        - None: class and numbers where the model gives such a probability, or several numbers per
+          row and its loss is not one of Keras's other than categorical ones, else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
     batch_size
@@ -94,12 +96,12 @@ def predict_spark(
         known = None
     job = replace(job, **keras_defaults())
 
-    from pybackend.engine.outputs import check_inputs, gives_classes, outputs_of
+    from pybackend.engine.outputs import check_inputs, classes_of, gives_classes, outputs_of
 
     outputs = outputs_of(model)
-    is_of_classes = gives_classes(model, outputs)
+    classes = classes_of(model, outputs)
     check_inputs(model, features, _flat_columns(choice, df))
-    predictions = _predictions(outputs, type, levels, known, is_of_classes)
+    predictions = _predictions(outputs, classes, type, levels, known, gives_classes(model))
     files = model_files(model, custom_objects, job)
     # pyspark is optional: what needs it is imported where there is a DataFrame.
     from pybackend.launchers.predict import frame_of_predictions
@@ -164,28 +166,26 @@ def _flat_columns(choice: Choice, frame: Any) -> int | None:
 
 def _predictions(
     outputs: tuple[Output, ...],
+    classes: int,
     kind: str | None,
     levels: tuple[str, ...] | None,
     known: tuple[str, ...] | None,
     is_of_classes: bool,
 ) -> Predictions:
     """What the outputs become; ``known`` levels are used where they fit."""
-    from pybackend.engine.outputs import is_row_of_numbers
-
-    has_classes = len(outputs) == 1 and is_row_of_numbers(outputs[0])
-    classes = outputs[0].shape[0] if has_classes else None
     if levels is not None and len(levels) != classes:
-        given = f"gives {classes} numbers per row" if classes else "gives no number for each class"
+        given = f"tells {classes} classes apart" if classes else "gives no number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
     if levels is None and known is not None and len(known) == classes:
         levels = known
     if kind is None:
-        kind = "both" if has_classes and (is_of_classes or levels) else "raw"
-    elif kind != "raw" and not has_classes:
+        kind = "both" if classes and (is_of_classes or levels) else "raw"
+    elif kind != "raw" and not classes:
         told = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
         raise InputError(
-            f"type={kind!r} needs a model with one output of a number for each class; this one "
-            f"gives rows of shape {told}: use type='raw'"
+            f"type={kind!r} needs a model with one output of a number for each class, or of a "
+            "probability by a binary loss of Keras's; this one gives rows of shape "
+            f"{told}: use type='raw'"
         )
     if kind == "raw":
         return Predictions(outputs)

@@ -61,7 +61,8 @@ class Predictions:
     has_class
         ``.pred_class``: the class with the largest number.
     has_numbers
-        A column for each class, ``.pred_<level>``.
+        A column for each class, ``.pred_<level>``. One number per row is the probability of the
+        second of two classes.
     levels
         Names of the classes; None: 0, 1, 2, ...
 
@@ -87,7 +88,7 @@ class Predictions:
             found.append(Field(".pred_class", TEXT if self.levels else "int32"))
         if self.has_numbers:
             (output,) = self.outputs
-            classes = self.levels or range(output.shape[0] or 0)
+            classes = self.levels or range(max(2, output.shape[0] or 0))
             found += [Field(f".pred_{name}", output.held) for name in classes]
         return found
 
@@ -106,9 +107,12 @@ class Predictions:
             return [_nested(numbers.astype(output.held), output.depth) for output, numbers in pairs]
         import pyarrow as pa
 
-        found = [self._classes(outputs[0])] if self.has_class else []
+        numbers = outputs[0]
+        if numbers.shape[1] == 1:
+            numbers = np.concatenate([1 - numbers, numbers], axis=1)
+        found = [self._classes(numbers)] if self.has_class else []
         if self.has_numbers:
-            columns = np.ascontiguousarray(outputs[0].T, self.outputs[0].held)
+            columns = np.ascontiguousarray(numbers.T, self.outputs[0].held)
             found += [pa.array(column) for column in columns]
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, rows_of
-from pybackend.data.spool import Kind, Ragged, dense, read_layout, row_dtype
+from pybackend.data.spool import Kind, Ragged, dense, read_layout, row_dtype, strings_of
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
-# So much of a column's rows is kept in memory anyway, the first ones.
+# So much of the rows, the first ones, is mapped; and values of a ragged column are held in memory.
 _KEPT_BYTES = 40 << 20
+# Of so many texts the mean length is taken for that of all.
+_SEEN = 1000
 
 
 class Rows(Protocol):
@@ -27,9 +30,12 @@ class Rows(Protocol):
     ----------
     spec
         Type and shape of a row, by column.
+    row_bytes
+        Memory that a row takes, in the mean.
     """
 
     spec: Spec
+    row_bytes: int
 
     def __len__(self) -> int: ...
 
@@ -44,6 +50,9 @@ class ArrayRows:
         self._columns = columns
         self._count = rows_of(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
+        texts = [text for a in columns.values() if a.dtype.kind == "O" for text in a[:_SEEN].flat]
+        seen = min(_SEEN, max(1, self._count))
+        self.row_bytes = _fixed_bytes(self.spec) + sum(map(len, texts)) // seen
 
     def __len__(self) -> int:
         return self._count
@@ -72,6 +81,8 @@ class SpooledRows:
             for place, (key, kind) in enumerate(kinds.items())
             if kind.shape is None
         }
+        texts = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
+        self.row_bytes = _fixed_bytes(self.spec) + texts // max(1, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -90,7 +101,7 @@ class SpooledRows:
 
 
 class _Items:
-    """Items of one size in a file behind a header, by number; the first are kept in memory."""
+    """Items of one size in a file behind a header, by number; the first are mapped into memory."""
 
     def __init__(self, path: Path, size: int, count: int, in_memory: bool) -> None:
         self._size = size
@@ -134,9 +145,9 @@ class _RaggedValues:
             assert version == (2, 0)
             (count,), _, _ = np.lib.format.read_array_header_2_0(header)
             self._start = header.tell()
-            size = count * self._dtype.itemsize
-            is_kept = in_memory or size <= _KEPT_BYTES
-            self._kept = header.read(size) if is_kept else None
+            self.size = count * self._dtype.itemsize
+            is_kept = in_memory or self.size <= _KEPT_BYTES
+            self._kept = header.read(self.size) if is_kept else None
         self._number = None if is_kept else _opened(self, path)
 
     def take(self, places: Array) -> Array:
@@ -145,9 +156,11 @@ class _RaggedValues:
         starts = (places["start"] * width).tolist()
         sizes = (places["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        if self._kind.is_text:
+            return strings_of(rows)
         values = np.frombuffer(b"".join(rows), self._dtype)
         offsets = np.concatenate([[0], np.cumsum(places["length"])])
-        return dense(Ragged(values, offsets, self._kind.is_text), self._kind.longest)
+        return dense(Ragged(values, offsets), self._kind.longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._kept is not None:
@@ -161,6 +174,12 @@ def _opened(owner: object, path: Path) -> int:
     number = os.open(path, os.O_RDONLY)
     weakref.finalize(owner, os.close, number)
     return number
+
+
+def _fixed_bytes(spec: Spec) -> int:
+    """Memory of a row but for the letters of its texts, each an object and a pointer to it."""
+    sizes = {key: 64 if dtype.kind == "O" else dtype.itemsize for key, (dtype, _) in spec.items()}
+    return sum(sizes[key] * math.prod(shape) for key, (_, shape) in spec.items())
 
 
 def as_rows(columns: Rows | Mapping[str, Any]) -> Rows:
@@ -182,6 +201,7 @@ class Reshaped:
         self._key = key
         self._shape = shape
         self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
+        self.row_bytes = rows.row_bytes
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -40,7 +40,8 @@ def permuted(places: Index, count: int, *keys: int) -> Index:
     No array of ``count`` numbers is needed for it, so data of any size can be shuffled: a
     generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
     domains", 2002), whose round function is the finalizer of SplitMix64 (Steele et al., "Fast
-    splittable pseudorandom number generators", 2014).
+    splittable pseudorandom number generators", 2014) but for its last step, which leaves the high
+    bits alone: only those are used.
     """
     if count < 2:
         return places.copy()
@@ -60,10 +61,10 @@ def _enciphered(numbers: Any, left: int, right: int, rounds: Any) -> Any:
     one = numbers - other * np.uint64(left)
     for number, key in enumerate(rounds):
         size = np.uint64(right if number % 2 else left)
-        # The high half of a product with a random number is one below its other factor, and takes
-        # much less time than a division.
+        # The high half of a random number's product with the size is a random number below it, and
+        # takes much less time than a division.
         moved = one + ((_mixed(other ^ key) >> np.uint64(32)) * size >> np.uint64(32))
-        # Where nothing is to be taken off, the difference is huge.
+        # Where nothing is to be taken off, the difference wraps round to a huge number.
         one, other = other, np.minimum(moved, moved - size)
     return one + other * np.uint64(left)
 

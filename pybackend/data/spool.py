@@ -71,13 +71,18 @@ def dense(column: Array | Ragged, longest: int = 0) -> Array:
     values = column.values[column.offsets[0] : column.offsets[-1]]
     if column.is_text:
         content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
-        strings = np.empty((len(column), 1), object)
-        strings[:, 0] = [content[first:last] for first, last in pairwise(edges)]
-        return strings
+        return strings_of([content[first:last] for first, last in pairwise(edges)])
     lengths = column.lengths
     padded = np.zeros((len(column), max(longest, int(lengths.max(initial=0)))), values.dtype)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
     return padded
+
+
+def strings_of(texts: Sequence[bytes]) -> Array:
+    """Text as a column of shape (rows, 1)."""
+    strings = np.empty((len(texts), 1), object)
+    strings[:, 0] = texts
+    return strings
 
 
 @dataclass(frozen=True)

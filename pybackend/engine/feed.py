@@ -122,11 +122,9 @@ class Feed:
 
     def _blocks(self) -> Any:
         """First step of each block that is read at once, and the step after its last."""
-        spec = self._columns.spec.values()
-        row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in spec)
         sizes = np.diff(self._edges)
-        batch_bytes = max(1, row_bytes * int(sizes.max(initial=1)))
-        # tf.data cuts no batches without rows out of what follows a block's last row.
+        batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
+        # tf.data loses batches without rows at the end, or adds some.
         is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
         steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
         firsts = np.arange(0, self.steps, steps)

@@ -64,22 +64,48 @@ def check_inputs(model: Any, features: Any, columns: int | None) -> None:
             )
 
 
-def gives_classes(model: Any, outputs: Sequence[Output]) -> bool:
-    """Whether a model gives a number for each class, unless its loss tells otherwise."""
-    if len(outputs) != 1 or not is_row_of_numbers(outputs[0]):
-        return False
-    losses = flat(getattr(model, "loss", None))
-    if not losses:
+def classes_of(model: Any, outputs: Sequence[Output]) -> int:
+    """How many classes a row of the model's only output tells apart, should it tell classes.
+
+    As many as it has numbers; two where that is one number, which Keras's binary losses take for
+    the probability of the second class. 0 where there can be no classes.
+    """
+    if len(outputs) != 1 or len(outputs[0].shape) != 1:
+        return 0
+    count = outputs[0].shape[0] or 0
+    if count == 1:
+        return 2 if _gives_probability(model) else 0
+    return count
+
+
+def gives_classes(model: Any) -> bool:
+    """Whether a model's numbers are those of classes, unless its loss tells otherwise."""
+    loss = _first_loss(model)
+    if loss is None or _gives_probability(model):
         return True
-    loss = keras.losses.get(losses[0])
-    name = getattr(loss, "__name__", type(loss).__name__)
-    is_keras_own = str(getattr(loss, "__module__", "")).startswith("keras.")
-    return not is_keras_own or "categorical" in name.lower()
+    return not _is_keras_own(loss) or "categorical" in _name_of(loss)
 
 
-def is_row_of_numbers(output: Output) -> bool:
-    """Whether the output is a known number of numbers, more than one."""
-    return len(output.shape) == 1 and (output.shape[0] or 0) > 1
+def _gives_probability(model: Any) -> bool:
+    """Whether the loss takes single numbers for probabilities; without a loss they may be all."""
+    loss = _first_loss(model)
+    if loss is None or not _is_keras_own(loss) or not _name_of(loss).startswith("binary"):
+        return False
+    options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return not options.get("from_logits", False)
+
+
+def _first_loss(model: Any) -> Any:
+    losses = flat(getattr(model, "loss", None))
+    return keras.losses.get(losses[0]) if losses else None
+
+
+def _is_keras_own(loss: Any) -> bool:
+    return str(getattr(loss, "__module__", "")).startswith("keras.")
+
+
+def _name_of(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__)).lower()
 
 
 def _specification(model: Any) -> Any:

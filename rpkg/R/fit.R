@@ -185,8 +185,10 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #' @param type What a Spark table gets, as in tidymodels: `"class"` is the column `.pred_class`,
 #'   `"prob"` a column `.pred_<level>` for each class with the number that the model gives it (a
 #'   probability only where its last layer makes it one), `"raw"` the column `.pred` with all
-#'   numbers of a row, or `.pred_<output>` for each of several outputs. `NULL`: class and numbers
-#'   where the model gives several numbers per row, unless its loss tells that they are no classes.
+#'   numbers of a row, or `.pred_<output>` for each of several outputs. A model of one number per
+#'   row, whose loss is a binary one of Keras's (without `from_logits`), gives the probability of
+#'   the second class. `NULL`: class and numbers for such a model, and where the model gives several
+#'   numbers per row, unless its loss tells that they are no classes.
 #' @param features,tensors,categories Which columns of a Spark table are used, and as what; see
 #'   [barrier_train()]. `NULL`: as in the training, or else all columns.
 #' @param batch_size Rows that are computed at once; `NULL`: 32, of a Spark table 256.

@@ -11,6 +11,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
   backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
+  levels <- levels_told_by(model, fit$levels, call)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
@@ -21,7 +22,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
       tensors = choice$tensors,
       categories = choice$categories,
       type = type,
-      levels = levels_of_outputs(fit$levels, model),
+      levels = levels,
       batch_size = batch_size,
       custom_objects = living_objects(fit$custom_objects),
       safe_mode = fit$safe_mode,
@@ -47,10 +48,12 @@ table_choice <- function(fit, columns, features, tensors, categories, call) {
   lapply(choice, function(value) if (length(value)) value)
 }
 
-# A model may have fewer outputs than the label has levels: one, for two of them.
-levels_of_outputs <- function(levels, model) {
-  shape <- tryCatch(unlist(model$output_shape), error = function(error) NULL)
-  if (length(levels) == utils::tail(c(0L, shape), 1L)) as.list(levels)
+# A model may tell fewer classes apart than the label has levels, or none.
+levels_told_by <- function(model, levels, call) {
+  if (length(levels)) {
+    told <- call_python(pybackend(call)$bridge$levels_told_by, model, as.list(levels), call = call)
+    if (!is.null(told)) as.list(told)
+  }
 }
 
 check_only_tables <- function(..., call = caller_env()) {

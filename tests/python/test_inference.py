@@ -323,7 +323,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     [
         ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
         ({"features": None}, r"shape \(8,\), but `features` are 10 columns"),
-        ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model gives 3 numbers"),
+        ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model tells 3 classes apart"),
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
         ({"tensors": {"oops": ("uint8", (2,))}}, "no column 'oops'"),
@@ -334,6 +334,25 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         predict_spark(dense_model, table, **{"features": FEATURES, **arguments})
+
+
+def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(loss="binary_crossentropy")
+    expected = model.predict(rows[0][:60], verbose=0)
+    found = predict_spark(trained(model, ["no", "yes"]), table, features=FEATURES)
+    assert found.columns[-3:] == [".pred_class", ".pred_no", ".pred_yes"]
+    got = numbers(found, ".pred_no", ".pred_yes")
+    np.testing.assert_allclose(got, np.concatenate([1 - expected, expected], axis=1), atol=1e-6)
+    said = numbers(found, ".pred_class")[:, 0]
+    assert set(said) == {"no", "yes"}
+    assert said.tolist() == [["no", "yes"][int(p > 0.5)] for p in expected[:, 0]]
+    plain = predict_spark(model, table, features=FEATURES, type="class")
+    assert numbers(plain, ".pred_class")[:, 0].tolist() == (expected[:, 0] > 0.5).tolist()
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    model.compile(loss="mse")
+    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
 
 
 def test_classes_need_several_numbers(table: Any) -> None:

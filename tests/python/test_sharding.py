@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.sharding import bounds, deal, global_batches, order, steps_per_epoch
+from pybackend.data import sharding
+from pybackend.data.sharding import (
+    Visits,
+    bounds,
+    deal,
+    global_batches,
+    order,
+    permuted,
+    steps_per_epoch,
+)
 
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
 batch_sizes = st.integers(1, 70)
@@ -66,6 +77,29 @@ def test_the_order_differs_by_seed_epoch_and_rank(seed: int, epoch: int, rank: i
     assert one != order(100, seed + 1, epoch, rank, shuffle=True).tolist()
     assert one != order(100, seed, epoch + 1, rank, shuffle=True).tolist()
     assert one != order(100, seed, epoch, rank + 1, shuffle=True).tolist()
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(0, 60), st.sampled_from([1, 2, 7]))
+def test_parts_of_an_order_are_those_of_the_whole(data: Any, rows: int, together: int) -> None:
+    workers = data.draw(st.one_of(st.none(), st.integers(1, 4)))
+    rank = data.draw(st.integers(0, (workers or 4) - 1))
+    own = np.arange(rows) if workers is None else np.arange(rank, rows, workers)
+    whole = permuted(own, rows, 3, 1, *([rank] if workers is None else []))
+    first = data.draw(st.integers(0, len(own)))
+    last = data.draw(st.integers(first, len(own)))
+    with mock.patch.object(sharding, "_TOGETHER", together):
+        sharding._visited.cache_clear()
+        visited = Visits(rows, 3, rank, True, workers).between(first, last, 1)
+    sharding._visited.cache_clear()
+    assert visited.tolist() == whole[first:last].tolist()
+
+
+def test_an_order_of_many_rows_is_a_permutation_in_any_parts() -> None:
+    visits = Visits(20_000, 7, 0, True)
+    found = np.concatenate([visits.between(a, a + 100, 0) for a in range(0, 20_000, 100)])
+    assert sorted(found.tolist()) == list(range(20_000))
+    assert found.tolist() == order(20_000, 7, 0, 0, shuffle=True).tolist()
 
 
 def test_without_shuffling_the_order_is_that_of_the_rows() -> None:

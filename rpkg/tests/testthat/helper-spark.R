@@ -64,6 +64,9 @@ free_port <- function() {
 
 # A process that has ended may keep its number for seconds, until the system's first process looks.
 is_running <- function(pid) {
+  if (!dir.exists("/proc/self")) {
+    return(tools::pskill(pid, 0))
+  }
   status <- file.path("/proc", pid, "status")
   lines <- tryCatch(suppressWarnings(readLines(status)), error = function(condition) character())
   length(lines) > 0L && !any(grepl("^State:\\s+Z", lines))

@@ -29,11 +29,25 @@ test_that("what is for Spark tables is refused elsewhere", {
   expect_error(predict(example_fit(), rows, features = "a"), "`features` is for Spark tables")
 })
 
-test_that("levels are told where the model has an output for each", {
-  model <- list(output_shape = list(NULL, 2L))
-  expect_identical(levels_of_outputs(c("no", "yes"), model), list("no", "yes"))
-  expect_null(levels_of_outputs(c("no", "yes"), list(output_shape = list(NULL, 1L))))
-  expect_null(levels_of_outputs(NULL, model))
+# A model of one probability.
+binary_model <- function() {
+  keras <- reticulate::import("keras")
+  keras$utils$set_random_seed(7L)
+  layers <- list(keras$Input(reticulate::tuple(4L)), keras$layers$Dense(1L, activation = "sigmoid"))
+  model <- keras$Sequential(layers)
+  model$compile(loss = "binary_crossentropy")
+  model
+}
+
+test_that("levels are told where the model tells as many classes", {
+  skip_if_no_pybackend()
+  told <- function(model, levels) levels_told_by(model, levels, rlang::current_env())
+  model <- binary_model()
+  expect_identical(told(model, c("no", "yes")), list("no", "yes"))
+  expect_null(told(model, NULL))
+  expect_null(told(dense_model(), c("no", "yes")))
+  model$compile(loss = "mse")
+  expect_null(told(model, c("no", "yes")))
 })
 
 expect_same_predictions <- function(fit, found) {
@@ -71,6 +85,15 @@ test_that("a table of sparklyr keeps its rows and gets predictions", {
   expect_identical(sparklyr::sdf_nrow(piped), 10)
   raw <- dplyr::collect(predict(fit, dplyr::filter(table, id == 1L), type = "raw"))
   expect_equal(unlist(raw$.pred), unname(predict(fit, iris_rows()[1, ])[1, ]), tolerance = 1e-6)
+
+  binary <- fit
+  binary$levels <- c("no", "yes")
+  binary$decoded <- rlang::env(model = binary_model())
+  found <- dplyr::collect(dplyr::arrange(predict(binary, table), id))
+  yes <- predict(binary, iris_rows())[, 1]
+  expect_equal(found$.pred_yes, yes, tolerance = 1e-6)
+  expect_equal(found$.pred_no, 1 - yes, tolerance = 1e-6)
+  expect_identical(found$.pred_class, ifelse(yes > 0.5, "yes", "no"))
 
   expect_snapshot(error = TRUE, {
     predict(fit, table, type = "classes")

@@ -1,0 +1,82 @@
+"""Local batches of a worker's rows, however many of them are read at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybackend.data.rows import ArrayRows, SpooledRows
+from pybackend.data.sharding import Visits, bounds, steps_per_epoch
+from pybackend.data.spool import Ragged, SpoolWriter, write_columns
+from pybackend.engine import feed as module
+from pybackend.engine.feed import Feed
+
+WIDTH = 3
+
+
+def rows_of(count: int) -> dict[str, Any]:
+    return {"x": np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3).filter(any),
+    st.integers(1, 9),
+    st.sampled_from([1, 30, 200, 2 << 20]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_batches_are_cut_as_the_sharding_says(
+    counts: list[int], batch_size: int, block_bytes: int, shuffle: bool, is_limited: bool
+) -> None:
+    full = steps_per_epoch(counts, batch_size)
+    limit = (full + 1) // 2 if is_limited else None
+    rank = int(np.argmax(counts)) if is_limited else len(counts) - 1
+    with mock.patch.object(module, "_BLOCK_BYTES", block_bytes):
+        columns = rows_of(counts[rank])
+        feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, limit=limit)
+        batches = feed.dataset()
+        edges = bounds(counts[rank], full)
+        assert int(batches.cardinality()) == feed.steps == (limit or full)
+        for epoch in (0, 1):
+            feed.begin_epoch(epoch)
+            order = Visits(counts[rank], 5, rank, shuffle).between(0, counts[rank], epoch)
+            found = [x.numpy() for (x,) in batches]
+            assert len(found) == feed.steps
+            for step, x in enumerate(found):
+                expected = columns["x"][order[edges[step] : edges[step + 1]]]
+                np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 500, 40 << 20])
+def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_bytes: int) -> None:
+    columns = {**rows_of(100), "y": np.arange(100)}
+    write_columns(tmp_path / "rows", columns)
+    with (
+        mock.patch("pybackend.data.rows._KEPT_BYTES", kept_bytes),
+        mock.patch.object(module, "_BLOCK_BYTES", 300),
+    ):
+        batches = Feed(SpooledRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()
+    seen = [(x.numpy(), y.numpy()) for x, y in batches]
+    x, y = (np.concatenate(parts) for parts in zip(*seen, strict=True))
+    assert sorted(y.tolist()) == list(range(100))
+    np.testing.assert_array_equal(x, columns["x"][y])
+
+
+def test_texts_count_by_their_letters(tmp_path: Path) -> None:
+    """Else a block of them would be many times as large as one of numbers."""
+    texts = [b"a" * 1000] * 50
+    values = np.frombuffer(b"".join(texts), np.uint8)
+    with SpoolWriter(tmp_path / "rows") as writer:
+        offsets = np.arange(51) * 1000
+        writer.append({"x": Ragged(values, offsets, is_text=True), "y": np.arange(50)})
+    strings = np.array(texts, object).reshape(50, 1)
+    spooled, held = SpooledRows(tmp_path / "rows"), ArrayRows({"x": strings, "y": np.arange(50)})
+    assert spooled.row_bytes == held.row_bytes == 1000 + 64 + 8
+    np.testing.assert_array_equal(spooled.take(np.arange(50))["x"], strings)
