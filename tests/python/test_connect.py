@@ -353,5 +353,5 @@ def test_an_interrupt_ends_the_workers(url: str) -> None:
     driver.send_signal(signal.SIGINT)
     began = time.monotonic()
     wait_for(lambda: not worker_processes())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert "KeyboardInterrupt" in driver.communicate(timeout=30)[1]

@@ -6,12 +6,11 @@ test_that("a connection of pysparklyr trains as this machine does", {
   train <- function(sc, data, ...) {
     barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
   }
-  # The job of all routes: by this connection, by its session, and with a model built by R.
+  # The job of all routes: with a model of this session, and with one built by R.
   expect_scenario(scenario_train(sc, model = scenario()$build()))
   expect_scenario(scenario_train(sc, model_fn = scenario_model()))
   session <- sparklyr::spark_session(sc)
   expect_identical(check_sc(session)$kind, "python")
-  expect_scenario(scenario_train(session, model = scenario()$build()))
 
   # A table reaches the workers by a view that is gone afterwards.
   rows <- iris

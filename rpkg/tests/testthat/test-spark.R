@@ -75,21 +75,19 @@ test_that("a local connection trains as this machine does", {
   views <- vapply(session$catalog$listTables(), function(view) view$name, "")
   expect_false(any(grepl("^tfdist_", views)))
 
-  # Any pipeline of dplyr is a table.
-  filtered <- dplyr::filter(table, label < 2L)
-  expect_identical(sum(train(sc, filtered, features = c("a", "b", "c", "d"))$workers$rows), 100L)
-
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 
-  # Text as the label, weights of rows, and a query of SQL.
+  # Text as the label, weights of rows, and a query of SQL, to which verbs of dplyr are added.
   rows$kind <- as.character(iris$Species)
   rows$n <- rep(c(1, 2), 75)
   sparklyr::sdf_copy_to(sc, rows, "iris_kinds", overwrite = TRUE)
   kinds <- dplyr::tbl(sc, dplyr::sql("SELECT a, b, c, d, n, kind FROM iris_kinds"))
+  few <- dplyr::filter(kinds, a > 4.4 | kind != "setosa")
   expect_message(
-    by_kind <- train(sc, kinds, label = "kind", weight = "n", repartition = TRUE),
+    by_kind <- train(sc, few, label = "kind", weight = "n", repartition = TRUE),
     "setosa = 0"
   )
+  expect_identical(sum(by_kind$workers$rows), sum(rows$a > 4.4 | rows$kind != "setosa"))
   expect_identical(by_kind$levels, levels(iris$Species))
   expect_identical(by_kind$features, c("a", "b", "c", "d"))
   expect_identical(colnames(predict(by_kind, rows[1:2, ])), by_kind$levels)
@@ -97,25 +95,6 @@ test_that("a local connection trains as this machine does", {
   last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
   coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)
   expect_equal(last, barrier_evaluate(sc, by_kind, coded), tolerance = 1e-5)
-
-  main <- reticulate::py_run_string(paste(
-    "import keras",
-    "class FailingOnSpark(keras.callbacks.Callback):",
-    "    def on_train_begin(self, logs=None):",
-    "        raise RuntimeError('the callback failed')",
-    sep = "\n"
-  ))
-  condition <- tryCatch(
-    train(sc, iris_arrays(), callbacks = list(main$FailingOnSpark())),
-    tfdist_error = identity
-  )
-  expect_s3_class(condition, "tfdist_error_worker_failed")
-  expect_identical(condition$exception_type, "RuntimeError")
-  expect_type(condition$rank, "integer")
-  expect_match(condition$traceback, "the callback failed")
-
-  # The network of train_mnist().
-  expect_equal(fit_weights(seed_fit(sc)), fit_weights(seed_fit("local")), tolerance = 1e-6)
 
   sparklyr::spark_disconnect(sc)
   expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
