@@ -99,9 +99,9 @@ def predict_spark(
     from pybackend.engine.outputs import check_inputs, classes_of, gives_classes, outputs_of
 
     outputs = outputs_of(model)
-    classes = classes_of(model, outputs)
+    classes, is_of_classes = classes_of(model, outputs), gives_classes(model, outputs)
     check_inputs(model, features, _flat_columns(choice, df))
-    predictions = _predictions(outputs, classes, type, levels, known, gives_classes(model))
+    predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
     files = model_files(model, custom_objects, job)
     # pyspark is optional: what needs it is imported where there is a DataFrame.
     from pybackend.launchers.predict import frame_of_predictions

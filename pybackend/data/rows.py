@@ -30,12 +30,13 @@ class Rows(Protocol):
     ----------
     spec
         Type and shape of a row, by column.
-    row_bytes
-        Memory that a row takes, in the mean.
     """
 
     spec: Spec
-    row_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory that a row takes, in the mean."""
 
     def __len__(self) -> int: ...
 
@@ -50,9 +51,13 @@ class ArrayRows:
         self._columns = columns
         self._count = rows_of(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
-        texts = [text for a in columns.values() if a.dtype.kind == "O" for text in a[:_SEEN].flat]
-        seen = min(_SEEN, max(1, self._count))
-        self.row_bytes = _fixed_bytes(self.spec) + sum(map(len, texts)) // seen
+
+    @property
+    def row_bytes(self) -> int:
+        """As `Rows`."""
+        columns = [array[:_SEEN] for array in self._columns.values() if array.dtype.kind == "O"]
+        letters = sum(len(text) for array in columns for text in array.flat)
+        return _fixed_bytes(self.spec) + letters // min(_SEEN, max(1, self._count))
 
     def __len__(self) -> int:
         return self._count
@@ -81,8 +86,13 @@ class SpooledRows:
             for place, (key, kind) in enumerate(kinds.items())
             if kind.shape is None
         }
-        texts = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
-        self.row_bytes = _fixed_bytes(self.spec) + texts // max(1, self._count)
+        letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
+        self._row_bytes = _fixed_bytes(self.spec) + letters // max(1, self._count)
+
+    @property
+    def row_bytes(self) -> int:
+        """As `Rows`."""
+        return self._row_bytes
 
     def __len__(self) -> int:
         return self._count
@@ -201,7 +211,11 @@ class Reshaped:
         self._key = key
         self._shape = shape
         self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
-        self.row_bytes = rows.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """As `Rows`."""
+        return self._rows.row_bytes
 
     def __len__(self) -> int:
         return len(self._rows)

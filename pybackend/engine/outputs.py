@@ -78,12 +78,16 @@ def classes_of(model: Any, outputs: Sequence[Output]) -> int:
     return count
 
 
-def gives_classes(model: Any) -> bool:
-    """Whether a model's numbers are those of classes, unless its loss tells otherwise."""
+def gives_classes(model: Any, outputs: Sequence[Output]) -> bool:
+    """Whether what could tell classes does, unless the loss tells otherwise.
+
+    Several numbers under a binary loss are answers to several questions, not classes.
+    """
+    classes = classes_of(model, outputs)
     loss = _first_loss(model)
-    if loss is None or _gives_probability(model):
-        return True
-    return not _is_keras_own(loss) or "categorical" in _name_of(loss)
+    if not classes or loss is None or not _is_keras_own(loss):
+        return classes > 0
+    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
 
 
 def _gives_probability(model: Any) -> bool:

@@ -28,8 +28,8 @@ from pybackend.result import Failure, WorkerReport
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
-# What TensorFlow prints at every start; it would push a worker's own last words out of the log.
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
+# What TensorFlow prints at every start; it would push a worker's own last words out of the log.
 _TENSORFLOW_NOISE = re.compile(
     r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
 )

@@ -353,6 +353,10 @@ def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
     assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
     model.compile(loss="mse")
     assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    # Several labels that may all hold are no classes.
+    several = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="sigmoid")])
+    several.compile(loss="binary_crossentropy")
+    assert predict_spark(several, table, features=FEATURES).columns[-1] == ".pred"
 
 
 def test_classes_need_several_numbers(table: Any) -> None:
