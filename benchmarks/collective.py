@@ -18,7 +18,7 @@ import numpy as np
 
 import pybackend
 from pybackend.collective import Compression, join_mesh
-from pybackend.rendezvous import address_of, listen, new_token
+from pybackend.net.rendezvous import address_of, listen, new_token
 
 Sizes = Mapping[str, tuple[int, int]]
 SIZES: Sizes = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}

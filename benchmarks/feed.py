@@ -99,7 +99,7 @@ def drain(frame: Any) -> float:
 
 def tfdist_feed(session: Any, frame: Any) -> float:
     """Seconds until every row has been in a batch of tensors, shuffled."""
-    from pybackend.launchers.spark import small_batches
+    from pybackend.launchers.spark.barrier import small_batches
 
     def feed(batches: Iterable[Any]) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -113,14 +113,14 @@ def tfdist_feed(session: Any, frame: Any) -> float:
 def spool(batches: Iterable[Any], folder: Path) -> None:
     """Keep a partition's rows as tfdist's tasks do, in the folder ``train``."""
     from pybackend.data.arrow import kinds_of_schema
-    from pybackend.data.leaves import Choice, leaves_of
-    from pybackend.launchers.spark_task import RowsOfFrame
+    from pybackend.data.columns import ColumnSpec, column_groups_of
+    from pybackend.launchers.spark.barrier_task import RowsOfFrame
 
     batches = iter(batches)
     first = next(batches)
     kinds = kinds_of_schema(first.schema)
-    leaves, _ = leaves_of(Choice(features=["image"]), kinds, "float32", "data")
-    RowsOfFrame({"train": tuple(leaves)}).spool(chain([first], batches), 0, folder)
+    column_groups, _ = column_groups_of(ColumnSpec(features=["image"]), kinds, "float32", "data")
+    RowsOfFrame({"train": tuple(column_groups)}).spool(chain([first], batches), 0, folder)
 
 
 def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:

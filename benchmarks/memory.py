@@ -111,7 +111,7 @@ def _task(rows: int, folder: Path) -> None:
     """A task of Spark that keeps its partition's rows; Java makes them, so Python only reads."""
     from pyspark.sql import SparkSession
 
-    from pybackend.launchers.spark import small_batches
+    from pybackend.launchers.spark.barrier import small_batches
 
     def keep(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa

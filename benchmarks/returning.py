@@ -24,9 +24,9 @@ from rounds import median_seconds
 from standalone_session import WORKERS, standalone_session
 
 import pybackend
-from pybackend.launchers.spark import rows_returned
-from pybackend.launchers.spark_task import SCHEMA, rows_to_return
-from pybackend.result import WorkerReport
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.spark.barrier import rows_returned
+from pybackend.launchers.spark.barrier_task import SCHEMA, rows_to_return
 
 Table = dict[str, dict[str, float]]
 BYTES = 100_000_000

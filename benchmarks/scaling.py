@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import CostModel, join_mesh
-from pybackend.rendezvous import address_of, listen, new_token
+from pybackend.net.rendezvous import address_of, listen, new_token
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 RANKS = (2, 3, 4, 8)

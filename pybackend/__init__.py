@@ -19,29 +19,29 @@ _HOME = {
     "SerializationError": "errors",
     "TfdistError": "errors",
     "WorkerFailedError": "errors",
-    "ClusterSpec": "cluster",
-    "make_tf_config": "cluster",
-    "read_tf_config": "cluster",
+    "ClusterSpec": "tf_config",
+    "make_tf_config": "tf_config",
+    "read_tf_config": "tf_config",
     "RFunction": "r.function",
-    "WorkerContext": "context",
-    "TrainResult": "result",
-    "WorkerReport": "result",
-    "load_model": "serialization",
-    "model_from_base64": "serialization",
-    "model_from_bytes": "serialization",
-    "model_to_base64": "serialization",
-    "model_to_bytes": "serialization",
-    "save_model": "serialization",
-    "sha256_of": "serialization",
+    "WorkerContext": "job.context",
+    "TrainResult": "api.result",
+    "WorkerReport": "job.report",
+    "load_model": "model.serialization",
+    "model_from_base64": "model.serialization",
+    "model_from_bytes": "model.serialization",
+    "model_to_base64": "model.serialization",
+    "model_to_bytes": "model.serialization",
+    "save_model": "model.serialization",
+    "sha256_of": "model.serialization",
     "mnist": "data.mnist",
-    "predict_spark": "inference",
-    "barrier_evaluate": "scoring",
-    "barrier_predict": "scoring",
-    "barrier_run": "api",
-    "barrier_train": "api",
-    "train_mnist": "digits",
-    "read_tfrecords": "records",
-    "write_tfrecords": "records",
+    "predict_spark": "api.predict",
+    "barrier_evaluate": "api.score",
+    "barrier_predict": "api.score",
+    "barrier_run": "api.train",
+    "barrier_train": "api.train",
+    "train_mnist": "api.mnist",
+    "read_tfrecords": "api.records",
+    "write_tfrecords": "api.records",
 }
 __all__ = [
     "ClusterError",
@@ -78,11 +78,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from pybackend.api import barrier_run, barrier_train
-    from pybackend.cluster import ClusterSpec, make_tf_config, read_tf_config
-    from pybackend.context import WorkerContext
+    from pybackend.api.mnist import train_mnist
+    from pybackend.api.predict import predict_spark
+    from pybackend.api.records import read_tfrecords, write_tfrecords
+    from pybackend.api.result import TrainResult
+    from pybackend.api.score import barrier_evaluate, barrier_predict
+    from pybackend.api.train import barrier_run, barrier_train
     from pybackend.data.mnist import mnist
-    from pybackend.digits import train_mnist
     from pybackend.errors import (
         ClusterError,
         InputError,
@@ -92,12 +94,9 @@ if TYPE_CHECKING:
         TfdistError,
         WorkerFailedError,
     )
-    from pybackend.inference import predict_spark
-    from pybackend.r.function import RFunction
-    from pybackend.records import read_tfrecords, write_tfrecords
-    from pybackend.result import TrainResult, WorkerReport
-    from pybackend.scoring import barrier_evaluate, barrier_predict
-    from pybackend.serialization import (
+    from pybackend.job.context import WorkerContext
+    from pybackend.job.report import WorkerReport
+    from pybackend.model.serialization import (
         load_model,
         model_from_base64,
         model_from_bytes,
@@ -106,6 +105,8 @@ if TYPE_CHECKING:
         save_model,
         sha256_of,
     )
+    from pybackend.r.function import RFunction
+    from pybackend.tf_config import ClusterSpec, make_tf_config, read_tf_config
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 
 import pybackend
 from pybackend.data.files import content_of
-from pybackend.doctor import doctor
+from pybackend.doctor.machine import doctor
+from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
-from pybackend.launchers.apply import SparklyrWorkers
-from pybackend.launchers.attach import attach_spark
-from pybackend.probe import probe
-from pybackend.serialization import model_from_bytes, save_model
+from pybackend.launchers.spark.attach import attach_spark
+from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+from pybackend.model.serialization import model_from_bytes, save_model
 
 __all__ = [
     "SparklyrWorkers",
@@ -76,7 +76,7 @@ def save_model_at(uri: str, path: str) -> None:
 
 def levels_told_by(model: Any, levels: list[str]) -> list[str] | None:
     """The levels of the training's label, where the model tells as many classes apart."""
-    from pybackend.engine.outputs import classes_of, outputs_of
+    from pybackend.model.outputs import classes_of, outputs_of
 
     return levels if len(levels) == classes_of(model, outputs_of(model)) else None
 

@@ -95,7 +95,7 @@ def _mnist(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from pybackend.doctor import doctor
+    from pybackend.doctor.machine import doctor
 
     if options.master is not None:
         return _probe(options)
@@ -112,8 +112,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from pybackend.own_session import own_session
-    from pybackend.probe import probe
+    from pybackend.doctor.probe import probe
+    from pybackend.doctor.session import own_session
 
     with own_session(options.master, dict(options.conf)) as session:
         report = probe(session, options.workers)
@@ -140,7 +140,7 @@ def _tf_config(options: argparse.Namespace) -> int:
 
 
 def _master(text: str) -> str:
-    from pybackend.own_session import check_master
+    from pybackend.doctor.session import check_master
 
     try:
         return check_master(text)

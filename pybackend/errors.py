@@ -11,11 +11,9 @@ TfdistError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pybackend.result import Failure
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
 class TfdistError(Exception):
@@ -75,6 +73,35 @@ class PeerLostError(TfdistError):
 
     def __reduce__(self) -> tuple[type[PeerLostError], tuple[int, str, str]]:
         return type(self), (self.rank, self.host, self.reason)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker failed. ``time`` is in seconds since the epoch, on the worker's clock."""
+
+    rank: int
+    host: str
+    exception_type: str
+    message: str
+    traceback: str = ""
+    log: tuple[str, ...] = ()
+    time: float = 0.0
+    advice: str = ""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another worker's failure must have come first: a lost peer, a forced end."""
+        return self.exception_type in ("PeerLostError", "Stopped")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Failure:
+        """Read back what `dataclasses.asdict` wrote."""
+        return cls(**{**values, "log": tuple(values.get("log", ()))})
+
+
+def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
+    """Order failures by time, consequences last, whatever the clocks of two hosts say."""
+    return sorted(failures, key=lambda f: (f.is_consequence, f.time))
 
 
 class WorkerFailedError(TfdistError):

@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from pybackend.collective import Alone, Collective, join_mesh
-from pybackend.errors import ClusterError, InputError, PeerLostError, RError, SerializationError
-from pybackend.job import FUNCTION, Job
-from pybackend.result import Failure, WorkerReport
+from pybackend.errors import (
+    ClusterError,
+    Failure,
+    InputError,
+    PeerLostError,
+    RError,
+    SerializationError,
+)
+from pybackend.job.job import FUNCTION, Job
+from pybackend.job.report import WorkerReport
 
 # Files are read at different speeds; a worker that dies over them is noticed at once.
 _READ_SECONDS = 6 * 3600.0
@@ -128,9 +135,9 @@ def _score(place: Place) -> WorkerReport:
 def _run(place: Place) -> WorkerReport:
     import cloudpickle
 
-    from pybackend.cluster import make_tf_config
-    from pybackend.context import WorkerContext
-    from pybackend.values import encode_value
+    from pybackend.job.context import WorkerContext
+    from pybackend.job.values import encode_value
+    from pybackend.tf_config import make_tf_config
 
     order = place.orders.get()
     place.server.close()

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pybackend.collective.cost import Algorithm
-from pybackend.collective.dialling import dial
 from pybackend.collective.links import Link
 from pybackend.collective.mesh import Mesh, neighbours
 from pybackend.errors import PeerLostError, TfdistError
-from pybackend.rendezvous import Doorkeeper, greet_as_client, split_address
+from pybackend.net.dialing import dial
+from pybackend.net.rendezvous import Doorkeeper, greet_as_client, split_address
 
 PURPOSE = "mesh"
 _RETRY_SECONDS = 0.05

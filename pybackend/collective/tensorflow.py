@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pybackend.cluster import make_tf_config
+from pybackend.tf_config import make_tf_config
 
 # Names this job's workers as one group to TensorFlow; each process has only one.
 _GROUP = 1

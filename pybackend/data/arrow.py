@@ -1,4 +1,4 @@
-"""Tensors from Arrow batches, by the leaves that were chosen; errors name the column and a row."""
+"""Tensors from Arrow batches, by column groups; errors name the column and a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.leaves import TEXT, ColumnKind, Leaf, columns_read
+from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, columns_to_read
 from pybackend.data.spool import Ragged
 from pybackend.errors import InputError
 
@@ -50,14 +50,14 @@ class TensorReader:
     unknown category, or a value of another size.
     """
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self._leaves = leaves
+    def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
+        self._leaves = column_groups
         self._widths: dict[str, int] = {}
         self._batch: Any = None
         self._where: Callable[[int], str] = str
 
     def read(self, batch: Any, where: Callable[[int], str] | None = None) -> Tensors:
-        """The tensors of a batch, by the leaves' keys.
+        """The tensors of a batch, by the column_groups' keys.
 
         Parameters
         ----------
@@ -66,11 +66,11 @@ class TensorReader:
         """
         self._batch = batch
         self._where = where or self._by_values
-        return {leaf.key: self._tensor(leaf) for leaf in self._leaves}
+        return {group.key: self._tensor(group) for group in self._leaves}
 
     def _by_values(self, row: int) -> str:
         """A row of a table whose rows have no numbers: what it holds."""
-        names = columns_read(self._leaves)
+        names = columns_to_read(self._leaves)
         told = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
             text = repr(self._batch.column(place)[row].as_py())
@@ -79,34 +79,34 @@ class TensorReader:
         more = ", ..." if len(names) > _SHOWN_COLUMNS else ""
         return f"the row ({', '.join(told)}{more})"
 
-    def _tensor(self, leaf: Leaf) -> Array | Ragged:
+    def _tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
             _plain(self._batch.column(place), name, self._where)
-            for place, name in zip(leaf.places, leaf.columns, strict=True)
+            for place, name in zip(group.places, group.columns, strict=True)
         ]
-        if leaf.dtype == TEXT:
+        if group.dtype == TEXT:
             return _strings(columns[0])
-        if leaf.shape == (None,):
-            return self._ragged(columns[0], leaf)
+        if group.shape == (None,):
+            return self._ragged(columns[0], group)
         parts = [
-            self._matrix(column, name, leaf)
-            for column, name in zip(columns, leaf.columns, strict=True)
+            self._matrix(column, name, group)
+            for column, name in zip(columns, group.columns, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        if leaf.is_target:
-            self._refuse_nan(found, leaf)
-        found = self._cast(found, leaf, lambda row: row)
-        if leaf.shape is not None:
-            return found.reshape(len(found), *leaf.shape)
-        return found.reshape(-1) if leaf.is_flat else found
+        if group.is_target:
+            self._refuse_nan(found, group)
+        found = self._cast(found, group, lambda row: row)
+        if group.shape is not None:
+            return found.reshape(len(found), *group.shape)
+        return found.reshape(-1) if group.is_flat else found
 
-    def _matrix(self, column: Any, name: str, leaf: Leaf) -> Array:
+    def _matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Numbers of shape (rows, width)."""
-        if name in leaf.categories:
-            return self._codes(column, name, leaf.categories[name])
-        promised = None if leaf.shape is None else int(np.prod(leaf.shape))  # type: ignore[arg-type]
+        if name in group.categories:
+            return self._codes(column, name, group.categories[name])
+        promised = None if group.shape is None else int(np.prod(group.shape))  # type: ignore[arg-type]
         if _is_bytes(column.type):
-            return self._bytes(column, name, leaf.dtype if promised else "uint8", promised)
+            return self._bytes(column, name, group.dtype if promised else "uint8", promised)
         values, row_sizes = column, None
         while hasattr(values.type, "value_type"):
             sizes = _sizes(values)
@@ -115,7 +115,7 @@ class TensorReader:
         numbers = _numbers(values)
         if row_sizes is None:
             if promised not in (None, 1):
-                raise InputError(f"column {name!r} holds one number per row, not {leaf.shape}")
+                raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
             return numbers.reshape(-1, 1)
         self._same_width(row_sizes, name, promised, "numbers")
         return numbers.reshape(len(column), -1)
@@ -142,10 +142,10 @@ class TensorReader:
                 f"tensors={{{name!r}: (dtype, (None,))}}"
             )
 
-    def _ragged(self, column: Any, leaf: Leaf) -> Ragged:
-        name = leaf.columns[0]
+    def _ragged(self, column: Any, group: ColumnGroup) -> Ragged:
+        name = group.columns[0]
         if not hasattr(column.type, "value_type"):
-            raise InputError(f"column {name!r} holds one number per row, not {leaf.shape}")
+            raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
         sizes = _sizes(column)
         values = self._elements(column, name, sizes)
         if hasattr(values.type, "value_type"):
@@ -156,14 +156,14 @@ class TensorReader:
         def row_of(element: int) -> int:
             return int(np.searchsorted(offsets, element, side="right")) - 1
 
-        if leaf.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
             row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
             raise InputError(f"column {name!r} holds NaN in {self._where(row)}")
-        return Ragged(self._cast(numbers, leaf, row_of), offsets)
+        return Ragged(self._cast(numbers, group, row_of), offsets)
 
-    def _cast(self, numbers: Array, leaf: Leaf, row_of: Callable[[int], int]) -> Array:
+    def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
         """Numbers in the type of the tensor, in this machine's byte order; none may change."""
-        wanted = np.dtype(leaf.dtype).newbyteorder("=")
+        wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
         with np.errstate(invalid="ignore"):
@@ -173,7 +173,7 @@ class TensorReader:
             if changed.any():
                 row = row_of(int(np.flatnonzero(changed)[0]))
                 raise InputError(
-                    f"column {', '.join(map(repr, leaf.columns))} holds numbers that are no "
+                    f"column {', '.join(map(repr, group.columns))} holds numbers that are no "
                     f"{wanted.name} in {self._where(row)}"
                 )
         return cast
@@ -206,15 +206,15 @@ class TensorReader:
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
-    def _refuse_nan(self, found: Array, leaf: Leaf) -> None:
+    def _refuse_nan(self, found: Array, group: ColumnGroup) -> None:
         if found.dtype.kind != "f":
             return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
         if missing.any():
-            what = "weight" if leaf.key == "sample_weight" else "label"
+            what = "weight" if group.key == "sample_weight" else "label"
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
-                f"the {what} column {', '.join(map(repr, leaf.columns))} holds NaN in "
+                f"the {what} column {', '.join(map(repr, group.columns))} holds NaN in "
                 f"{self._where(row)}: drop or fill those rows first"
             )
 

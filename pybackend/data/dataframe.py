@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.leaves import Choice, ChosenColumns, ColumnKind, leaves_of, refuse_twins
+from pybackend.data.columns import (
+    ColumnKind,
+    ColumnSpec,
+    TableRows,
+    column_groups_of,
+    reject_duplicate_columns,
+)
 from pybackend.errors import InputError
 
 _NUMBERS = {
@@ -22,7 +28,7 @@ MOST_CATEGORIES = 10_000
 
 
 @dataclass(frozen=True)
-class Selection(ChosenColumns):
+class DataFrameRows(TableRows):
     """The columns of a DataFrame that are used, and the tensors they become.
 
     Attributes
@@ -30,13 +36,13 @@ class Selection(ChosenColumns):
     frame
         A ``pyspark.sql.DataFrame`` of just these columns, by names of its own: ``c0``, ``c1``, ...
         Dots and backticks in a user's names then mean nothing to Spark.
-        The leaves' ``places`` are these columns.
+        The column_groups' ``places`` are these columns.
     """
 
     frame: Any
 
     @classmethod
-    def of(cls, frame: Any, choice: Choice, floatx: str, name: str) -> Selection:
+    def of(cls, frame: Any, choice: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
         """Check names and types against the schema.
 
         A Spark job is run only for a label of text without `categories`: its values, sorted,
@@ -47,16 +53,18 @@ class Selection(ChosenColumns):
         InputError
             Names the column and what is expected.
         """
-        refuse_twins([field.name for field in frame.schema.fields], name, ignores_case=True)
+        reject_duplicate_columns(
+            [field.name for field in frame.schema.fields], name, ignores_case=True
+        )
         types = {field.name: field.dataType for field in frame.schema.fields}
         kinds = {column: kind_of(kind) for column, kind in types.items()}
         choice = with_label_categories(choice, kinds, lambda label: _distinct(frame, label))
-        leaves, read = leaves_of(choice, kinds, floatx, name)
+        column_groups, read = column_groups_of(choice, kinds, floatx, name)
         columns = [
             _slim(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
             for place, column in enumerate(read)
         ]
-        return cls(tuple(leaves), choice, frame.select(*columns))
+        return cls(tuple(column_groups), choice, frame.select(*columns))
 
 
 def kind_of(kind: Any) -> ColumnKind:
@@ -74,7 +82,7 @@ def kind_of(kind: Any) -> ColumnKind:
     return ColumnKind(holds.get(type_name, "other"), None, depth, shown)
 
 
-def with_label_categories(choice: Choice, kinds: Any, distinct: Any) -> Choice:
+def with_label_categories(choice: ColumnSpec, kinds: Any, distinct: Any) -> ColumnSpec:
     """Add the categories of a label of text, where the user has named none.
 
     Parameters

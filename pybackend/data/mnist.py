@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InputError
-from pybackend.job import whole_number
+from pybackend.job.job import whole_number
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.job import Shuffle
+from pybackend.job.job import Shuffle
 
 Index = npt.NDArray[np.int64]
 _ROUNDS = 6

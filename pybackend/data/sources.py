@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pybackend.data.arrow import TensorReader, kinds_of_schema
+from pybackend.data.columns import (
+    ColumnSpec,
+    TableRows,
+    column_groups_of,
+    columns_to_read,
+    reject_duplicate_columns,
+)
 from pybackend.data.dataframe import MOST_CATEGORIES, with_label_categories
 from pybackend.data.files import found
-from pybackend.data.leaves import Choice, ChosenColumns, columns_read, leaves_of, refuse_twins
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
@@ -43,13 +49,15 @@ class RowFiles(Protocol):
 
 
 @dataclass(frozen=True)
-class FileRows(ChosenColumns):
+class FileRows(TableRows):
     """Rows of files, of which each worker reads its share."""
 
     files: RowFiles
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str], choice: Choice, floatx: str, name: str) -> FileRows:
+    def at(
+        cls, path: str | os.PathLike[str], choice: ColumnSpec, floatx: str, name: str
+    ) -> FileRows:
         """Files at a path or URI; checked by their schema.
 
         Raises
@@ -59,7 +67,7 @@ class FileRows(ChosenColumns):
         """
         files = _opened(os.fspath(path), choice, name)
         _refuse_folders_of_values(os.fspath(path), files, choice, name)
-        refuse_twins(files.schema.names, name)
+        reject_duplicate_columns(files.schema.names, name)
         kinds = kinds_of_schema(files.schema)
 
         def distinct(label: str) -> Iterable[Any]:
@@ -73,8 +81,8 @@ class FileRows(ChosenColumns):
             return values
 
         choice = with_label_categories(choice, kinds, distinct)
-        leaves, _ = leaves_of(choice, kinds, floatx, name)
-        return cls(tuple(leaves), choice, files)
+        column_groups, _ = column_groups_of(choice, kinds, floatx, name)
+        return cls(tuple(column_groups), choice, files)
 
     @property
     def rows(self) -> int:
@@ -87,8 +95,8 @@ class FileRows(ChosenColumns):
 
     def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
         """Write one worker's rows, or all of them, into a new folder."""
-        reader = TensorReader(self.leaves)
-        columns = columns_read(self.leaves)
+        reader = TensorReader(self.column_groups)
+        columns = columns_to_read(self.column_groups)
         ranges = [(0, self.rows)] if everything else self._ranges(workers)[rank]
         ends = list(itertools.accumulate(self.files.counts))
 
@@ -119,14 +127,14 @@ class FileRows(ChosenColumns):
 class FunctionRows:
     """Rows that a function of the user's gives on each worker.
 
-    ``fn(context)``, with a `pybackend.context.WorkerContext`, returns a ``tf.data.Dataset`` whose
+    ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
     elements are local batches: ``(x, y)`` or ``(x, y, sample_weight)``.
     """
 
     fn: Callable[[Any], Any]
 
 
-def _refuse_folders_of_values(uri: str, files: RowFiles, choice: Choice, name: str) -> None:
+def _refuse_folders_of_values(uri: str, files: RowFiles, choice: ColumnSpec, name: str) -> None:
     """Spark's ``partitionBy`` writes a column into the names of folders, where it is not read."""
     inner = [file.rpartition("/")[0][len(uri) :] for file in files.files if file.startswith(uri)]
     values = dict(part.split("=", 1) for path in inner for part in path.split("/") if "=" in part)
@@ -139,7 +147,7 @@ def _refuse_folders_of_values(uri: str, files: RowFiles, choice: Choice, name: s
         )
 
 
-def _opened(uri: str, choice: Choice, name: str) -> RowFiles:
+def _opened(uri: str, choice: ColumnSpec, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
     from pybackend.data.files import opened
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, rows_of
 from pybackend.errors import InputError
-from pybackend.job import argument_of
+from pybackend.job.job import argument_of
 
 Array = npt.NDArray[Any]
 

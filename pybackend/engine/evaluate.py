@@ -15,11 +15,11 @@ from pybackend.collective import Collective
 from pybackend.data.arrays import structure
 from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.feed import Feed, shaped_for
-from pybackend.engine.load import load
 from pybackend.engine.metrics import over_all_rows
 from pybackend.engine.sources import Sources
-from pybackend.job import Job
-from pybackend.values import encode_value
+from pybackend.job.job import Job
+from pybackend.job.values import encode_value
+from pybackend.model.load import load
 
 
 class HeldOut:

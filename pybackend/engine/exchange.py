@@ -20,10 +20,10 @@ import tensorflow as tf
 from pybackend.collective import Collective
 from pybackend.engine.flat import Agreement, FlatExchange, Layout
 from pybackend.engine.graph import GraphExchange
-from pybackend.engine.masks import ValidCount, masks_reach_the_loss
 from pybackend.engine.sparse import all_slices
 from pybackend.engine.split import SplitStep
 from pybackend.engine.steps import Position, StepOrSkip, is_plain, replaced, rows_in, uncompiled
+from pybackend.model.masks import ValidCount, masks_reach_the_loss
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pybackend.data.arrays import structure
 from pybackend.data.rows import Reshaped, Rows, as_rows
 from pybackend.data.sharding import Visits, bounds, steps_per_epoch
 from pybackend.errors import InputError
-from pybackend.job import Shuffle
+from pybackend.job.job import Shuffle
 
 # What is read at once; some such blocks are in memory at a time.
 _BLOCK_BYTES = 2 << 20

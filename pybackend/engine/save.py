@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.data.files import check_writable, write_whole
-from pybackend.engine.load import Loaded
 from pybackend.engine.steps import replaced
 from pybackend.errors import InputError, SerializationError
-from pybackend.job import Job
-from pybackend.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
+from pybackend.job.job import Job
+from pybackend.model.load import Loaded
+from pybackend.model.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
 _NO_SETTINGS = (
     "the model will come back without its compile settings, which hold functions of R: compile it "

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.cluster import make_tf_config
 from pybackend.collective import Collective
-from pybackend.context import WorkerContext
 from pybackend.data.arrays import leaves_of
 from pybackend.data.sources import FunctionRows
 from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in, settle
 from pybackend.errors import InputError
-from pybackend.job import SOURCE, Job, argument_of
+from pybackend.job.context import WorkerContext
+from pybackend.job.job import SOURCE, Job, argument_of
+from pybackend.tf_config import make_tf_config
 
 Counts = dict[str, list[int]]
 

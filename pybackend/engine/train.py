@@ -17,19 +17,11 @@ from pybackend.collective.tensorflow import GraphReduce
 from pybackend.data.arrays import structure
 from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
-from pybackend.engine.checks import (
-    callbacks_for,
-    check_callbacks,
-    check_loss_of_rows,
-    check_model,
-)
 from pybackend.engine.evaluate import HeldOut, build_metrics
 from pybackend.engine.exchange import GradientExchange, Wire
 from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.graph import GraphExchange
-from pybackend.engine.load import load
 from pybackend.engine.local_steps import LocalSteps
-from pybackend.engine.masks import masks_reach_the_loss
 from pybackend.engine.metrics import plain
 from pybackend.engine.save import loadable, write_model
 from pybackend.engine.sources import Sources
@@ -45,7 +37,15 @@ from pybackend.engine.sync import (
     weights_digest,
 )
 from pybackend.errors import InputError
-from pybackend.job import Job
+from pybackend.job.job import Job
+from pybackend.model.checks import (
+    callbacks_for,
+    check_callbacks,
+    check_loss_of_rows,
+    check_model,
+)
+from pybackend.model.load import load
+from pybackend.model.masks import masks_reach_the_loss
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.job import Job
-from pybackend.rendezvous import address_of, listen
-from pybackend.result import Failure, WorkerReport
+from pybackend.errors import Failure
+from pybackend.job.job import Job
+from pybackend.job.report import WorkerReport
+from pybackend.net.rendezvous import address_of, listen
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40

@@ -13,11 +13,12 @@ from typing import Any
 
 from pybackend.data.arrays import Columns, rows_of, shard
 from pybackend.data.spool import link_columns, write_columns
-from pybackend.job import Job
+from pybackend.errors import Failure
+from pybackend.job.job import Job
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome, raise_first_failure
 from pybackend.launchers.child import Child, Emit
-from pybackend.launchers.outcome import Outcome, raise_first_failure
-from pybackend.rendezvous import new_token
-from pybackend.result import Failure, WorkerReport
+from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
 # After the first failure: time for the others to say that they lost a peer.

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from pybackend.context import WorkerContext
 from pybackend.errors import InputError, RError
+from pybackend.job.context import WorkerContext
 
 # What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
 # so that reticulate converts the values, and a model stays the Python object that it is.

@@ -17,12 +17,12 @@ import numpy as np
 from conftest import largest_difference
 
 import pybackend
+from pybackend.api.request import keras_defaults, model_files, source_of, with_own_classes
 from pybackend.data.arrays import columns_of, rows_of, shard, structure
 from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
 from pybackend.data.spool import write_columns
-from pybackend.job import Job, train_job
-from pybackend.request import keras_defaults, model_files, source_of, with_own_classes
-from pybackend.serialization import load_model
+from pybackend.job.job import Job, train_job
+from pybackend.model.serialization import load_model
 from pybackend.worker import JOB
 
 WORKERS = 2
@@ -196,7 +196,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
     from pybackend.collective import join_mesh
     from pybackend.engine.sources import Sources
     from pybackend.engine.train import train
-    from pybackend.rendezvous import address_of, listen
+    from pybackend.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
     Path(folder, f"address-{context.rank}.new").write_text(address_of(server))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.data.arrow import TensorReader, kinds_of_schema
-from pybackend.data.leaves import Choice, leaves_of
+from pybackend.data.columns import ColumnSpec, column_groups_of
 from pybackend.data.spool import Ragged
 from pybackend.errors import InputError
 
@@ -25,9 +25,11 @@ def batch(**columns: Any) -> Any:
 
 
 def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
-    """The tensors of one batch; its columns are read in the order that the leaves want."""
-    leaves, names = leaves_of(Choice(**choice), kinds_of_schema(rows.schema), floatx, "data")
-    return TensorReader(leaves).read(rows.select(names))
+    """The tensors of one batch; its columns are read in the order that the column_groups want."""
+    column_groups, names = column_groups_of(
+        ColumnSpec(**choice), kinds_of_schema(rows.schema), floatx, "data"
+    )
+    return TensorReader(column_groups).read(rows.select(names))
 
 
 def floats(values: list[Any]) -> Any:
@@ -148,9 +150,11 @@ def test_batches_and_slices_of_any_size_give_the_same_rows(
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=5)))
     parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts, rows]) if a < b]
-    choice = Choice(features={"v": "v", "t": "t"})
-    leaves, names = leaves_of(choice, kinds_of_schema(whole.schema), "float32", "data")
-    reader = TensorReader(leaves)
+    choice = ColumnSpec(features={"v": "v", "t": "t"})
+    column_groups, names = column_groups_of(
+        choice, kinds_of_schema(whole.schema), "float32", "data"
+    )
+    reader = TensorReader(column_groups)
     found = [reader.read(part.select(names)) for part in parts]
     np.testing.assert_array_equal(np.concatenate([f["x/v"] for f in found]), matrix)
     np.testing.assert_array_equal(np.concatenate([f["y"] for f in found]), np.arange(rows))
@@ -270,8 +274,10 @@ def test_another_byte_order_is_read_as_promised() -> None:
 
 def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
-    leaves, _ = leaves_of(Choice(), kinds_of_schema(parts[0].schema), "float32", "data")
-    reader = TensorReader(leaves)
+    column_groups, _ = column_groups_of(
+        ColumnSpec(), kinds_of_schema(parts[0].schema), "float32", "data"
+    )
+    reader = TensorReader(column_groups)
     reader.read(parts[0])
     with pytest.raises(InputError, match=r"column 'a' holds 3 numbers in .*; expected 2, as in"):
         reader.read(parts[1])

@@ -14,13 +14,13 @@ from pybackend import bridge
 from pybackend.bridge import capture, row_major
 from pybackend.errors import (
     ClusterError,
+    Failure,
     InputError,
     PeerLostError,
     SerializationError,
     WorkerFailedError,
 )
-from pybackend.result import Failure
-from pybackend.serialization import save_model
+from pybackend.model.serialization import save_model
 
 
 def fail(error: BaseException) -> None:

@@ -21,7 +21,7 @@ from pybackend.collective.doubling import folded, partners
 from pybackend.collective.joining import dials
 from pybackend.collective.mesh import neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError
-from pybackend.rendezvous import address_of, listen, new_token
+from pybackend.net.rendezvous import address_of, listen, new_token
 
 LONG = 120.0  # seconds that no test here waits for: an error that comes earlier came at once
 SIZES = [0, 1, 7, 1009, 65_536, 300_007]

@@ -19,7 +19,7 @@ from test_collective import LONG, form, mesh, together
 
 from pybackend.collective import Compression, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
-from pybackend.rendezvous import Doorkeeper, address_of, greet_as_client, listen, new_token
+from pybackend.net.rendezvous import Doorkeeper, address_of, greet_as_client, listen, new_token
 
 PROGRAM = (
     "import socket, sys; from pybackend.collective import join_mesh;"

@@ -35,8 +35,10 @@ from pybackend import (
     read_tfrecords,
     write_tfrecords,
 )
-from pybackend.launchers import slots, spark, spark_job
-from pybackend.launchers.slots import check_slots, slots_of
+from pybackend.launchers.spark import barrier as spark
+from pybackend.launchers.spark.barrier import jobs as spark_job
+from pybackend.launchers.spark.barrier import slots
+from pybackend.launchers.spark.slots import check_slots, slots_of
 
 SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",

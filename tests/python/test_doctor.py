@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.doctor import doctor, java, lacking
+from pybackend.doctor.machine import doctor, java, lacking
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
@@ -45,7 +45,7 @@ def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[s
     for name, text in programs.items():
         executable(programs_of / name.replace("_", "-"), text)
     program = (
-        "import json, sys; from pybackend.doctor import doctor; found = doctor();"
+        "import json, sys; from pybackend.doctor.machine import doctor; found = doctor();"
         "loaded = {'tensorflow', 'keras', 'pyspark', 'numpy', 'h5py'} & set(sys.modules);"
         "print(json.dumps({**found, 'loaded': sorted(loaded)}))"
     )

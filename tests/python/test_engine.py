@@ -12,9 +12,9 @@ import pytest
 from conftest import build_dense
 
 from pybackend import InputError, WorkerFailedError, barrier_train
-from pybackend.engine.checks import check_callbacks, check_loss_of_rows, check_model
 from pybackend.engine.sync import separate_randomness
-from pybackend.job import Job
+from pybackend.job.job import Job
+from pybackend.model.checks import check_callbacks, check_loss_of_rows, check_model
 
 TWO = Job(kind="train", workers=2)
 

@@ -10,13 +10,13 @@ import pytest
 from pybackend import errors
 from pybackend.errors import (
     ClusterError,
+    Failure,
     InputError,
     PeerLostError,
     SerializationError,
     TfdistError,
     WorkerFailedError,
 )
-from pybackend.result import Failure
 
 ROOT = Failure(
     2,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pybackend.events import EventClient, EventServer
-from pybackend.rendezvous import greet_as_client, listen, new_token, own_address
+from pybackend.net.events import EventClient, EventServer
+from pybackend.net.rendezvous import greet_as_client, listen, new_token, own_address
 
 TOKEN = new_token()
 

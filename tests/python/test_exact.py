@@ -16,9 +16,9 @@ from conftest import build_dense, largest_difference
 
 import pybackend
 from pybackend import barrier_train
+from pybackend.api.mnist import digit_model
 from pybackend.data.mnist import mnist
 from pybackend.data.sharding import global_batches
-from pybackend.digits import digit_model
 
 
 def replay(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
-from pybackend.job import (
+from pybackend.job.job import (
     MAX_WORKERS,
     Job,
     positive_seconds,

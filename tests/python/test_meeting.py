@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import wait_for
 
-from pybackend import meeting
 from pybackend.errors import ClusterError
-from pybackend.meeting import MeetingClient, MeetingServer
-from pybackend.rendezvous import greet_as_client, new_token
+from pybackend.net import meeting
+from pybackend.net.meeting import MeetingClient, MeetingServer
+from pybackend.net.rendezvous import greet_as_client, new_token
 
 TOKEN = new_token()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.plots import plot_history
-from pybackend.result import TrainResult
+from pybackend.api.plots import plot_history
+from pybackend.api.result import TrainResult
 
 
 def result(history: dict[str, list[Any]]) -> TrainResult:
@@ -48,7 +48,7 @@ def test_the_figure_can_be_written() -> None:
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     # A fresh Python without site-packages: a real absence.
     program = (
-        "from pybackend.plots import plot_history\n"
+        "from pybackend.api.plots import plot_history\n"
         "from pybackend.errors import InputError\n"
         "try:\n    plot_history(None)\n"
         "except InputError as error:\n    print(error)\n"

@@ -14,12 +14,12 @@ import pytest
 from conftest import spark_session
 
 from pybackend import InputError, barrier_run
-from pybackend.diagnosis import problems
-from pybackend.doctor import facts
+from pybackend.doctor.diagnosis import problems
+from pybackend.doctor.machine import facts
+from pybackend.doctor.probe import hosts, probe
+from pybackend.doctor.reach import PATIENCE_SECONDS, REFUSED, TIMED_OUT, reach
+from pybackend.doctor.session import check_master
 from pybackend.errors import ClusterError
-from pybackend.own_session import check_master
-from pybackend.probe import hosts, probe
-from pybackend.reach import PATIENCE_SECONDS, REFUSED, TIMED_OUT, reach
 
 DRIVER = {**facts(), "python_version": "3.11.7", "keras": "3.15.1"}
 
@@ -99,7 +99,7 @@ def test_workers_do_not_import_tensorflow() -> None:
     def look_and_tell(context: Any) -> list[str]:
         import sys
 
-        from pybackend.reach import look
+        from pybackend.doctor.reach import look
 
         look(context)
         return [name for name in ("tensorflow", "keras", "h5py") if name in sys.modules]
@@ -341,7 +341,7 @@ def test_what_is_no_master(master: str) -> None:
 def test_a_call_that_lasts_for_ever_is_left() -> None:
     from threading import Event
 
-    from pybackend.own_session import within
+    from pybackend.doctor.session import within
 
     with pytest.raises(ClusterError, match=r"nothing came \(no answer in 0.1 s\)"):
         within(0.1, Event().wait, "nothing came")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.progress import epoch_line, printer
+from pybackend.api.progress import epoch_line, printer
 
 EPOCH: dict[str, Any] = {
     "event": "epoch",

@@ -16,8 +16,7 @@ from conftest import spark_session
 
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
-from pybackend.launchers import records
-from pybackend.launchers.spark import this_python
+from pybackend.launchers.spark import records, this_python
 
 ALL = (
     "byte tinyint, short smallint, int int, long bigint, flag boolean, float float, "

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import ClusterError
-from pybackend.rendezvous import (
+from pybackend.net.rendezvous import (
     Doorkeeper,
     address_of,
     greet_as_client,

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import InputError
-from pybackend.result import Failure, TrainResult, WorkerReport, root_cause_first
+from pybackend.api.result import TrainResult
+from pybackend.errors import Failure, InputError, root_cause_first
+from pybackend.job.report import WorkerReport
 
 CONTENT = b"\x89HDF\r\n\x1a\n not really"
 

@@ -15,7 +15,7 @@ from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
 from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
-from pybackend.launchers.apply import _lacks_protobuf
+from pybackend.launchers.spark.sparklyr import _lacks_protobuf
 
 PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if PYSPARK < (4, 2):

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from pybackend.errors import InputError, SerializationError
-from pybackend.serialization import (
+from pybackend.model.serialization import (
     decode_base64,
     load_model,
     model_from_base64,
@@ -563,7 +563,7 @@ def test_a_file_without_a_version_is_refused(model: Any) -> None:
 def test_a_file_in_which_hdf5_loops_for_ever_is_given_up(monkeypatch: Any) -> None:
     from pathlib import Path
 
-    from pybackend import hdf5, serialization
+    from pybackend.model import hdf5, serialization
 
     monkeypatch.setattr(hdf5, "_TRIAL_SECONDS", 3.0)
     with pytest.raises(SerializationError, match="did not end within 3 s"):

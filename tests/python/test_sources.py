@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.leaves import Choice
+from pybackend.api.request import for_validation
+from pybackend.api.score import barrier_evaluate
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.rows import SpooledRows
 from pybackend.data.sources import FileRows
 from pybackend.errors import InputError
-from pybackend.request import for_validation
-from pybackend.scoring import barrier_evaluate
 
 
 def write(folder: Path, rows: int, **columns: Any) -> str:
@@ -41,7 +41,7 @@ def rows_of_worker(source: FileRows, workers: int, rank: int, everything: bool =
 def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder), rows, label=pa.array(np.arange(rows)))
-        source = FileRows.at(path, Choice(repartition=repartition), "float32", "data")
+        source = FileRows.at(path, ColumnSpec(repartition=repartition), "float32", "data")
         counts = source.counts(workers)
         assert sum(counts) == rows
         assert max(counts) - min(counts) <= 1
@@ -54,35 +54,39 @@ def test_every_row_is_one_workers(rows: int, workers: int, repartition: bool) ->
 
 def test_workers_have_all_classes_of_sorted_rows_unless_told_otherwise(tmp_path: Path) -> None:
     path = write(tmp_path, 1000, label=pa.array(np.arange(1000) // 100))
-    mixed = FileRows.at(path, Choice(), "float32", "data")
+    mixed = FileRows.at(path, ColumnSpec(), "float32", "data")
     for rank in range(4):
         classes = Counter(rows_of_worker(mixed, 4, rank)["y"].tolist())
         assert min(classes[label] for label in range(10)) >= 20
-    kept = FileRows.at(path, Choice(repartition=False), "float32", "data")
+    kept = FileRows.at(path, ColumnSpec(repartition=False), "float32", "data")
     assert set(rows_of_worker(kept, 4, 0)["y"].tolist()) == {0, 1, 2}
 
 
 def test_all_rows_may_go_to_every_worker(tmp_path: Path) -> None:
     path = write(tmp_path, 70, label=pa.array(np.arange(70)))
-    source = FileRows.at(path, Choice(), "float32", "data")
+    source = FileRows.at(path, ColumnSpec(), "float32", "data")
     assert source.counts(4) == [18, 18, 17, 17]
     assert rows_of_worker(source, 4, 2, everything=True)["y"].tolist() == list(range(70))
 
 
 def test_a_label_of_text_becomes_codes_in_sorted_order(tmp_path: Path) -> None:
     path = write(tmp_path, 3, label=pa.array(["b", "a", "c"]))
-    source = FileRows.at(path, Choice(), "float32", "data")
+    source = FileRows.at(path, ColumnSpec(), "float32", "data")
     assert rows_of_worker(source, 1, 0)["y"].tolist() == [1, 0, 2]
     assert source.choice.categories == {"label": ["a", "b", "c"]}
 
 
 def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
     path = write(tmp_path, 2, label=pa.array(["b", "c"]))
-    trained = FileRows.at(path, Choice(categories={"label": ["a", "b", "c"]}), "float32", "data")
-    held_out = FileRows.at(path, for_validation(Choice(), trained), "float32", "validation_data")
+    trained = FileRows.at(
+        path, ColumnSpec(categories={"label": ["a", "b", "c"]}), "float32", "data"
+    )
+    held_out = FileRows.at(
+        path, for_validation(ColumnSpec(), trained), "float32", "validation_data"
+    )
     assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
     with pytest.raises(InputError, match="its codes are those of the training: give their values"):
-        FileRows.at(path, for_validation(Choice(), {}), "float32", "validation_data")
+        FileRows.at(path, for_validation(ColumnSpec(), {}), "float32", "validation_data")
     with pytest.raises(InputError, match="give their values in order, categories="):
         barrier_evaluate(None, lambda: None, path)
 
@@ -95,7 +99,7 @@ def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
         pa.table({"a": pa.array([0.0] * 7, pa.float32()), "label": pa.array([0] * 7)}),
         tmp_path / "a.parquet",
     )
-    source = FileRows.at(tmp_path, Choice(), "float32", "data")
+    source = FileRows.at(tmp_path, ColumnSpec(), "float32", "data")
     with pytest.raises(InputError, match=r"'label' holds 1 null.*row 80 \(counting"):
         rows_of_worker(source, 1, 0)
 
@@ -103,12 +107,12 @@ def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(label="zz"), "`data` has no column 'zz': its columns are a, label"),
-        (Choice(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is given, but"),
+        (ColumnSpec(label="zz"), "`data` has no column 'zz': its columns are a, label"),
+        (ColumnSpec(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is given, but"),
     ],
 )
 def test_what_does_not_fit_the_files_is_told_before_they_are_read(
-    choice: Choice, message: str, tmp_path: Path
+    choice: ColumnSpec, message: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path, 3, label=pa.array([0, 1, 2]))
     with pytest.raises(InputError) as told:
@@ -121,18 +125,18 @@ def test_a_column_in_the_names_of_folders_is_told(tmp_path: Path) -> None:
         (tmp_path / f"label={label}").mkdir()
         write(tmp_path / f"label={label}", 3)
     with pytest.raises(InputError, match=r"column 'label' is in the names of the folders"):
-        FileRows.at(tmp_path, Choice(features=["a"]), "float32", "data")
+        FileRows.at(tmp_path, ColumnSpec(features=["a"]), "float32", "data")
 
 
 def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(InputError, match="`data` has two columns 'a'"):
-        FileRows.at(tmp_path, Choice(label="a"), "float32", "data")
+        FileRows.at(tmp_path, ColumnSpec(label="a"), "float32", "data")
 
 
 def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
     texts = pa.array([f"id {n}" for n in range(20_000)])
     path = write(tmp_path, 20_000, label=texts)
     with pytest.raises(InputError, match="holds text of more than 10,000 values"):
-        FileRows.at(path, Choice(), "float32", "data")
+        FileRows.at(path, ColumnSpec(), "float32", "data")

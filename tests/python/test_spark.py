@@ -24,10 +24,10 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.digits import digit_model
-from pybackend.launchers import spark as spark_launcher
-from pybackend.launchers import spark_job
-from pybackend.launchers.attach import attach_spark
+from pybackend.api.mnist import digit_model
+from pybackend.launchers.spark import barrier as spark_launcher
+from pybackend.launchers.spark.attach import attach_spark
+from pybackend.launchers.spark.barrier import jobs as spark_job
 
 
 @pytest.fixture(scope="module")

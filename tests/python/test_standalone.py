@@ -165,7 +165,7 @@ JOIN = """
 import sys
 from pybackend.collective import join_mesh
 from pybackend.errors import ClusterError
-from pybackend.rendezvous import listen
+from pybackend.net.rendezvous import listen
 peers, rank = sys.argv[2:], int(sys.argv[1])
 try:
     with listen(peers[rank].partition(":")[0]) as server:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pybackend.errors import SerializationError
-from pybackend.values import decode_value, encode_value
+from pybackend.job.values import decode_value, encode_value
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),

@@ -1,0 +1,108 @@
+"""The first training that every user runs: MNIST on several workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.api.request import session_of
+from pybackend.api.result import TrainResult
+from pybackend.api.train import barrier_train
+from pybackend.data.mnist import mnist
+from pybackend.job.job import train_job
+
+
+def digit_model() -> Any:
+    """A small convolutional network for 28 x 28 x 1 images in [0, 1], compiled.
+
+    Conv2D (32, 3 x 3, relu), max pooling, Dense (64, relu), Dense (10 logits); Adam.
+    """
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ],
+        name="digits",
+    )
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.001),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def train_mnist(
+    spark: Any = "local",
+    *,
+    workers: int = 3,
+    epochs: int = 3,
+    batch_size: int = 64,
+    path: str | Path | None = None,
+    limit: int | None = None,
+    seed: int | None = 1,
+    verbose: int = 1,
+    timeout: float = 300.0,
+) -> TrainResult:
+    """Train `digit_model` on MNIST and evaluate it on the test images.
+
+    Parameters
+    ----------
+    spark, workers, epochs, batch_size, seed, verbose, timeout
+        As in `barrier_train`.
+    path, limit
+        As in `mnist`.
+
+    Returns
+    -------
+    TrainResult
+        ``metrics`` holds ``test_loss`` and ``test_accuracy``.
+    """
+    session_of(spark)
+    # Before the images are looked for, which may take a download.
+    train_job(
+        {
+            "workers": workers,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "seed": 0 if seed is None else seed,
+            "timeout": timeout,
+            "verbose": verbose,
+        }
+    )
+    digits = mnist(path, limit=limit)
+    if verbose and digits.subset:
+        print(
+            f"MNIST is not on this machine and cannot be downloaded: using the "
+            f"{len(digits.x_train)} training images that come with tfdist. "
+            "Set TFDIST_MNIST to an mnist.npz for all 60,000."
+        )
+    result = barrier_train(
+        spark,
+        digit_model,
+        (_scaled(digits.x_train), digits.y_train),
+        workers=workers,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        verbose=verbose,
+        timeout=timeout,
+    )
+    figures = result.model.evaluate(
+        _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
+    )
+    metrics = {f"test_{name}": float(value) for name, value in figures.items()}
+    if verbose:
+        print(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images")
+    return replace(result, metrics=metrics)
+
+
+def _scaled(images: Any) -> Any:
+    return images[..., None].astype("float32") / 255

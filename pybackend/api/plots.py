@@ -1,0 +1,38 @@
+"""The course of a training as a figure (needs matplotlib: the extra ``plots``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
+
+
+def plot_history(result: TrainResult) -> Any:
+    """One panel per metric over the epochs, training and validation together.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InputError
+        Where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("plots need matplotlib: pip install 'tfdist[plots]'") from error
+    names = [name for name in result.history if not name.startswith("val_")]
+    figure = Figure(figsize=(5 * len(names), 3.5), layout="constrained")
+    for place, name in enumerate(names, start=1):
+        axes = figure.add_subplot(1, len(names), place)
+        for key, label in ((name, "training"), (f"val_{name}", "validation")):
+            if key in result.history:
+                values = result.history[key]
+                axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
+        axes.set_xlabel("epoch")
+        axes.set_title(name)
+        axes.legend()
+    return figure

@@ -1,0 +1,192 @@
+"""The call that puts a model's predictions beside the rows of a Spark DataFrame."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pybackend.api.request import check_custom_objects, keras_defaults, model_files
+from pybackend.api.result import TrainResult
+from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.predictions import Output, Predictions
+from pybackend.errors import InputError
+from pybackend.job.job import Job, score_job
+
+_TYPES = (None, "class", "prob", "raw")
+
+
+def predict_spark(
+    model: Any,
+    df: Any,
+    *,
+    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    type: str | None = None,
+    levels: Sequence[Any] | None = None,
+    batch_size: int = 256,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+) -> Any:
+    """Predict for the rows of a Spark DataFrame where they are, when Spark needs the answers.
+
+    The numbers are those of ``model.predict``. Spark runs nothing before it is asked for rows, and
+    then ordinary tasks, as many at once as there are slots. Spark's Python processes load the model
+    once and keep it for later tasks and queries, the last three models each.
+
+    Parameters
+    ----------
+    model
+        A Keras model, which need not be compiled, or the `TrainResult` of `barrier_train`.
+    df
+        A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
+    features, tensors, categories
+        As in `barrier_train`. None takes those of the `TrainResult`, or else, of features, all
+        columns. Rows of any length (``(dtype, (None,))``) are padded with zeros to the length of
+        the model's input or, where that is open, to the longest of the rows that Spark sends
+        together.
+    type
+        - ``"class"``: the column ``.pred_class``, the class with the largest number;
+        - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
+          a probability only where its last layer makes it one. A model of one number per row, whose
+          loss is a binary one of Keras's (without ``from_logits``), gives that of class 1; class 0
+          has the rest to 1;
+        - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
+          number per row is a number, more are arrays, nested as the output's shape is;
+        - None: class and numbers where the model gives such a probability, or several numbers per
+          row and its loss is not one of Keras's other than categorical ones, else ``"raw"``.
+    levels
+        Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
+    batch_size
+        Rows that a task computes at once.
+    custom_objects, safe_mode
+        As in `barrier_train`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        All columns of ``df``, and the predictions. Spark SQL needs backticks around their names:
+        ``df.select("`.pred_class`")``.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong; nothing was started. What is wrong with a row (a null, a value of
+        another size) is told when Spark comes to it, by Spark's own exception.
+    SerializationError
+        The model cannot be encoded.
+    """
+    if isinstance(model, TrainResult):
+        features = model.features if features is None else features
+        tensors = model.tensors if tensors is None else tensors
+        categories = model.categories if categories is None else categories
+    job = _job(batch_size, safe_mode)
+    choice = _checked_choice(features, tensors, categories)
+    _check_type(type)
+    levels = _checked_levels(levels)
+    check_custom_objects(custom_objects)
+    _check_model(model)
+    _check_frame(df)
+    if isinstance(model, TrainResult):
+        known = _checked_levels(model.levels)
+        model = model.model
+    else:
+        known = None
+    job = replace(job, **keras_defaults())
+
+    from pybackend.model.outputs import check_inputs, classes_of, gives_classes, outputs_of
+
+    outputs = outputs_of(model)
+    classes, is_of_classes = classes_of(model, outputs), gives_classes(model, outputs)
+    check_inputs(model, features, _flat_columns(choice, df))
+    predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
+    files = model_files(model, custom_objects, job)
+    # pyspark is optional: what needs it is imported where there is a DataFrame.
+    from pybackend.launchers.spark.predict import frame_of_predictions
+
+    return frame_of_predictions(df, choice, job, files, predictions)
+
+
+def _job(batch_size: Any, safe_mode: Any) -> Job:
+    arguments = {"workers": 1, "batch_size": batch_size, "safe_mode": safe_mode}
+    return score_job("predict", arguments)
+
+
+def _checked_choice(features: Any, tensors: Any, categories: Any) -> ColumnSpec:
+    choice = ColumnSpec(features, tensors=tensors, categories=categories)
+    check_column_spec(choice)
+    return replace(choice, label=None)
+
+
+def _check_type(kind: Any) -> None:
+    if kind is not None and kind not in _TYPES[1:]:
+        raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
+
+
+def _checked_levels(levels: Any) -> tuple[str, ...] | None:
+    if levels is None:
+        return None
+    if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
+        raise InputError(f"`levels` must be a list of names of classes, not {levels!r}")
+    names = tuple(str(level) for level in levels)
+    if len(set(names)) < len(names):
+        raise InputError(f"`levels` must be different names, not {list(names)!r}")
+    return names
+
+
+def _check_model(model: Any) -> None:
+    keras = sys.modules.get("keras")
+    if isinstance(model, TrainResult) or (keras is not None and isinstance(model, keras.Model)):
+        return
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
+
+
+def _check_frame(frame: Any) -> None:
+    kind = type(frame)
+    if kind.__module__.startswith("pyspark.sql.") and kind.__name__ == "DataFrame":
+        return
+    raise InputError(
+        f"`df` must be a pyspark.sql.DataFrame, not a {kind.__module__}.{kind.__qualname__}. For "
+        "arrays there is model.predict() or barrier_predict()"
+    )
+
+
+def _flat_columns(choice: ColumnSpec, frame: Any) -> int | None:
+    """Numbers in a row of the only input, where its columns all hold one each."""
+    types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
+    if isinstance(choice.features, Mapping) or choice.tensors:
+        return None
+    names = list(types) if choice.features is None else choice.named
+    flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
+    return len(names) if all(types.get(name) in flat for name in names) else None
+
+
+def _predictions(
+    outputs: tuple[Output, ...],
+    classes: int,
+    kind: str | None,
+    levels: tuple[str, ...] | None,
+    known: tuple[str, ...] | None,
+    is_of_classes: bool,
+) -> Predictions:
+    """What the outputs become; ``known`` levels are used where they fit."""
+    if levels is not None and len(levels) != classes:
+        given = f"tells {classes} classes apart" if classes else "gives no number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None:
+        kind = "both" if classes and (is_of_classes or levels) else "raw"
+    elif kind != "raw" and not classes:
+        told = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
+        raise InputError(
+            f"type={kind!r} needs a model with one output of a number for each class, or of a "
+            "probability by a binary loss of Keras's; this one gives rows of shape "
+            f"{told}: use type='raw'"
+        )
+    if kind == "raw":
+        return Predictions(outputs)
+    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)

@@ -1,0 +1,140 @@
+"""The result of a training."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.report import WorkerReport
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A trained model and how its training went.
+
+    Attributes
+    ----------
+    model_base64
+        The trained model file as base64 text; empty where it was written to ``model_uri``.
+    model_format
+        ``"h5"``, or ``"keras"`` where a model cannot be written as HDF5.
+    model_sha256
+        SHA-256 of the model file, hexadecimal.
+    history
+        Per metric one float per epoch (``val_`` names for validation data), over the rows of
+        all workers.
+    workers
+        One `WorkerReport` per rank.
+    seconds
+        Wall time of the whole call.
+    seed
+        The seed that reproduces this training.
+    epochs
+        Epochs actually run.
+    metrics
+        Further figures, e.g. the test accuracy of `train_mnist`.
+    model_uri
+        Where the model file was written, if it was asked for.
+    tensors, categories
+        Of the feature columns, as they were given: what reads rows like the training's.
+    levels
+        What the label's codes 0, 1, 2, ... stand for, where its column has categories.
+    features
+        The columns of a table or of files that were the inputs: a list, or by the inputs' names.
+    """
+
+    model_base64: str = field(repr=False)
+    model_format: str
+    model_sha256: str
+    history: dict[str, list[Any]]
+    workers: list[WorkerReport] = field(repr=False)
+    seconds: float
+    seed: int
+    epochs: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    model_uri: str | None = None
+    levels: list[Any] | None = None
+    features: list[str] | dict[str, list[str]] | None = None
+    tensors: dict[str, Any] | None = field(default=None, repr=False)
+    categories: dict[str, Any] | None = field(default=None, repr=False)
+    decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
+    fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The trained, compiled Keras model, decoded when first asked for."""
+        if self.decode is None:
+            raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
+        return self.decode(self.model_bytes())
+
+    def model_bytes(self) -> bytes:
+        """The trained model file, read from ``model_uri`` where it is there."""
+        if self.model_uri is None:
+            return base64.b64decode(self.model_base64)
+        if self.fetch is None:
+            raise InputError(f"this result does not know how to read {self.model_uri!r}")
+        return self.fetch(self.model_uri)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model file, e.g. ``result.save("model.h5")``.
+
+        Raises
+        ------
+        InputError
+            Where the file name's ending is not that of `model_format`.
+        """
+        path = Path(path)
+        if path.suffix != f".{self.model_format}":
+            raise InputError(
+                f"this model is in {self.model_format!r} format: name the file "
+                f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.model_bytes())
+        return path
+
+    def summary(self) -> str:
+        """A few lines of text: figures of the last epoch and what each worker did."""
+        rows = sum(w.rows for w in self.workers)
+        lines = [
+            f"{len(self.workers)} worker{'s' if len(self.workers) != 1 else ''}, {rows} rows, "
+            f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
+            f"seed {self.seed}"
+        ]
+        if self.history:
+            last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in self.history.items() if v)
+            lines.append(f"last epoch: {last}")
+        if self.metrics:
+            lines.append(", ".join(f"{k} {_figure(v)}" for k, v in self.metrics.items()))
+        lines += [
+            f"  worker {w.rank} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
+            f"{w.seconds:.1f} s"
+            for w in self.workers
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, dicts, strings and numbers, as the R package reads them."""
+        return {
+            "history": self.history,
+            "model_base64": self.model_base64,
+            "model_format": self.model_format,
+            "model_sha256": self.model_sha256,
+            "workers": [{**asdict(w), "ok": w.ok} for w in self.workers],
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "metrics": self.metrics,
+            "model_uri": self.model_uri,
+            "levels": self.levels,
+            "features": self.features,
+        }
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

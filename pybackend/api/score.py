@@ -1,0 +1,178 @@
+"""The calls that use a model on several workers: evaluate it, or predict with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pybackend.api.request import (
+    check_columns_named,
+    check_shapes,
+    dataset,
+    keras_defaults,
+    launched,
+    model_files,
+    session_of,
+    source_of,
+)
+from pybackend.data import arrays
+from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.errors import InputError
+from pybackend.job.job import Job, score_job
+from pybackend.job.values import decode_value
+
+
+def barrier_evaluate(
+    spark: Any,
+    model: Any,
+    data: Any,
+    *,
+    workers: int = 2,
+    batch_size: int = 32,
+    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    label: str | Mapping[str, str] = "label",
+    weight: str | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    tfrecord_spec: Mapping[str, str] | None = None,
+    repartition: bool = True,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    verbose: int = 1,
+    timeout: float = 300.0,
+) -> dict[str, float]:
+    """Evaluate a model on several workers; the figures are those of one process.
+
+    Metrics come from the sums of their states, so an AUC is that of all rows. Only the loss of a
+    model that masks time steps depends, as in Keras itself, on which rows share a batch.
+
+    Parameters
+    ----------
+    spark, model, data, workers, batch_size, features, label, weight, tensors, categories
+        As in `barrier_train`; the model must be compiled. A label of text needs the
+        ``categories`` of the training.
+    tfrecord_spec, repartition
+        As in `barrier_train`.
+    custom_objects, safe_mode, verbose, timeout
+        As in `barrier_train`.
+
+    Returns
+    -------
+    dict
+        ``loss`` and each metric by its name.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError, SerializationError
+        As in `barrier_train`.
+    """
+    job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
+    session = session_of(spark)
+    choice = ColumnSpec(
+        features,
+        label,
+        weight,
+        tensors,
+        categories,
+        tfrecord_spec,
+        repartition,
+        finds_levels=False,
+    )
+    check_column_spec(choice)
+    datasets = {"train": dataset(session, data, "data", choice, job)}
+    check_columns_named(choice, datasets)
+    files = model_files(model, custom_objects, job)
+    if job.model_source == "file":
+        check_shapes(model, datasets)
+    found: dict[str, float] = launched(session, job, files, datasets).reports[0].value
+    return found
+
+
+def barrier_predict(
+    spark: Any,
+    model: Any,
+    x: Any,
+    *,
+    workers: int = 2,
+    batch_size: int = 32,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    verbose: int = 1,
+    timeout: float = 300.0,
+) -> Any:
+    """Predict with a model on several workers.
+
+    Parameters
+    ----------
+    x
+        Inputs: an array with one entry per row, or a list or dict of arrays.
+    spark, model, workers, batch_size, custom_objects, safe_mode, verbose, timeout
+        As in `barrier_train`; the model need not be compiled.
+
+    Returns
+    -------
+    numpy array, or a list or dict of arrays where the model has several outputs
+        One entry per row, in the order of ``x``.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError, SerializationError
+        As in `barrier_train`.
+    """
+    job = _job("predict", model, workers, batch_size, safe_mode, verbose, timeout)
+    session = session_of(spark)
+    columns = arrays.inputs_of(x, job.floatx)
+    files = model_files(model, custom_objects, job)
+    if job.model_source == "file":
+        check_shapes(model, {"train": columns})
+    outcome = launched(session, job, files, {"train": columns})
+    parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
+    return _interleaved(parts, arrays.rows_of(columns))
+
+
+def _job(
+    kind: Any,
+    model: Any,
+    workers: Any,
+    batch_size: Any,
+    safe_mode: Any,
+    verbose: Any,
+    timeout: Any,
+) -> Job:
+    arguments = {
+        "workers": workers,
+        "batch_size": batch_size,
+        "safe_mode": safe_mode,
+        "verbose": verbose,
+        "timeout": timeout,
+    }
+    job = score_job(kind, arguments)
+    return replace(job, model_source=source_of(model), **keras_defaults())
+
+
+def _interleaved(parts: list[Any], rows: int) -> Any:
+    """Rows in the order of the input: rank r was dealt every N-th of them from r."""
+    known = next(part for part in parts if part is not None)
+    if isinstance(known, dict):
+        return {
+            key: _interleaved([None if p is None else p[key] for p in parts], rows) for key in known
+        }
+    if isinstance(known, (list, tuple)):
+        return [
+            _interleaved([None if p is None else p[place] for p in parts], rows)
+            for place in range(len(known))
+        ]
+    widths = {part.shape[1:] for part in parts if part is not None}
+    if len(widths) > 1:
+        raise InputError(
+            f"the outputs differ in shape from worker to worker ({sorted(widths)}): give every "
+            "row the same length"
+        )
+    together = np.empty((rows, *known.shape[1:]), known.dtype)
+    for rank, part in enumerate(parts):
+        if part is not None:
+            together[rank :: len(parts)] = part
+    return together

@@ -1,0 +1,317 @@
+"""The calls that users make: train a model, or run a function, on several workers."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pybackend.api.request import (
+    check_columns_named,
+    check_shapes,
+    check_takes,
+    dataset,
+    for_validation,
+    keras_defaults,
+    launched,
+    model_files,
+    session_of,
+    source_of,
+    with_own_classes,
+)
+from pybackend.api.result import TrainResult
+from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
+from pybackend.data.files import content_of
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.job import FUNCTION, run_job, train_job
+from pybackend.job.pickling import pickled
+from pybackend.job.values import decode_value
+from pybackend.launchers.base import Outcome
+from pybackend.model.serialization import model_from_bytes, sha256_of
+
+
+def barrier_train(
+    spark: Any,
+    model: Any,
+    data: Any,
+    *,
+    workers: int = 2,
+    epochs: int = 1,
+    batch_size: int = 32,
+    steps_per_epoch: int | None = None,
+    validation_data: Any = None,
+    callbacks: Sequence[Any] | None = None,
+    class_weight: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    shuffle: bool | str = True,
+    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    label: str | Mapping[str, str] = "label",
+    weight: str | None = None,
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    tfrecord_spec: Mapping[str, str] | None = None,
+    repartition: bool = True,
+    in_memory: bool = False,
+    model_uri: str | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    transport: str = "tcp",
+    compression: str | None = None,
+    bucket_mb: float = 25.0,
+    local_steps: int = 1,
+    outer_learning_rate: float = 1.0,
+    outer_momentum: float = 0.0,
+    verify_weights: bool = False,
+    verbose: int = 1,
+    timeout: float = 300.0,
+) -> TrainResult:
+    """Train a Keras model on several workers, exactly as one process would on the same batches.
+
+    Parameters
+    ----------
+    spark
+        None or ``"local"`` for processes of this machine, or a ``pyspark.sql.SparkSession``.
+    model
+        A compiled Keras 3 model, which is left as it is; or a function without arguments that
+        returns one, which then is called on every worker.
+    data
+        One of
+
+        - ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row, where ``x`` and
+          ``y`` may be lists or dicts of arrays;
+        - a Spark DataFrame, with columns of numbers, arrays, ML vectors, bytes or text;
+        - the path or URI (by fsspec) of Parquet or TFRecord files, a file or a folder, which the
+          workers read themselves;
+        - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
+          returns a ``tf.data.Dataset`` of local batches ``(x, y)`` or ``(x, y, sample_weight)``.
+          They are used as they come, whatever ``batch_size``, ``shuffle`` and ``in_memory`` say;
+          workers whose data end earlier add nothing to the steps that are left. Endless data need
+          ``steps_per_epoch``, with which data go on from epoch to epoch, and begin anew at their
+          end.
+    workers
+        Number of worker processes.
+    epochs
+        Passes over the data: each row is used exactly once in each.
+    batch_size
+        Rows per worker and step; the global batch is ``workers * batch_size``.
+    steps_per_epoch
+        Stop each epoch after so many steps. None: use all rows.
+    validation_data
+        As ``data``; evaluated by all workers together after each epoch.
+    callbacks
+        Keras callbacks. All run on every worker, except those that write files
+        (``ModelCheckpoint``, ``BackupAndRestore``, ``CSVLogger``, ``TensorBoard``,
+        ``RemoteMonitor``), which run on rank 0. Copies run on the workers: what they keep in
+        attributes stays there. Where one asks to stop, all workers stop after the same step.
+    class_weight
+        Class to weight of its rows in the loss, for models with one output. Not together with
+        sample weights.
+    seed
+        Makes the training repeatable. None: drawn, and told in the result.
+    shuffle
+        True or ``"shard"``: each worker visits its rows in a new order each epoch.
+        ``"global"`` (arrays and files): the workers share out a new order of all rows each epoch,
+        for which every worker keeps all rows. False: rows are visited as they come.
+    features
+        Columns of a DataFrame or of files. A list: side by side, one input; whole numbers stay so
+        where all are. A mapping from the model's input names to columns: several inputs, among
+        which a text column gives strings. None: all columns but those named otherwise.
+    label
+        The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
+        sorted order (`TrainResult.levels`), unless ``categories`` names its values.
+    weight
+        Column with the weight of each row in the loss.
+    tensors
+        Column to ``(dtype, shape)`` of its rows: how bytes are read (little-endian), and which
+        shape arrays must have. ``(dtype, (None,))`` lets arrays have any length: they are padded
+        with zeros to the longest of all workers' rows.
+    categories
+        Column to the list of its values, which become 0, 1, 2, ...; any other value is an error.
+    tfrecord_spec
+        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
+        None: as the files' manifest says, or their first records show.
+    repartition
+        False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
+        worker one stretch of the rows of files: faster to read, but workers then differ in their
+        classes where rows are sorted.
+    in_memory
+        Workers keep their rows in memory. By default these stay on the worker's disk, and memory
+        does not grow with them.
+    model_uri
+        Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec), in
+        place of sending it through the driver. Needed for models of a gigabyte.
+    custom_objects
+        Name to class or function, for layers, losses and metrics of your own. Classes that a given
+        model is made of, and functions that it has as losses, are found without.
+    safe_mode
+        False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
+    transport
+        What gradients travel by: ``"tcp"``, or ``"tf"`` for TensorFlow's collectives (NCCL between
+        GPUs).
+    compression
+        ``"fp16"`` or ``"bf16"``: halve what travels. Rounding errors are kept and sent later
+        (error feedback), but the result is no longer that of one process. None: exact.
+    bucket_mb
+        Megabytes of gradients that travel together, while the backward pass goes on.
+        ``float("inf")``: all at once, after it.
+    local_steps
+        Steps that each worker takes by itself before the weights are averaged: 1 is exact, more
+        suit slow networks and change the result (local SGD).
+    outer_learning_rate, outer_momentum
+        With local steps: how the average change is applied. 0.7 and 0.9 give DiLoCo.
+    verify_weights
+        Compare the workers' weights after every epoch, not only at the start and the end.
+        With one worker there is nothing to exchange: all arguments from ``transport`` on to this
+        one do nothing then.
+    verbose
+        0 silent, 1 a line per epoch, 2 also what the workers print.
+    timeout
+        Seconds of silence after which a worker counts as lost.
+
+    Returns
+    -------
+    TrainResult
+
+    Raises
+    ------
+    InputError
+        An argument is wrong; nothing was started.
+    ClusterError
+        Spark cannot run the job.
+    WorkerFailedError
+        A worker failed: rank, host, traceback and last log lines are in the message.
+    SerializationError
+        The model cannot be encoded.
+    """
+    began = time.monotonic()
+    job = train_job(
+        {
+            "workers": workers,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "steps_per_epoch": steps_per_epoch,
+            "seed": secrets.randbelow(2**31) if seed is None else seed,
+            "shuffle": shuffle,
+            "in_memory": in_memory,
+            "model_uri": model_uri,
+            "class_weight": class_weight,
+            "transport": transport,
+            "compression": compression,
+            "bucket_mb": bucket_mb,
+            "local_steps": local_steps,
+            "outer_learning_rate": outer_learning_rate,
+            "outer_momentum": outer_momentum,
+            "verify_weights": verify_weights,
+            "safe_mode": safe_mode,
+            "verbose": verbose,
+            "timeout": timeout,
+        }
+    )
+    job = replace(
+        job, is_seeded=seed is not None, model_source=source_of(model), **keras_defaults()
+    )
+    session = session_of(spark)
+    choice = ColumnSpec(features, label, weight, tensors, categories, tfrecord_spec, repartition)
+    check_column_spec(choice)
+    datasets = {"train": dataset(session, data, "data", choice, job)}
+    if validation_data is not None:
+        held_out = for_validation(choice, datasets["train"])
+        datasets["validation"] = dataset(session, validation_data, "validation_data", held_out, job)
+    check_columns_named(choice, datasets)
+    files = model_files(model, custom_objects, job, callbacks)
+    if job.model_source == "file":
+        check_shapes(model, datasets)
+        custom_objects = with_own_classes(model, custom_objects)
+    outcome = launched(session, job, files, datasets)
+    trained_on = datasets["train"]
+    kind, content, digest = _intact_model(outcome, job.model_uri)
+    history = outcome.reports[0].value
+    return TrainResult(
+        model_base64=base64.b64encode(content).decode("ascii"),
+        model_format=kind,
+        model_uri=job.model_uri,
+        **(trained_on.told if isinstance(trained_on, TableRows) else {}),
+        model_sha256=digest,
+        history=history,
+        workers=[replace(report, value=None) for report in outcome.reports],
+        seconds=time.monotonic() - began,
+        seed=job.seed,
+        epochs=max(map(len, history.values()), default=0),
+        fetch=content_of,
+        decode=lambda data: model_from_bytes(
+            data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
+        ),
+    )
+
+
+def barrier_run(
+    spark: Any,
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int = 2,
+    verbose: int = 2,
+) -> list[Any]:
+    """Run a function once per worker, all at the same time, and return what each returned.
+
+    Parameters
+    ----------
+    spark
+        As in `barrier_train`.
+    fn
+        Called as ``fn(context, *args)`` with a `WorkerContext`. The environment variable
+        TF_CONFIG is set, and its ports are reserved, so that
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works.
+    args
+        Further arguments; like ``fn`` they travel pickled, from this process to the workers.
+    workers
+        Number of worker processes. The call lasts as long as the function does.
+    verbose
+        2 shows what the workers print, 0 and 1 do not.
+
+    Returns
+    -------
+    list
+        One value per rank: plain data (None, numbers, text, bytes, lists, tuples, dicts, numpy
+        arrays). Return a model as ``model_to_base64(model)``.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError
+        As in `barrier_train`.
+    """
+    job = run_job(workers, verbose)
+    if not callable(fn):
+        raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
+    check_takes(fn, "fn(context, *args)", None, *args)
+    session = session_of(spark)
+    files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
+    outcome = launched(session, job, files, {})
+    return [decode_value(report.value) for report in outcome.reports]
+
+
+def _intact_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
+    """The model's format, content and SHA-256, once the workers are known to agree on it.
+
+    The content is empty where the model was written to a URI.
+
+    Raises
+    ------
+    ClusterError
+        Where the ranks' weights differ, or the file was altered on its way.
+    """
+    if len({report.weights_sha256 for report in outcome.reports}) > 1:
+        raise ClusterError(
+            "the workers' weights differ after the training: a callback, a layer or a train_step "
+            "of your own has changed them on one worker and not on the others"
+        )
+    if uri is not None:
+        return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)
+    assert outcome.model is not None
+    kind, content = outcome.model
+    digest = sha256_of(content)
+    if digest != outcome.reports[0].model_sha256:
+        raise ClusterError("the model was altered on its way from worker 0: train again")
+    return kind, content, digest

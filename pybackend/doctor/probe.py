@@ -1,0 +1,162 @@
+"""Try a cluster out before anything is trained on it: one short barrier job over its slots."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybackend.api.request import session_of
+from pybackend.api.train import barrier_run
+from pybackend.doctor.diagnosis import TITLES, missing_packages, place, problems
+from pybackend.doctor.machine import facts
+from pybackend.doctor.reach import look, look_alone
+from pybackend.doctor.session import within
+from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.launchers.spark.slots import check_slots, is_connect, slots_of
+
+_PACKAGES = tuple(TITLES)
+_ALONE_SECONDS = 60.0
+_NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
+
+
+def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
+    """Ask every slot of a cluster what it has, and whether it reaches all others over TCP.
+
+    Parameters
+    ----------
+    spark
+        A ``pyspark.sql.SparkSession``; or ``"local"`` or ``"local[N]"`` for N (2) processes of
+        this machine, which use no Spark.
+    workers
+        Slots to probe; None: all that the session has.
+
+    Returns
+    -------
+    dict
+        ``workers``: what `look` returned for each rank, with ``reaches`` (whether it reached all
+        others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to print;
+        ``problems``: sentences that say what to mend, and where; ``verdict``: a last line. Where
+        the job fails, ``problems`` tells why, and there are no workers.
+
+    Raises
+    ------
+    InputError
+        Where ``spark`` or ``workers`` cannot be used.
+    """
+    session = session_of(spark)
+    try:
+        count = _places(session, spark) if workers is None else workers
+        seen = barrier_run(spark, look, workers=count, verbose=0)
+    except (ClusterError, WorkerFailedError) as error:
+        lacks_package = _NO_PACKAGE.search(str(error)) is not None
+        return _report([], (_missing(session) if lacks_package else []) or [_told(error)])
+    for worker in seen:
+        worker["reaches"] = not worker["unreached"]
+    return _report(seen, problems(seen, facts(), on_spark=session is not None))
+
+
+def _missing(session: Any) -> list[str]:
+    """What the hosts lack for a barrier job, asked by a job that needs nothing but Python."""
+    if session is None or is_connect(session):  # Connect has no such jobs
+        return []
+    try:
+        context = session.sparkContext
+        count = slots_of(session)
+        asked = context.parallelize(range(count), count).map(look_alone)
+        seen = within(_ALONE_SECONDS, asked.collect, "no host answered")
+    except Exception:  # then what the barrier job said is all that is known
+        return []
+    return missing_packages(seen, on_spark=True)
+
+
+def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
+    found = hosts(workers)
+    if wrong:
+        begin = "mend the problem above" if len(wrong) == 1 else "mend the first problem above"
+        verdict = f"not ready: {begin}, then probe again"
+    else:
+        verdict = (
+            f"ready: {_counted(len(workers), 'worker')} on {_counted(len(found), 'host')}"
+            f"{', and each reaches all others' if len(workers) > 1 else ''}"
+        )
+    return {"workers": workers, "hosts": found, "problems": wrong, "verdict": verdict}
+
+
+def hosts(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Workers grouped by host, with what is printed of each."""
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for worker in workers:
+        grouped.setdefault((place(worker), worker["hostname"]), []).append(worker)
+    return [
+        {
+            "name": name if name == hostname else f"{name} ({hostname})",
+            "slots": len(there),
+            "lines": [*describe(there[0]), _reaching(there, len(workers))],
+        }
+        for (name, hostname), there in grouped.items()
+    ]
+
+
+def describe(found: Mapping[str, Any]) -> list[str]:
+    """What `facts` found on one host, in four lines."""
+    packages = [f"{TITLES[n]} {found[n]}" if found[n] else f"no {TITLES[n]}" for n in _PACKAGES]
+    return [
+        f"Python {found['python_version']}, {found['python']}",
+        ", ".join(packages),
+        ", ".join(_r(found)),
+        ", ".join(_machine(found)),
+    ]
+
+
+def _r(found: Mapping[str, Any]) -> list[str]:
+    r = f"R {found['r'] or '(no version)'}, {found['rscript']}" if found["rscript"] else "no R"
+    extras = [f"{n} {found[n]}" if found[n] else f"no {n}" for n in ("reticulate", "rpy2")]
+    return [r, *extras]
+
+
+def _machine(found: Mapping[str, Any]) -> list[str]:
+    memory = found["memory_gb"]
+    gpus = found["gpus"]
+    names = ", ".join(dict.fromkeys(gpus))
+    return [
+        _counted(found["cores"], "core"),
+        "unknown memory" if memory is None else f"{memory:g} GB of memory",
+        f"{_counted(len(gpus), 'GPU')} ({names})" if gpus else "no GPU",
+    ]
+
+
+def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
+    slots = f"{_counted(len(there), 'slot')} here"
+    if workers == 1:
+        return f"{slots}, the only one"
+    cut_off = sum(not worker["reaches"] for worker in there)
+    if cut_off == 0:
+        return f"{slots}, reaching all other workers"
+    return f"{slots}, of which {cut_off} cannot reach all other workers"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _places(session: Any, spark: Any) -> int:
+    if session is None:
+        named = re.fullmatch(r"local\[(\d+|\*)\]", spark or "")
+        if named is None:
+            return 2
+        return (os.cpu_count() or 1) if named[1] == "*" else int(named[1])
+    check_slots(session, 1)
+    return max(1, slots_of(session))
+
+
+def _told(error: Exception) -> str:
+    """A failure in a sentence: without Spark's own message and the worker's traceback."""
+    text = str(error)
+    advice = re.search(r"^What to do: (.*)$", text, re.MULTILINE)
+    # Spark names the executor's host beside the number of the task.
+    host = re.search(r"\(TID \d+\) \((\S+) executor", text)
+    where = f" (on {host[1]})" if host else ""
+    first = text.split("\n", 1)[0]
+    return f"{first}{where}: {advice[1]}" if advice else f"{first}{where}"

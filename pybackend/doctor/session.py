@@ -1,0 +1,226 @@
+"""A Spark session for one command: started within a time limit, and stopped after it."""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from pybackend.doctor.machine import java
+from pybackend.errors import ClusterError, InputError
+
+_HOST_PORT = r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])"
+_MASTERS = (
+    r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?",
+    r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]",
+    rf"spark://{_HOST_PORT}:\d+(,{_HOST_PORT}:\d+)*",
+    rf"sc://{_HOST_PORT}(:\d+)?(/.*)?",
+    r"yarn",
+    r"k8s://\S+",
+)
+_EXAMPLES = (
+    "local[2], local-cluster[2,1,1024], spark://host:7077, sc://host:15002 (Spark Connect), yarn "
+    "or k8s://https://host:443"
+)
+_CONNECT_PORT = 15002
+_CONNECT_SECONDS = 5.0
+# Where something else than Spark answers, Spark would try to register with it three times, for 20 s
+# each, and a Connect client for ten minutes. Others may rightly take long: YARN and Kubernetes to
+# make room for a driver, a busy machine to start everything itself.
+_START_SECONDS = 40.0
+_PATIENT_SECONDS = 300.0
+_EXECUTOR_SECONDS = 30.0
+_SETTLED_SECONDS = 2.0
+_Value = TypeVar("_Value")
+
+
+def check_master(master: str) -> str:
+    """Refuse what no Spark takes for a master.
+
+    Raises
+    ------
+    InputError
+        With examples of what it takes.
+    """
+    if not any(re.fullmatch(pattern, master) for pattern in _MASTERS):
+        raise InputError(f"{master!r} is no master of Spark: expected {_EXAMPLES}")
+    return master
+
+
+@contextmanager
+def own_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
+    """A session at a master, with at least one executor where that master has them.
+
+    Raises
+    ------
+    InputError
+        The master is none.
+    ClusterError
+        pyspark or Java is missing, the master does not answer, or no executor came.
+    """
+    check_master(master)
+    is_connect = master.startswith("sc://")
+    _check_installed(is_connect)
+    _check_answers(master)
+    limit = _START_SECONDS if master.startswith(("spark:", "sc:")) else _PATIENT_SECONDS
+    what = f"Spark did not start at {master}"
+    session = within(limit, lambda: _started(master, settings), what)
+    try:
+        if not is_connect:
+            session.sparkContext.setLogLevel("ERROR")
+            # PySpark heeds this setting only where spark-submit has started it.
+            if python := settings.get("spark.pyspark.python"):
+                session.sparkContext.pythonExec = python
+            if not re.match(r"local(\[|$)", master):
+                _await_executors(session, master)
+        yield session
+    finally:
+        with suppress(ClusterError):
+            within(_START_SECONDS, session.stop, "Spark did not stop")
+
+
+def _check_installed(is_connect: bool) -> None:
+    # Without the second, Spark Connect's client ends the process, and with status 0.
+    for module in ("pyspark", "grpc_status") if is_connect else ("pyspark",):
+        if find_spec(module) is None:
+            raise ClusterError(
+                f"the Python package {module.replace('_', 'io-')} is not installed: run "
+                f"{sys.executable} -m pip install 'tfdist[spark]'"
+            )
+    if not is_connect and java() is None:
+        raise ClusterError("no Java was found: install Java 17, or set JAVA_HOME to where it is")
+
+
+def _check_answers(master: str) -> None:
+    """Connect to the master once: Spark would try for minutes and say little."""
+    scheme, separator, rest = master.partition("://")
+    if not separator or scheme == "k8s":
+        return
+    reasons = []
+    for address in rest.partition("/")[0].split(","):
+        host, port = _split(address)
+        try:
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except OSError as error:
+            slow = isinstance(error, TimeoutError)
+            told = f"no answer in {_CONNECT_SECONDS:g} s" if slow else error.strerror or error
+            reasons.append(f"{host}:{port}: {told}")
+        else:
+            return  # of several masters one leads, and Spark finds out which
+    raise ClusterError(
+        f"{master} does not answer ({'; '.join(reasons)}): start it there, correct the address, or "
+        "open its port in the firewall"
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    found = re.fullmatch(rf"({_HOST_PORT})(?::(\d+))?", address)
+    assert found is not None
+    return found[1].strip("[]"), int(found[2] or _CONNECT_PORT)
+
+
+def _started(master: str, settings: Mapping[str, str]) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    if master.startswith("sc://"):
+        return _connected(builder.remote(master).getOrCreate(), settings)
+    for name, value in {**_defaults(master), **settings}.items():
+        builder = builder.config(name, value)
+    return builder.master(master).getOrCreate()
+
+
+def _connected(session: Any, settings: Mapping[str, str]) -> Any:
+    """A Connect session, which is only a name until its server is first asked something."""
+    client = session.client
+    has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
+    policies = client.get_retry_policies() if has_policies else []
+    if has_policies:
+        client.set_retry_policies([])
+    try:
+        _ = session.version
+        for name, value in settings.items():
+            session.conf.set(name, value)
+    except Exception:
+        client.close()  # else it would ask the server again when this process ends
+        raise
+    if has_policies:
+        client.set_retry_policies(policies)
+    return session
+
+
+def _defaults(master: str) -> dict[str, str]:
+    quiet = {
+        "spark.app.name": "tfdist doctor",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    if not master.startswith("local"):
+        # Executors hand on a job's code among themselves: they must not wait long for one that
+        # they cannot reach, for that is what the probe is to tell.
+        return {
+            **quiet,
+            "spark.shuffle.io.connectionTimeout": "5s",
+            "spark.shuffle.io.maxRetries": "1",
+            "spark.shuffle.io.retryWait": "1s",
+        }
+    # This machine's own name may be known to nobody, itself included.
+    return {**quiet, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def _await_executors(session: Any, master: str) -> None:
+    """Wait for one executor to do something, and then for others as long as they come."""
+    what = (
+        f"no executor of {master} did anything: its workers are missing, are taken by other "
+        "applications, cannot reach this driver, or have less memory or cores than an executor "
+        "asks for (--conf spark.executor.memory=..., --conf spark.executor.cores=...)"
+    )
+    # One stage: a second one could wait minutes for an executor behind a firewall.
+    within(_EXECUTOR_SECONDS, lambda: session.range(0, 1, 1, 1).collect(), what)
+    slots = 0
+    deadline = time.monotonic() + _EXECUTOR_SECONDS
+    while slots != (slots := session.sparkContext.defaultParallelism):
+        if time.monotonic() > deadline:
+            return
+        threading.Event().wait(_SETTLED_SECONDS)
+
+
+def within(seconds: float, call: Callable[[], _Value], what: str) -> _Value:
+    """The value of a call that could last for ever; a daemon thread at least holds nobody up.
+
+    Raises
+    ------
+    ClusterError
+        ``what``, and why, where the call failed or took too long.
+    """
+    outcome: queue.Queue[tuple[_Value | None, BaseException | None]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            outcome.put((call(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise ClusterError(f"{what} (no answer in {seconds:g} s)") from None
+    if error is not None:
+        raise ClusterError(f"{what} ({_first_line(error)})") from error
+    return value  # type: ignore[return-value]
+
+
+def _first_line(error: BaseException) -> str:
+    # gRPC's errors have their message in the middle.
+    details = re.search(r'details = "(.+)"', str(error))
+    lines = [details[1]] if details else [x for x in str(error).splitlines() if x.strip()]
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""A job: what every worker is to do, and what each reports."""

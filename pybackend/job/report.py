@@ -1,0 +1,57 @@
+"""What each worker reports when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import Failure
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker did.
+
+    Attributes
+    ----------
+    rank, host, pid
+        Which process it was.
+    rows
+        Rows of its shard: each is used exactly once per epoch, unless ``steps_per_epoch`` ends
+        the epochs earlier.
+    steps
+        Optimizer steps taken.
+    seconds
+        Wall time of the training itself, without start-up.
+    value
+        What the function returned (`barrier_run`), or the history (training).
+    weights_sha256
+        Digest of the final weights, equal on all ranks after a training.
+    model_sha256
+        Digest of the model file, on the rank that wrote it.
+    failure
+        None where the worker succeeded.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    rows: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    value: Any = None
+    weights_sha256: str | None = None
+    model_sha256: str | None = None
+    failure: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the worker succeeded."""
+        return self.failure is None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkerReport:
+        """Read back what `dataclasses.asdict` wrote."""
+        failure = values.get("failure")
+        return cls(**{**values, "failure": Failure.from_dict(failure) if failure else None})

@@ -1,0 +1,63 @@
+"""Before Spark moves rows: whether the network lets the executors' hosts reach each other.
+
+Spark's own transfers wait minutes for a host behind a firewall, and do so before any Python runs
+in a task. This stage moves nothing, and takes a fraction of a second where all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pybackend.errors import ClusterError
+from pybackend.net.dialing import unreached
+
+SCHEMA = "rank int, problem string"
+# Spark itself may wait for a peer to hand on the task's code: then this stage does not end.
+LIMIT_SECONDS = 90.0
+TOO_LONG = (
+    f"Spark's executors did not answer within {LIMIT_SECONDS:g} s whether they reach each other, "
+    "so it seems that they do not, or that their hosts are very busy. "
+)
+# Each host tries so many others: enough that hosts behind a firewall are found, in one round.
+_MOST = 64
+
+
+def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[Any]]) -> None:
+    """Refuse a job whose tasks' hosts cannot all reach each other.
+
+    Parameters
+    ----------
+    collect
+        Runs a DataFrame's job and returns its rows; not for longer than `LIMIT_SECONDS`.
+
+    Raises
+    ------
+    ClusterError
+        Names the two hosts, the address and what to do; after about ten seconds.
+    """
+    rows = collect(session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True))
+    problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
+    if problems:
+        more = f" ({len(problems)} of {workers} workers cannot reach another)"
+        raise ClusterError(problems[0] + more)
+
+
+def look(_: Iterator[Any]) -> Iterator[Any]:
+    """Runs in each task: a row of `SCHEMA` where another task's host cannot be reached.
+
+    Executors are known by the port of their connection with the driver. Mostly nobody listens
+    there, and the refusal shows that the way is free.
+    """
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    rank = context.partitionId()
+    peers = [str(info.address) for info in context.getTaskInfos()]
+    others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST + 1))]
+    problem = unreached(peers, rank, others)
+    if problem:
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]
+        )

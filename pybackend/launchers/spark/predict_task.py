@@ -1,0 +1,182 @@
+"""What predicts in Spark's own Python processes: the model, kept there, and a task's batches.
+
+This file is imported on the executors; the driver sends it there. Nothing meets or waits here, so
+tasks are plain ones, which Spark starts, repeats and shares out as it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.arrays import structure
+from pybackend.data.arrow import TensorReader
+from pybackend.data.columns import ColumnGroup
+from pybackend.data.predictions import Predictions
+from pybackend.data.spool import Ragged, dense
+from pybackend.job.job import EXTRAS, MODEL_FILE, Job
+
+Array = npt.NDArray[Any]
+# Spark keeps its Python processes for other tasks and queries.
+_MOST_MODELS = 3
+# A model may give much more than it takes; Arrow's lists hold 2**31 numbers.
+_BLOCK_BYTES = 64 << 20
+_models: OrderedDict[str, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class PredictTask:
+    """The function that Spark runs on each partition.
+
+    Attributes
+    ----------
+    files
+        The model's file, and what of the user's own it needs, as `model_files` makes them.
+    digest
+        Of what is in the files; models of the same digest are the same.
+    artifact
+        Where not None, Spark has the model's file by this name, and ``files`` lack it.
+    column_groups
+        The tensors, whose ``places`` count the columns of ``places``.
+    places
+        Positions of the feature columns in the batches.
+    kept
+        So many columns, the first ones, go on to the result.
+    """
+
+    job: Job
+    files: Mapping[str, bytes]
+    digest: str
+    column_groups: tuple[ColumnGroup, ...]
+    places: tuple[int, ...]
+    kept: int
+    predictions: Predictions
+    artifact: str | None = None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield each batch with the predictions beside it."""
+        import pyarrow as pa
+
+        reader = TensorReader(self.column_groups)
+        names = [field.name for field in self.predictions.fields]
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            features = pa.RecordBatch.from_arrays(
+                [batch.column(place) for place in self.places],
+                [batch.schema.names[place] for place in self.places],
+            )
+            first = 0
+            for outputs in predicted(self.model(), reader.read(features), self.job.batch_size):
+                rows = batch.slice(first, len(outputs[0]))
+                first += rows.num_rows
+                yield pa.RecordBatch.from_arrays(
+                    [*rows.columns[: self.kept], *self.predictions.arrow(outputs)],
+                    [*rows.schema.names[: self.kept], *names],
+                )
+
+    def model(self) -> Any:
+        """The model, from this process's memory where it was loaded before."""
+        with _lock:
+            if self.digest not in _models:
+                _models[self.digest] = self._loaded()
+                while len(_models) > _MOST_MODELS:
+                    _models.popitem(last=False)
+            _models.move_to_end(self.digest)
+            return _models[self.digest]
+
+    def _loaded(self) -> Any:
+        _set_up_tensorflow()
+        import cloudpickle
+
+        from pybackend.model.load import set_keras_up
+        from pybackend.model.serialization import model_from_bytes
+
+        set_keras_up(self.job)
+        # From the driver's own objects, as this task is.
+        extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
+        model = model_from_bytes(
+            self._model_file(),
+            custom_objects=extras.get("custom_objects"),
+            safe_mode=self.job.safe_mode,
+            compile=False,
+        )
+        # XLA compiles anew for each number of rows, and is slower at convolutions on a CPU.
+        model.jit_compile = False
+        return model
+
+    def _model_file(self) -> bytes:
+        if self.artifact is None:
+            return self.files[MODEL_FILE]
+        from pyspark import SparkFiles
+
+        return Path(SparkFiles.get(self.artifact)).read_bytes()
+
+
+def predicted(
+    model: Any, tensors: Mapping[str, Array | Ragged], batch_size: int
+) -> Iterator[list[Array]]:
+    """A model's outputs for all rows in order, flattened, in blocks that memory holds.
+
+    Raises
+    ------
+    InputError
+        Where the rows do not have the shape of the model's input.
+    """
+    import keras
+    import tensorflow as tf
+
+    from pybackend.data.rows import as_rows
+    from pybackend.engine.feed import shaped_for
+
+    widths = _widths(model, tensors)
+    rows = as_rows({key: dense(tensors[key], widths.get(key, 0)) for key in tensors})
+    rows = shaped_for(rows, model)
+    parts, size = [], 0
+    for first in range(0, len(rows), batch_size):
+        last = min(first + batch_size, len(rows))
+        some = rows.take(np.arange(first, last))
+        (x,) = structure({key: tf.convert_to_tensor(array) for key, array in some.items()})
+        parts.append(keras.tree.flatten(model.predict_on_batch(x)))
+        size += sum(output.nbytes for output in parts[-1])
+        if size >= _BLOCK_BYTES or last == len(rows):
+            yield [np.concatenate(found) for found in zip(*parts, strict=True)]
+            parts, size = [], 0
+
+
+def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
+    """How long a row of the model's inputs is, where that is one known number."""
+    inputs: Sequence[Any] = getattr(model, "inputs", None) or []
+    is_one = len(inputs) == 1 and "x" in tensors
+    names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in zip(names, inputs, strict=True)}
+    return {name: s[0] for name, s in shapes.items() if len(s) == 1 and s[0] is not None}
+
+
+def _set_up_tensorflow() -> None:
+    """As many threads as the task has cores, its GPU alone, and of that only what is needed."""
+    from pyspark import TaskContext
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    context = TaskContext.get()
+    gpus = None if context is None else context.resources().get("gpu")
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    import tensorflow as tf
+
+    with suppress(RuntimeError):  # it runs already: for a model before, or a function of the user's
+        if context is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, context.cpus()))
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)

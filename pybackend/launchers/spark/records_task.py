@@ -1,0 +1,107 @@
+"""What the tasks of Spark do with records: write a partition, read a range of rows."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pybackend.data.tfrecord.compression import Compression
+from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.part import write_part
+from pybackend.data.tfrecord.publish import is_begun, place_of
+from pybackend.errors import InputError
+from pybackend.net.rendezvous import new_token
+
+SCHEMA = "report string"
+# Around what a task refuses, in the message of Spark's own exception.
+_MARK = "tfdist-refused:"
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """Writes a partition into a file of its own, and reports in one row what it has written."""
+
+    uri: str
+    token: str
+    compression: Compression
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        with _told(f"partition {partition}"):
+            if not is_begun(self.uri, self.token):
+                raise InputError(
+                    f"`path`: {socket.gethostname()}, which runs tasks, does not see {self.uri!r}: "
+                    "use a file system that all machines share, or a URI"
+                )
+            # Spark may run a task twice, even at the same time: only one of the rows counts.
+            attempt = f"{partition:05d}-{new_token()[:12]}"
+            place = place_of(self.uri, self.token, attempt)
+            part = write_part(map(self._named, batches), place, attempt, self.compression)
+        if part is not None:
+            yield _row(asdict(part))
+
+    def _named(self, batch: Any) -> Any:
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_arrays(batch.columns, list(self.names))
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Reads the ranges of rows whose numbers it is given."""
+
+    files: RecordFiles
+    ranges: tuple[tuple[int, int], ...]
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                first, last = self.ranges[number]
+                yield from self.files.batches(first, last, self.files.schema.names)
+
+
+@dataclass(frozen=True)
+class CallTask:
+    """Calls a function in a task, for its result in one row: it sees what the tasks see."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for _ in batches:
+            with _told():
+                value = self.function(*self.arguments)
+            yield _row(value)
+
+
+def refused(message: str) -> InputError | None:
+    """The `InputError` of a task that Spark's own exception tells of; None: it tells of none."""
+    told = re.search(f"{_MARK}([A-Za-z0-9+/=]+)", message)
+    return InputError(base64.b64decode(told[1]).decode()) if told else None
+
+
+@contextmanager
+def _told(where: str = "") -> Iterator[None]:
+    """Put what is refused into the message that reaches the driver, without its lines breaking."""
+    try:
+        yield
+    except InputError as error:
+        text = f"{error} ({where})" if where else str(error)
+        told = base64.b64encode(text.encode()).decode()
+        raise RuntimeError(f"{text}\n{_MARK}{told}") from None
+
+
+def _row(value: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([json.dumps(value)], pa.string())], ["report"])

@@ -1,0 +1,329 @@
+"""Workers in the tasks of a stage that sparklyr runs, for functions written in R.
+
+sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. R has no part of Spark's
+barrier but the addresses: so the workers meet at the driver (`pybackend.net.meeting`). What they
+report comes the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import re
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from pybackend.data.text import TEXT_SCHEMA, lines_of
+from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
+from pybackend.job.job import Job
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.child import Emit
+from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_frame
+from pybackend.launchers.spark.barrier_task import Task, failures_in
+from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
+from pybackend.launchers.spark.shipping import package_sources, ship_package
+from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
+from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.rendezvous import new_token
+
+# All tasks of a barrier stage start together: this is the time for Python to start and read rows.
+_MEET_SECONDS = 600.0
+_DRAIN_SECONDS = 60.0
+_CAUSE_SECONDS = 2.0
+# From Spark 4.3 on sparklyr's R workers load it, and Spark itself brings none.
+_PROTOBUF = "com.google.protobuf.MessageOrBuilder"
+_EXAMINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class SparklyrWorkers:
+    """In place of a session: sparklyr starts the workers, and each is R with Python embedded.
+
+    Attributes
+    ----------
+    session
+        The PySpark session joined to sparklyr's JVM.
+    run_stage
+        A function of R, called as ``run_stage(view, archive, group, cores)`` with the name of a
+        temporary view, the path of the workers' archive, a name for the Spark job, and the cores of
+        a task. It returns when the stage has ended.
+    examine
+        A function of R, called as ``examine(view, driver, group)`` after a stage that failed before
+        its workers could tell why; it runs tasks that look, and returns what they miss as texts.
+    """
+
+    session: Any
+    run_stage: Callable[[str, str, str, int], Any]
+    examine: Callable[[str, str, str], Any]
+
+
+def launch(
+    workers: SparklyrWorkers,
+    job: Job,
+    files: Mapping[str, bytes],
+    datasets: Mapping[str, Any],
+    on_event: Emit,
+) -> Outcome:
+    """Run a job in one stage of sparklyr's ``spark_apply(barrier = TRUE)``.
+
+    Parameters and errors are those of `barrier.launch`, but ``on_event`` is
+    called from a thread, as R has this one.
+    """
+    session = workers.session
+    check_slots(session, job.workers)
+    ship_package(session)
+    token = new_token()
+    loopback = is_one_machine(session)
+    host, announced = driver_place(session)
+    check_hosts(session, job, datasets)
+    with ExitStack() as stack:
+        frame, source, counts = input_frame(session, job, datasets)
+        meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
+        task = Task(job, files, source, token, meeting.address, loopback, counts)
+        archive = stack.enter_context(_archive(task))
+        view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
+        spark_job = ClassicJob(session)
+        watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
+        error = None
+        cores = int(setting(session, "spark.task.cpus") or 1)
+        try:
+            workers.run_stage(view, str(archive), spark_job.group, cores)
+        except Exception as raised:
+            error = raised
+        except BaseException:  # Ctrl-C
+            threading.Thread(target=_cancel, args=(spark_job,), daemon=True).start()
+            raise
+        if error is None:
+            meeting.drain(_DRAIN_SECONDS)
+        else:  # what the failed worker has sent may still be on its way
+            watch.wait_for_failure(_CAUSE_SECONDS)
+        watch.stop()
+        watch.raise_failure(_unwrapped(error) if error else "")
+        if error is not None:
+            missed = _missed(workers, job, meeting) if meeting.missing()[0] else []
+            raise _explained(_unwrapped(error), meeting.address, missed) from error
+        return _outcome(meeting, job.workers, bool(datasets))
+
+
+def _meeting(host: str | None, token: str, workers: int, announced: str | None) -> MeetingServer:
+    try:
+        if host is None:
+            raise ClusterError("the session does not tell spark.driver.host")
+        return MeetingServer(host, token, workers, announced)
+    except ClusterError as error:
+        raise ClusterError(
+            f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
+            "by which executors reach it, and spark.driver.bindAddress to the one to listen on"
+        ) from error
+
+
+def _cancel(job: ClassicJob) -> None:
+    """Cancel, again and again: a job that is just being submitted cannot be cancelled yet."""
+    for _ in range(5):
+        with suppress(Exception):  # the session may be gone, which is an end too
+            job.cancel()
+        time.sleep(1)
+
+
+@contextmanager
+def _archive(task: Task) -> Iterator[Path]:
+    """This package and the task in one file, in a folder that goes with the Spark application."""
+    from pyspark import SparkFiles
+
+    root = SparkFiles.getRootDirectory()
+    with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
+        path = Path(folder) / "task.zip"
+        with zipfile.ZipFile(path, "w") as packed:
+            for name, content in package_sources().items():
+                packed.writestr(name, content)
+            packed.writestr(TASK, cloudpickle.dumps(task))
+        yield path
+
+
+@contextmanager
+def _view(session: Any, frame: Any) -> Iterator[str]:
+    name = f"tfdist_{new_token()[:12]}"
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        session.catalog.dropTempView(name)
+
+
+class _Watch:
+    """Passes on events while R waits for Spark, and cancels a job that cannot go on."""
+
+    def __init__(self, job: ClassicJob, meeting: MeetingServer, on_event: Emit) -> None:
+        self.failures: dict[int, Failure] = {}
+        self.trouble: ClusterError | None = None
+        self._job = job
+        self._meeting = meeting
+        self._on_event = on_event
+        # When a task was first seen to run.
+        self._busy_since = math.inf
+        self._stopped = threading.Event()
+        self._has_failed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def raise_failure(self, text: str) -> None:
+        """Raise what the workers have told, what Spark's text tells of them, or what was seen."""
+        self.failures.update({f.rank: f for f in failures_in(text)})
+        if self.failures:
+            raise WorkerFailedError(root_cause_first(list(self.failures.values())))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def wait_for_failure(self, seconds: float) -> None:
+        """Wait until a worker has told its failure."""
+        self._has_failed.wait(seconds)
+
+    def stop(self) -> None:
+        """Pass on what has come, and end."""
+        self._stopped.set()
+        self._thread.join()
+        with suppress(queue.Empty):
+            while True:
+                self._pass_on(self._meeting.queue.get_nowait())
+
+    def _run(self) -> None:
+        idle = IdleWatch(self._job)
+        while not self._stopped.is_set():
+            with suppress(queue.Empty):
+                self._pass_on(self._meeting.queue.get(timeout=0.1))
+            try:
+                if self.trouble is None:
+                    self._look(idle)
+            except ClusterError as trouble:
+                self.trouble = trouble
+                self._job.cancel()
+            except Exception:  # Spark does not answer now: R's own call will tell why
+                self._stopped.wait(1)
+
+    def _pass_on(self, event: dict[str, Any]) -> None:
+        if event["event"] == "failed":
+            self.failures[event["rank"]] = Failure.from_dict(event["failure"])
+            self._has_failed.set()
+            return
+        with suppress(Exception):  # a console that is gone is no reason to lose what follows
+            self._on_event(event)
+
+    def _look(self, idle: IdleWatch) -> None:
+        """`ClusterError` where the workers will not meet any more."""
+        missing, seconds = self._meeting.missing()
+        if not missing:
+            return
+        if math.isinf(self._busy_since) and idle.is_busy:
+            self._busy_since = time.monotonic()
+        if max(seconds, time.monotonic() - self._busy_since) > _MEET_SECONDS:
+            named = ", ".join(map(str, missing))
+            raise ClusterError(
+                f"worker {named} did not meet the others within {_MEET_SECONDS:.0f} s: see the "
+                "logs of the executors, and whether all of them reach the driver at "
+                f"{self._meeting.address}"
+            )
+        idle.look()
+
+
+def _missed(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
+    """What the executors lack to run workers at all; limited in time as every job is."""
+    session = workers.session
+    examination = ClassicJob(session)
+    limit = threading.Timer(_EXAMINE_SECONDS, examination.cancel)
+    limit.daemon = True
+    limit.start()
+    try:
+        with _view(session, session.range(0, job.workers, 1, job.workers)) as view:
+            found = workers.examine(view, meeting.address, examination.group)
+    except Exception as error:
+        if _lacks_protobuf(session, job.workers):
+            return [f"the executors have no class {_PROTOBUF}"]
+        return [f"the executors cannot be examined either: {error}".splitlines()[0]]
+    finally:
+        limit.cancel()
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _lacks_protobuf(session: Any, workers: int) -> bool:
+    """Whether sparklyr's R cannot start for want of that class: only executors' logs tell it."""
+    if tuple(map(int, session.version.split(".")[:2])) < (4, 3):
+        return False
+    ask = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
+    said = []
+
+    def look() -> None:
+        try:
+            session.range(0, workers, 1, workers).selectExpr(ask).collect()
+        except Exception as error:
+            said.append(str(error))
+
+    job = ClassicJob(session)
+    thread = job.thread(look)
+    thread.start()
+    thread.join(_EXAMINE_SECONDS)
+    if thread.is_alive():
+        job.cancel()
+    return any(f"ClassNotFoundException: {_PROTOBUF}" in text for text in said)
+
+
+def _unwrapped(error: Exception) -> str:
+    """sparklyr's message as one line, without Java's frames: it wraps what Spark says."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith("at "))
+
+
+def _explained(text: str, address: str, missed: list[str]) -> ClusterError:
+    """A stage that failed, though no worker has told why."""
+    headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
+    headline = "; ".join(missed) or headline
+    advice = "see the executors' logs in the Spark web interface"
+    if re.search("com[./]google[./]protobuf", " ".join([text, *missed])):
+        advice = (
+            "this release of Spark does not bring what sparklyr's R workers need: before "
+            'spark_connect(), set config[["sparklyr.shell.driver-class-path"]] and '
+            'config[["spark.executor.extraClassPath"]] to a protobuf.jar that every host has '
+            "(Debian's package libprotobuf-java puts it at /usr/share/java/protobuf.jar)"
+        )
+    elif missed:
+        advice = (
+            "executors need R with the package reticulate, and Python with TensorFlow; and they "
+            f"must reach the driver at {address}. `tfdist_sitrep(sc)` shows what each of them has"
+        )
+    return ClusterError(
+        f"sparklyr could not run the workers: {headline[:600]}\n\nWhat to do: {advice}\n\n"
+        f"sparklyr's message:\n{text[:3000]}"
+    )
+
+
+def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
+    texts = [meeting.result(rank, REPORT) for rank in range(workers)]
+    if not any(texts) and has_data:  # Spark starts no task for what it knows to be empty
+        raise InputError("`data` has no rows")
+    absent = [rank for rank, text in enumerate(texts) if text is None]
+    if absent:
+        raise ClusterError(
+            f"worker {', '.join(map(str, absent))} has ended without a report: see the logs of the "
+            "executors"
+        )
+    reports = [WorkerReport.from_dict(json.loads(text)) for text in texts if text is not None]
+    found = ((kind, meeting.result(0, MODEL + kind)) for kind in ("h5", "keras"))
+    models = [(kind, content) for kind, content in found if content is not None]
+    return Outcome(reports, models[0] if models else None)

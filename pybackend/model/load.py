@@ -1,0 +1,61 @@
+"""The model of a job, in a worker: from the file or the function that the driver sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+
+from pybackend.errors import InputError
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.model.serialization import model_from_bytes
+from pybackend.r.function import RFunction
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and what else came from the driver: ``callbacks`` and ``custom_objects``."""
+
+    model: Any
+    extras: dict[str, Any]
+    is_of_r: bool
+    """Whether a function written in R has built it: its losses may be functions of R, too."""
+
+
+def load(job: Job, folder: Path) -> Loaded:
+    """Set Keras up as on the driver, and load the model."""
+    set_keras_up(job)
+    # A function of the user's builds the same weights on all ranks.
+    keras.utils.set_random_seed(job.seed)
+    extras = _unpickled(folder / EXTRAS) or {}
+    if job.model_source == "function":
+        function = _unpickled(folder / MODEL_FUNCTION)
+        return Loaded(_built(function), extras, isinstance(function, RFunction))
+    model = model_from_bytes(
+        (folder / MODEL_FILE).read_bytes(),
+        custom_objects=extras.get("custom_objects"),
+        safe_mode=job.safe_mode,
+    )
+    return Loaded(model, extras, False)
+
+
+def set_keras_up(job: Job) -> None:
+    """Give Keras the driver's global settings."""
+    keras.config.set_floatx(job.floatx)
+    keras.config.set_dtype_policy(job.dtype_policy)
+    keras.config.set_image_data_format(job.image_data_format)
+
+
+def _unpickled(path: Path) -> Any:
+    """Read a file that the launcher on this machine wrote from the driver's own objects."""
+    return cloudpickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _built(function: Any) -> Any:
+    model = function()
+    if not isinstance(model, keras.Model):
+        raise InputError(f"the `model` function returned {type(model).__name__}, not a Keras model")
+    return model

@@ -1,0 +1,126 @@
+"""Which columns make up which tensors, and what is no choice of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pybackend.data.columns import (
+    ColumnKind,
+    ColumnSpec,
+    check_column_spec,
+    column_groups_of,
+    columns_to_read,
+)
+from pybackend.errors import InputError
+
+KINDS = {
+    "a": ColumnKind("number", "float32", 0, "float"),
+    "n": ColumnKind("number", "int32", 0, "int"),
+    "v": ColumnKind("number", "float64", 1, "array<double>"),
+    "b": ColumnKind("binary", None, 0, "binary"),
+    "t": ColumnKind("text", None, 0, "string"),
+    "d": ColumnKind("other", None, 0, "date"),
+    "label": ColumnKind("number", "int64", 0, "bigint"),
+}
+
+
+def chosen(**choice: Any) -> Any:
+    return column_groups_of(ColumnSpec(**choice), KINDS, "float32", "data")
+
+
+def test_a_list_is_one_input_and_a_mapping_several() -> None:
+    column_groups, read = chosen(features=["v", "a"])
+    assert [(group.key, group.columns, group.places) for group in column_groups] == [
+        ("x", ("v", "a"), (0, 1)),
+        ("y", ("label",), (2,)),
+    ]
+    assert read == ["v", "a", "label"] == columns_to_read(column_groups)
+    column_groups, read = chosen(
+        features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v"
+    )
+    assert [(group.key, group.places, group.dtype) for group in column_groups] == [
+        ("x/left", (0, 1), "float32"),
+        ("x/right", (0,), "float32"),
+        ("x/text", (2,), "str"),
+        ("y", (3,), "int64"),
+        ("sample_weight", (4,), "float32"),
+    ]
+
+
+def test_several_outputs_have_several_labels() -> None:
+    column_groups, _ = chosen(features=["a"], label={"one": "label", "two": "n"})
+    assert [group.key for group in column_groups] == ["x", "y/one", "y/two"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"features": ["zz"]}, "`data` has no column 'zz': its columns are a, n"),
+        ({"features": ["a"], "label": "zz"}, "`data` has no column 'zz'"),
+        ({"features": ["a"], "weight": "zz"}, "`data` has no column 'zz'"),
+        ({"features": ["a"], "tensors": {"zz": ("uint8", (1,))}}, "(`tensors` names it)"),
+        ({"features": ["a", "label"]}, "'label' is named both as the label and as a feature"),
+        ({"features": ["a"], "weight": "a"}, "'a' is named both as the weight and as a feature"),
+        ({"features": ["d"]}, "column 'd' of `data` has type date; expected numbers"),
+        ({"features": ["a", "t"]}, "text needs its `categories`, or is an input of its own"),
+        ({"features": ["a"], "label": "t"}, "the label column 't' of `data` has type string"),
+        (
+            {"features": ["b"], "tensors": {"b": ("uint8", (None,))}},
+            "column 'b' of `data` has type binary; expected one value of bytes per row",
+        ),
+        (
+            {"features": ["t"], "tensors": {"t": ("uint8", (2,))}},
+            "column 't' of `data` has type string; expected numbers or bytes",
+        ),
+        (
+            {"features": ["a", "b"], "tensors": {"b": ("uint8", (2,))}},
+            "`tensors` names 'b', one of the columns a, b of one input: it must be an input of its",
+        ),
+        (
+            {"features": ["n"], "tensors": {"n": ("uint8", (1,))}, "categories": {"n": [1]}},
+            "both `tensors` and `categories` name 'n'",
+        ),
+        (
+            {"features": ["v"], "categories": {"v": [1]}},
+            "column 'v' of `data` has type array<double>; expected one value per row",
+        ),
+    ],
+)
+def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, message: str) -> None:
+    with pytest.raises(InputError) as told:
+        chosen(**choice)
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"label": 3}, "`label` must be the name of a column, not 3"),
+        ({"label": ["a"]}, "`label` must be the name of a column"),
+        ({"features": 3}, "`features` must be names of columns, not 3"),
+        ({"features": ["a", 1]}, "`features` must be names of columns"),
+        ({"features": []}, "`features` must be names of columns"),
+        ({"features": {"a/b": "c"}}, "`features` has an entry named 'a/b'"),
+        ({"weight": 1}, "`weight` must be the name of a column, not 1"),
+        ({"repartition": "no"}, "`repartition` must be True or False"),
+        ({"tensors": ["a"]}, "`tensors` must map names of columns"),
+        ({"tensors": {"a": "uint8"}}, "`tensors` of 'a' must be (dtype, shape)"),
+        ({"tensors": {"a": ("text", (1,))}}, "`tensors` of 'a' must be (dtype, shape)"),
+        ({"tensors": {"a": ("str", (1,))}}, "'str' is no type of numbers"),
+        ({"tensors": {"a": ("uint8", (0,))}}, "has other than positive whole numbers"),
+        ({"tensors": {"a": ("uint8", (None, 3))}}, "has other than positive whole numbers"),
+        ({"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
+        ({"categories": {"a": []}}, "`categories` of 'a' must be different values"),
+        ({"tensors": {"a": ("uint8", (True, 2))}}, "has other than positive whole numbers"),
+        ({"categories": {"a": [[1], [2]]}}, "`categories` of 'a' must be different values"),
+        ({"categories": {"a": ["x", "x"]}}, "`categories` of 'a' must be different values"),
+    ],
+)
+def test_what_can_be_no_choice_is_refused_before_any_table_is_looked_at(
+    choice: Any, message: str
+) -> None:
+    with pytest.raises(InputError) as told:
+        check_column_spec(ColumnSpec(**choice))
+    assert message in str(told.value)

@@ -1,0 +1,372 @@
+"""Predictions beside the rows of a Spark DataFrame, against those of Keras in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import spark_session
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import functions
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from pybackend import (
+    InputError,
+    TrainResult,
+    model_from_bytes,
+    model_to_base64,
+    model_to_bytes,
+    predict_spark,
+)
+from pybackend.launchers.spark import predict_task
+from pybackend.launchers.spark.predict import undated
+from pybackend.launchers.spark.predict_task import PredictTask
+
+LEVELS = ["no", "may be", "yes"]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with spark_session("local[2]") as session:
+        yield session
+
+
+@pytest.fixture
+def table(spark: Any, rows: Any) -> Any:
+    """60 rows: an id, the 8 features as columns of their own, and a label."""
+    columns = ", ".join(f"f{i} float" for i in range(8))
+    values = [(i, *x.tolist(), int(y)) for i, (x, y) in enumerate(zip(*rows, strict=True))][:60]
+    return spark.createDataFrame(values, f"id int, {columns}, label int")
+
+
+FEATURES = [f"f{i}" for i in range(8)]
+
+
+def numbers(frame: Any, *names: str) -> Any:
+    """Columns of a DataFrame as one array, in the order of its column ``id``."""
+    found = sorted(frame.collect(), key=lambda row: row["id"])
+    return np.array([[row[name] for name in names] for row in found])
+
+
+def trained(model: Any, levels: list[Any] | None) -> TrainResult:
+    """The result of a training that has left the model as it is."""
+    return TrainResult(
+        model_to_base64(model), "h5", "", {}, [], 0.0, 0, 0, levels=levels, decode=model_from_bytes
+    )
+
+
+def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
+    keras.utils.set_random_seed(1)
+    rows = [(0, bytearray(b"\xff\x01"), "b"), (1, bytearray(b"\x02\xfe"), "a")]
+    data = spark.createDataFrame(rows, "id int, image binary, color string")
+    image, color = keras.Input((2,), name="image"), keras.Input((1,), name="color")
+    joined = keras.layers.Concatenate()([image, color])
+    model = keras.Model({"image": image, "color": color}, keras.layers.Dense(1)(joined))
+    found = replace(
+        trained(model, None),
+        features={"image": ["image"], "color": ["color"]},
+        tensors={"image": ("int8", (2,))},
+        categories={"color": ["a", "b"]},
+    )
+    expected = model.predict(
+        {"image": np.array([[-1, 1], [2, -2]]), "color": np.array([[1], [0]])}, verbose=0
+    )
+    np.testing.assert_allclose(numbers(predict_spark(found, data), ".pred"), expected, atol=1e-6)
+
+
+def test_images_in_bytes(spark: Any) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (50, 28, 28), "uint8")
+    data = spark.createDataFrame(
+        [(i, bytearray(image.tobytes())) for i, image in enumerate(images)], "id int, image binary"
+    ).repartition(3)
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(4, 5, strides=3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    found = predict_spark(
+        model, data, features=["image"], tensors={"image": ("uint8", (28, 28))}, batch_size=16
+    )
+    expected = model.predict(images[..., None], verbose=0)
+    digits = [f".pred_{digit}" for digit in range(10)]
+    assert found.columns == ["id", "image", ".pred_class", *digits]
+    np.testing.assert_allclose(numbers(found, *digits), expected, atol=1e-6)
+    assert (numbers(found, ".pred_class")[:, 0] == expected.argmax(axis=1)).all()
+
+
+def test_a_training_s_levels_name_the_classes(table: Any, rows: Any, dense_model: Any) -> None:
+    result = trained(dense_model, LEVELS)
+    found = predict_spark(result, table, features=FEATURES)
+    expected = dense_model.predict(rows[0][:60], verbose=0)
+    columns = [f".pred_{level}" for level in LEVELS]
+    np.testing.assert_allclose(numbers(found, *columns), expected, atol=1e-6)
+    classes = numbers(found, ".pred_class")[:, 0]
+    assert classes.tolist() == [LEVELS[code] for code in expected.argmax(axis=1)]
+    # Spark computes with them as with any other column.
+    sure = found.filter("`.pred_class` = 'yes' AND `.pred_may be` < 0")
+    assert sure.count() == ((expected.argmax(axis=1) == 2) & (expected[:, 1] < 0)).sum()
+
+    chosen = {"class": [".pred_class"], "prob": columns, "raw": [".pred"], None: found.columns[-4:]}
+    for kind, names in chosen.items():
+        frame = predict_spark(result, table, features=FEATURES, type=kind)
+        assert frame.columns == [*table.columns, *names]
+    other = predict_spark(result, table, features=FEATURES, type="class", levels=["a", "b", "c"])
+    assert other.dtypes[-1] == (".pred_class", "string")
+
+
+def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, rows: Any) -> None:
+    schema = StructType(
+        [
+            StructField("id", IntegerType()),
+            StructField("a.b", VectorUDT()),
+            StructField("listed", ArrayType(DoubleType())),
+            StructField("date", DateType()),
+            StructField("map", MapType(StringType(), IntegerType())),
+            StructField("none", StructType([StructField("in.side", StringType())])),
+        ]
+    )
+    import datetime
+
+    x = rows[0][:20].astype("float64").tolist()
+    data = spark.createDataFrame(
+        [
+            (i, Vectors.dense(x[i]), x[i], datetime.date(2020, 1, 1), {"": i}, None)
+            for i in range(20)
+        ],
+        schema,
+    )
+    expected = dense_model.predict(rows[0][:20], verbose=0)
+    before = data.orderBy("id").collect()
+    for column in ("a.b", "listed"):
+        found = predict_spark(dense_model, data, features=[column], type="raw")
+        assert found.schema[:6] == schema
+        np.testing.assert_allclose(numbers(found, ".pred")[:, 0], expected, atol=1e-6)
+        assert [row[:6] for row in found.orderBy("id").collect()] == [tuple(row) for row in before]
+
+
+def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
+    keras.utils.set_random_seed(2)
+    left, right = keras.Input((3,), name="left"), keras.Input((2,), name="right")
+    both = keras.layers.Concatenate()([left, right])
+    grid = keras.layers.Reshape((2, 3))(keras.layers.Dense(6)(both))
+    outputs = {"score": keras.layers.Dense(1)(both), "grid": grid}
+    model = keras.Model({"left": left, "right": right}, outputs)
+    features = {"right": ["f0", "f1"], "left": ["f2", "f3", "f4"]}
+    found = predict_spark(model, table, features=features)
+    x = rows[0][:60]
+    expected = model.predict({"left": x[:, 2:5], "right": x[:, :2]}, verbose=0)
+    assert found.dtypes[-2:] == [(".pred_grid", "array<array<float>>"), (".pred_score", "float")]
+    np.testing.assert_allclose(numbers(found, ".pred_score"), expected["score"], atol=1e-6)
+    np.testing.assert_allclose(numbers(found, ".pred_grid")[:, 0], expected["grid"], atol=1e-6)
+    with pytest.raises(InputError, match=r"inputs left, right: say which columns"):
+        predict_spark(model, table, features=FEATURES)
+
+
+def test_text_and_rows_of_any_length(spark: Any) -> None:
+    words = ["one", "two", "three", "né", ""]
+    values = [(i, words[i % 5], [1.0 + i] * (i % 5)) for i in range(23)]
+    data = spark.createDataFrame(values, "id int, word string, series array<double>")
+    keras.utils.set_random_seed(3)
+    text = keras.Input((1,), dtype="string", name="text")
+    series = keras.Input((5,), name="series")
+    known = keras.layers.StringLookup(vocabulary=words[:4])(text)
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(6, 3)(known))
+    joined = keras.layers.Concatenate()([embedded, series])
+    model = keras.Model([text, series], keras.layers.Dense(1, activation="sigmoid")(joined))
+    found = predict_spark(
+        model,
+        data,
+        features={"text": "word", "series": ["series"]},
+        tensors={"series": ("float32", (None,))},
+        batch_size=4,
+    )
+    padded = np.array([row[2] + [0.0] * (5 - len(row[2])) for row in values], "float32")
+    strings = keras.ops.convert_to_tensor([[row[1]] for row in values])
+    expected = model.predict_on_batch([strings, padded])
+    assert found.dtypes[-1] == (".pred", "float")
+    np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
+
+
+class Doubling(keras.Model):
+    """A model of a class of its own, for regression."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inner = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        """Twice what a dense layer gives."""
+        return 2 * self.inner(x)
+
+
+def test_a_model_of_a_class_of_its_own(table: Any, rows: Any) -> None:
+    model = Doubling()
+    with pytest.raises(InputError, match="call it once on a batch"):
+        predict_spark(model, table, features=FEATURES)
+    expected = model.predict(rows[0][:60], verbose=0)
+    found = predict_spark(model, table, features=FEATURES)
+    np.testing.assert_allclose(numbers(found, ".pred_0", ".pred_1"), expected, atol=1e-6)
+    model.compile("sgd", "mse")  # so these are no classes
+    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+
+
+def test_nothing_runs_before_spark_is_asked(spark: Any, table: Any, dense_model: Any) -> None:
+    failing = table.withColumn("f0", functions.expr("raise_error('it ran')").cast("float"))
+    found = predict_spark(dense_model, failing, features=FEATURES)
+    found.createOrReplaceTempView("found")
+    assert spark.table("found").columns == [*table.columns, *found.columns[-4:]]
+    with pytest.raises(Exception, match="it ran"):
+        found.collect()
+
+
+def test_no_rows_and_empty_partitions(table: Any, dense_model: Any) -> None:
+    assert predict_spark(dense_model, table.limit(0), features=FEATURES).collect() == []
+    few = table.limit(1).repartition(3)
+    assert predict_spark(dense_model, few, features=FEATURES).count() == 1
+
+
+class Counted(keras.layers.Layer):
+    """Writes down the process in which it is made."""
+
+    def __init__(self, log: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.log = log
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "log": self.log}
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_a_process_loads_a_model_once(table: Any, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    model = keras.Sequential([keras.Input((8,)), Counted(str(made)), keras.layers.Dense(3)])
+    found = predict_spark(model, table.repartition(6), features=FEATURES)
+    for _ in range(2):
+        assert found.filter("`.pred_0` > `.pred_1`").count() < 60
+    pids = [int(line) for line in made.read_text().split()]
+    there = [pid for pid in pids if pid != os.getpid()]
+    assert 1 <= len(there) == len(set(there))
+
+
+def test_when_a_model_was_written_makes_it_no_other(dense_model: Any) -> None:
+    content = model_to_bytes(dense_model, format="keras")
+    later = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(later, "w") as target:
+        for name in source.namelist():
+            member = source.read(name)
+            if name == "metadata.json":
+                member = json.dumps({**json.loads(member), "date_saved": "later"}).encode()
+            target.writestr(name, member)
+    assert later.getvalue() != content
+    assert undated(later.getvalue()) == undated(content)
+    assert model_from_bytes(undated(content)).name == dense_model.name
+
+
+def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: Any) -> None:
+    monkeypatch.setattr(predict_task, "_BLOCK_BYTES", 40 * 3 * 4)
+    blocks = [outputs[0] for outputs in predict_task.predicted(dense_model, {"x": rows[0]}, 30)]
+    assert [len(block) for block in blocks] == [60] * 8 + [20]
+    expected = dense_model.predict(rows[0], verbose=0)
+    np.testing.assert_allclose(np.concatenate(blocks), expected, atol=1e-6)
+
+
+def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
+    monkeypatch.setattr(predict_task, "_models", type(predict_task._models)())
+    monkeypatch.setattr(PredictTask, "_loaded", lambda task: task.digest.upper())
+    asked: list[Any] = [PredictTask(None, {}, name, (), (), 0, None) for name in "abcabcadb"]  # type: ignore[arg-type]
+    assert [task.model() for task in asked] == list("ABCABCADB")
+    assert list(predict_task._models) == ["a", "d", "b"]
+
+
+def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
+    hole = functions.when(table.id != 7, table.f3)
+    holed = predict_spark(dense_model, table.withColumn("f3", hole), features=FEATURES)
+    with pytest.raises(
+        Exception, match=r"InputError: column 'f3' holds 1 null\(s\), first in .*f3"
+    ):
+        holed.collect()
+    wide = table.withColumn("x", functions.array("f0", "f1", "f2"))
+    with pytest.raises(Exception, match=r"rows have shape \(3,\), but the model's input has"):
+        predict_spark(dense_model, wide, features=["x"]).collect()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
+        ({"features": None}, r"shape \(8,\), but `features` are 10 columns"),
+        ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model tells 3 classes apart"),
+        ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
+        ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
+        ({"tensors": {"oops": ("uint8", (2,))}}, "no column 'oops'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    table: Any, dense_model: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        predict_spark(dense_model, table, **{"features": FEATURES, **arguments})
+
+
+def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(loss="binary_crossentropy")
+    expected = model.predict(rows[0][:60], verbose=0)
+    found = predict_spark(trained(model, ["no", "yes"]), table, features=FEATURES)
+    assert found.columns[-3:] == [".pred_class", ".pred_no", ".pred_yes"]
+    got = numbers(found, ".pred_no", ".pred_yes")
+    np.testing.assert_allclose(got, np.concatenate([1 - expected, expected], axis=1), atol=1e-6)
+    said = numbers(found, ".pred_class")[:, 0]
+    assert set(said) == {"no", "yes"}
+    assert said.tolist() == [["no", "yes"][int(p > 0.5)] for p in expected[:, 0]]
+    plain = predict_spark(model, table, features=FEATURES, type="class")
+    assert numbers(plain, ".pred_class")[:, 0].tolist() == (expected[:, 0] > 0.5).tolist()
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    model.compile(loss="mse")
+    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    # Several labels that may all hold are no classes.
+    several = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="sigmoid")])
+    several.compile(loss="binary_crossentropy")
+    assert predict_spark(several, table, features=FEATURES).columns[-1] == ".pred"
+
+
+def test_classes_need_several_numbers(table: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    # The levels of a training with a factor of two levels do not name one number.
+    found = predict_spark(trained(model, ["no", "yes"]), table, features=FEATURES)
+    assert found.columns[-1] == ".pred"
+    for kind in ("class", "prob"):
+        with pytest.raises(InputError, match=r"shape \(1,\): use type='raw'"):
+            predict_spark(model, table, features=FEATURES, type=kind)
+    own = table.withColumnRenamed("label", ".PRED")
+    with pytest.raises(InputError, match=r"two columns named '\.pred'"):
+        predict_spark(model, own, features=FEATURES)
