@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.request import session_of
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import mnist
 from pybackend.job.job import train_job
+from pybackend.launchers import launcher_for
 
 
 def digit_model() -> Any:
@@ -65,7 +65,7 @@ def train_mnist(
     TrainResult
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
-    session_of(spark)
+    launcher_for(spark)
     # Before the images are looked for, which may take a download.
     train_job(
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,53 +17,19 @@ from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
 from pybackend.job.pickling import pickled
-from pybackend.launchers import local
-from pybackend.launchers.base import Outcome
+from pybackend.launchers import Launcher, Outcome
 from pybackend.model.serialization import model_to_bytes
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
 
 
-def session_of(spark: Any) -> Any:
-    """None for this machine, or the Spark session to use.
-
-    Raises
-    ------
-    InputError
-        Where ``spark`` is neither.
-    """
-    if spark is None or (isinstance(spark, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", spark)):
-        return None
-    kind = type(spark)
-    if kind.__module__ == "pybackend.launchers.spark.sparklyr":
-        return spark
-    if kind.__module__.startswith("pyspark.") and kind.__name__ == "SparkSession":
-        return spark
-    hint = " (pass SparkSession.builder.getOrCreate())" if kind.__name__ == "SparkContext" else ""
-    raise InputError(
-        f"`spark` must be None, 'local' or a SparkSession, not {spark!r}{hint}"
-        if isinstance(spark, (str, int, float))
-        else f"`spark` must be None, 'local' or a SparkSession, not a {kind.__name__}{hint}"
-    )
-
-
-def launched(
-    session: Any, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
+def run(
+    launcher: Launcher, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
 ) -> Outcome:
-    """Run a job to its end where its route leads, and show its progress."""
-    on_event = printer(job.verbose)
+    """Run a job to its end where its launcher leads, and show its progress."""
     own = {name: data for name, data in datasets.items() if isinstance(data, _READ_BY_WORKERS)}
     datasets = {name: data for name, data in datasets.items() if name not in own}
-    files = {**files, **_source_files(own)}
-    if session is None:
-        return local.launch(job, files, datasets, on_event)
-    # pyspark is optional: its launcher is imported where there is a session.
-    from pybackend.launchers.spark import barrier as spark_launcher
-    from pybackend.launchers.spark import sparklyr as apply_launcher
-
-    if isinstance(session, apply_launcher.SparklyrWorkers):
-        return apply_launcher.launch(session, job, files, datasets, on_event)
-    return spark_launcher.launch(session, job, files, datasets, on_event)
+    return launcher.launch(job, {**files, **_source_files(own)}, datasets, printer(job.verbose))
 
 
 def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
@@ -77,7 +42,7 @@ def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
-def dataset(session: Any, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
+def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
     """Check a data set and give it the form that launchers take.
 
     Returns
@@ -86,7 +51,7 @@ def dataset(session: Any, data: Any, name: str, choice: ColumnSpec, job: Job) ->
     `FunctionRows`.
     """
     if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
-        return _selection(session, data, name, choice, job)
+        return _selection(launcher, data, name, choice, job)
     if isinstance(data, (str, os.PathLike)):
         return _file_rows(data, name, choice, job)
     if callable(data):
@@ -98,8 +63,8 @@ def dataset(session: Any, data: Any, name: str, choice: ColumnSpec, job: Job) ->
     return columns
 
 
-def _selection(session: Any, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
-    if session is None:
+def _selection(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
+    if launcher.session is None:
         raise InputError(
             f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
             "session, e.g. barrier_train(df.sparkSession, model, df, ...)"

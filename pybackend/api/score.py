@@ -13,9 +13,8 @@ from pybackend.api.request import (
     check_shapes,
     dataset,
     keras_defaults,
-    launched,
     model_files,
-    session_of,
+    run,
     source_of,
 )
 from pybackend.data import arrays
@@ -23,6 +22,7 @@ from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.errors import InputError
 from pybackend.job.job import Job, score_job
 from pybackend.job.values import decode_value
+from pybackend.launchers import launcher_for
 
 
 def barrier_evaluate(
@@ -70,7 +70,7 @@ def barrier_evaluate(
         As in `barrier_train`.
     """
     job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
-    session = session_of(spark)
+    launcher = launcher_for(spark)
     choice = ColumnSpec(
         features,
         label,
@@ -82,12 +82,12 @@ def barrier_evaluate(
         finds_levels=False,
     )
     check_column_spec(choice)
-    datasets = {"train": dataset(session, data, "data", choice, job)}
+    datasets = {"train": dataset(launcher, data, "data", choice, job)}
     check_columns_named(choice, datasets)
     files = model_files(model, custom_objects, job)
     if job.model_source == "file":
         check_shapes(model, datasets)
-    found: dict[str, float] = launched(session, job, files, datasets).reports[0].value
+    found: dict[str, float] = run(launcher, job, files, datasets).reports[0].value
     return found
 
 
@@ -123,12 +123,12 @@ def barrier_predict(
         As in `barrier_train`.
     """
     job = _job("predict", model, workers, batch_size, safe_mode, verbose, timeout)
-    session = session_of(spark)
+    launcher = launcher_for(spark)
     columns = arrays.inputs_of(x, job.floatx)
     files = model_files(model, custom_objects, job)
     if job.model_source == "file":
         check_shapes(model, {"train": columns})
-    outcome = launched(session, job, files, {"train": columns})
+    outcome = run(launcher, job, files, {"train": columns})
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
     return _interleaved(parts, arrays.rows_of(columns))
 

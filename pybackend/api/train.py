@@ -16,9 +16,8 @@ from pybackend.api.request import (
     dataset,
     for_validation,
     keras_defaults,
-    launched,
     model_files,
-    session_of,
+    run,
     source_of,
     with_own_classes,
 )
@@ -29,7 +28,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import FUNCTION, run_job, train_job
 from pybackend.job.pickling import pickled
 from pybackend.job.values import decode_value
-from pybackend.launchers.base import Outcome
+from pybackend.launchers import Outcome, launcher_for
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
 
@@ -213,19 +212,21 @@ def barrier_train(
     job = replace(
         job, is_seeded=seed is not None, model_source=source_of(model), **keras_defaults()
     )
-    session = session_of(spark)
+    launcher = launcher_for(spark)
     choice = ColumnSpec(features, label, weight, tensors, categories, tfrecord_spec, repartition)
     check_column_spec(choice)
-    datasets = {"train": dataset(session, data, "data", choice, job)}
+    datasets = {"train": dataset(launcher, data, "data", choice, job)}
     if validation_data is not None:
         held_out = for_validation(choice, datasets["train"])
-        datasets["validation"] = dataset(session, validation_data, "validation_data", held_out, job)
+        datasets["validation"] = dataset(
+            launcher, validation_data, "validation_data", held_out, job
+        )
     check_columns_named(choice, datasets)
     files = model_files(model, custom_objects, job, callbacks)
     if job.model_source == "file":
         check_shapes(model, datasets)
         custom_objects = with_own_classes(model, custom_objects)
-    outcome = launched(session, job, files, datasets)
+    outcome = run(launcher, job, files, datasets)
     trained_on = datasets["train"]
     kind, content, digest = _intact_model(outcome, job.model_uri)
     history = outcome.reports[0].value
@@ -286,9 +287,9 @@ def barrier_run(
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     check_takes(fn, "fn(context, *args)", None, *args)
-    session = session_of(spark)
+    launcher = launcher_for(spark)
     files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
-    outcome = launched(session, job, files, {})
+    outcome = run(launcher, job, files, {})
     return [decode_value(report.value) for report in outcome.reports]
 
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.api.request import session_of
 from pybackend.api.train import barrier_run
 from pybackend.doctor.diagnosis import TITLES, missing_packages, place, problems
 from pybackend.doctor.machine import facts
 from pybackend.doctor.reach import look, look_alone
 from pybackend.doctor.session import within
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.launchers import launcher_for
 from pybackend.launchers.spark.slots import check_slots, is_connect, slots_of
 
 _PACKAGES = tuple(TITLES)
@@ -45,7 +45,7 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
     InputError
         Where ``spark`` or ``workers`` cannot be used.
     """
-    session = session_of(spark)
+    session = launcher_for(spark).session
     try:
         count = _places(session, spark) if workers is None else workers
         seen = barrier_run(spark, look, workers=count, verbose=0)

@@ -25,6 +25,7 @@ import pybackend
 from pybackend.errors import Failure
 from pybackend.job.job import Job
 from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Emit
 from pybackend.net.rendezvous import address_of, listen
 from pybackend.worker import JOB, REPORT
 
@@ -41,7 +42,6 @@ _START = (
 )
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
-Emit = Callable[[dict[str, Any]], object]
 
 
 class Child:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure
 from pybackend.job.job import Job
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Outcome, raise_first_failure
-from pybackend.launchers.child import Child, Emit
+from pybackend.launchers.base import Emit, Outcome, raise_first_failure
+from pybackend.launchers.child import Child
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
@@ -25,51 +26,51 @@ HOST = "127.0.0.1"
 _GRACE_SECONDS = 5.0
 
 
-def launch(
-    job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Columns], on_event: Emit
-) -> Outcome:
-    """Run a job with one process per worker on this machine.
+class LocalLauncher:
+    """One process per worker on this machine; events arrive on the calling thread."""
 
-    Parameters
-    ----------
-    files
-        Name and content of the files that every worker gets.
-    datasets
-        ``"train"`` and ``"validation"`` rows, to be dealt to the workers.
-    on_event
-        Receives the workers' events, on the calling thread.
+    session = None
 
-    Raises
-    ------
-    WorkerFailedError
-        Where any worker failed; all others are ended first.
-    """
-    shards = {
-        name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
-        for name, columns in datasets.items()
-    }
-    events: queue.Queue[dict[str, Any]] = queue.Queue()
-    with ExitStack() as stack:
-        children = []
-        for rank, variables in enumerate(_share_of_machine(job.workers)):
-            child = stack.enter_context(Child(job, rank, HOST, events.put, variables))
-            # First the process, whose imports take seconds; its input is there when it asks.
-            child.start(files)
-            children.append(child)
-        for name, parts in shards.items():
-            shares_all = name == "train" and job.shuffle == "global"
-            _write(children, name, [datasets[name]] if shares_all else parts)
-        order = {
-            "token": new_token(),
-            "peers": [child.address for child in children],
-            "reserved": [child.reserved for child in children],
-            "counts": {name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`."""
+        shards = {
+            name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
+            for name, columns in datasets.items()
         }
-        for child in children:
-            child.go(order)
-        reports = _watch(children, events, on_event)
-        raise_first_failure(reports)
-        return Outcome(reports, children[0].model())
+        events: queue.Queue[dict[str, Any]] = queue.Queue()
+        with ExitStack() as stack:
+            children = []
+            for rank, variables in enumerate(_share_of_machine(job.workers)):
+                child = stack.enter_context(Child(job, rank, HOST, events.put, variables))
+                # First the process, whose imports take seconds; its input is there when it asks.
+                child.start(files)
+                children.append(child)
+            for name, parts in shards.items():
+                shares_all = name == "train" and job.shuffle == "global"
+                _write(children, name, [datasets[name]] if shares_all else parts)
+            order = {
+                "token": new_token(),
+                "peers": [child.address for child in children],
+                "reserved": [child.reserved for child in children],
+                "counts": {name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+            }
+            for child in children:
+                child.go(order)
+            reports = _watch(children, events, on_event)
+            raise_first_failure(reports)
+            return Outcome(reports, children[0].model())
+
+
+def launcher_of(target: Any) -> LocalLauncher | None:
+    """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
+    is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
+    return LocalLauncher() if target is None or is_text else None
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:

@@ -36,8 +36,8 @@ from pybackend import (
     write_tfrecords,
 )
 from pybackend.launchers.spark import barrier as spark
-from pybackend.launchers.spark.barrier import jobs as spark_job
-from pybackend.launchers.spark.barrier import slots
+from pybackend.launchers.spark import jobs as spark_job
+from pybackend.launchers.spark import slots
 from pybackend.launchers.spark.slots import check_slots, slots_of
 
 SETTINGS = {

@@ -117,7 +117,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_the_checks_see_imports_inside_functions() -> None:
-    assert "launchers.spark.barrier" in inner("api.request")
+    assert "model.serialization" in inner("engine.save")
     assert "tf_config" in inner("worker")
     assert inner("errors") == set()
 

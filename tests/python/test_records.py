@@ -16,7 +16,8 @@ from conftest import spark_session
 
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
-from pybackend.launchers.spark import records, this_python
+from pybackend.launchers.spark import records
+from pybackend.launchers.spark.barrier import this_python
 
 ALL = (
     "byte tinyint, short smallint, int int, long bigint, flag boolean, float float, "

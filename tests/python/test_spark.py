@@ -26,8 +26,8 @@ from pybackend import (
 )
 from pybackend.api.mnist import digit_model
 from pybackend.launchers.spark import barrier as spark_launcher
+from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark.attach import attach_spark
-from pybackend.launchers.spark.barrier import jobs as spark_job
 
 
 @pytest.fixture(scope="module")

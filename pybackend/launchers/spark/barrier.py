@@ -25,8 +25,7 @@ from pybackend.data.packed import Counts, blobs, layout_of, rows_to_send
 from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job, argument_of
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Outcome
-from pybackend.launchers.child import Emit
+from pybackend.launchers.base import Emit, Outcome
 from pybackend.launchers.spark.barrier_task import (
     SCHEMA,
     SET_COLUMN,
@@ -50,57 +49,55 @@ _ROWS_AT_ONCE = 2000
 _RESULT_SHARE = 0.9
 
 
-def launch(
-    session: Any,
-    job: Job,
-    files: Mapping[str, bytes],
-    datasets: Mapping[str, Any],
-    on_event: Emit,
-) -> Outcome:
-    """Run a job in one Spark barrier stage.
+class SparkLauncher:
+    """One task of a barrier stage per worker, in a session that is classic or Connect."""
 
-    Parameters
-    ----------
-    session
-        A ``pyspark.sql.SparkSession``, classic or Connect.
-    files
-        Name and content of the files that every worker gets.
-    datasets
-        ``"train"`` and ``"validation"`` rows: all columns of arrays, or all `DataFrameRows`; none
-        of those that workers read for themselves.
-    on_event
-        Receives the workers' events, on the calling thread, where the driver can be reached.
+    def __init__(self, session: Any) -> None:
+        self.session = session
 
-    Raises
-    ------
-    ClusterError
-        Too few slots, dynamic allocation, or Spark's own failure.
-    WorkerFailedError
-        Where any worker failed.
-    """
-    check_slots(session, job.workers)
-    job = _with_model_limit(session, job)
-    ship_package(session)
-    token = new_token()
-    loopback = is_one_machine(session)
-    with ExitStack() as stack:
-        stack.enter_context(this_python(session))
-        check_hosts(session, job, datasets)
-        frame, source, counts = input_frame(session, job, datasets)
-        server = _event_server(stack, session, token)
-        driver = server.address if server else None
-        task = Task(job, files, source, token, driver, loopback, counts)
-        stack.enter_context(small_batches(session))
-        rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
-    if not rows:
-        raise _nothing_returned(datasets)
-    told = [row["report"] for row in rows if row["report"] is not None]
-    reports = [WorkerReport.from_dict(json.loads(text)) for text in told]
-    pieces = [row for row in rows if row["model"] is not None]
-    model = None
-    if pieces:
-        model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
-    return Outcome(sorted(reports, key=lambda r: r.rank), model)
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Any],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`."""
+        session = self.session
+        check_slots(session, job.workers)
+        job = _with_model_limit(session, job)
+        ship_package(session)
+        token = new_token()
+        loopback = is_one_machine(session)
+        with ExitStack() as stack:
+            stack.enter_context(this_python(session))
+            check_hosts(session, job, datasets)
+            frame, source, counts = input_frame(session, job, datasets)
+            server = _event_server(stack, session, token)
+            driver = server.address if server else None
+            task = Task(job, files, source, token, driver, loopback, counts)
+            stack.enter_context(small_batches(session))
+            rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
+        if not rows:
+            raise _nothing_returned(datasets)
+        told = [row["report"] for row in rows if row["report"] is not None]
+        reports = [WorkerReport.from_dict(json.loads(text)) for text in told]
+        pieces = [row for row in rows if row["model"] is not None]
+        model = None
+        if pieces:
+            model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
+        return Outcome(sorted(reports, key=lambda r: r.rank), model)
+
+
+def launcher_of(target: Any) -> SparkLauncher | None:
+    """A launcher if ``target`` is a ``SparkSession``, classic or Connect."""
+    from pyspark.sql import SparkSession
+
+    kinds: tuple[type, ...] = (SparkSession,)
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is not None:
+        kinds = (SparkSession, connect.SparkSession)
+    return SparkLauncher(target) if isinstance(target, kinds) else None
 
 
 def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:

@@ -27,7 +27,8 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import Job
 from pybackend.job.packages import difference, installed
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.child import Child, Emit
+from pybackend.launchers.base import Emit
+from pybackend.launchers.child import Child
 from pybackend.net.events import EventClient
 from pybackend.net.rendezvous import own_address, split_address
 

@@ -27,8 +27,7 @@ from pybackend.data.text import TEXT_SCHEMA, lines_of
 from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Outcome
-from pybackend.launchers.child import Emit
+from pybackend.launchers.base import Emit, Outcome
 from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_frame
 from pybackend.launchers.spark.barrier_task import Task, failures_in
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
@@ -49,7 +48,7 @@ _EXAMINE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SparklyrWorkers:
-    """In place of a session: sparklyr starts the workers, and each is R with Python embedded.
+    """A launcher: sparklyr starts the workers, and each is R with Python embedded.
 
     Attributes
     ----------
@@ -68,53 +67,48 @@ class SparklyrWorkers:
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]
 
-
-def launch(
-    workers: SparklyrWorkers,
-    job: Job,
-    files: Mapping[str, bytes],
-    datasets: Mapping[str, Any],
-    on_event: Emit,
-) -> Outcome:
-    """Run a job in one stage of sparklyr's ``spark_apply(barrier = TRUE)``.
-
-    Parameters and errors are those of `barrier.launch`, but ``on_event`` is
-    called from a thread, as R has this one.
-    """
-    session = workers.session
-    check_slots(session, job.workers)
-    ship_package(session)
-    token = new_token()
-    loopback = is_one_machine(session)
-    host, announced = driver_place(session)
-    check_hosts(session, job, datasets)
-    with ExitStack() as stack:
-        frame, source, counts = input_frame(session, job, datasets)
-        meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
-        task = Task(job, files, source, token, meeting.address, loopback, counts)
-        archive = stack.enter_context(_archive(task))
-        view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
-        spark_job = ClassicJob(session)
-        watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
-        error = None
-        cores = int(setting(session, "spark.task.cpus") or 1)
-        try:
-            workers.run_stage(view, str(archive), spark_job.group, cores)
-        except Exception as raised:
-            error = raised
-        except BaseException:  # Ctrl-C
-            threading.Thread(target=_cancel, args=(spark_job,), daemon=True).start()
-            raise
-        if error is None:
-            meeting.drain(_DRAIN_SECONDS)
-        else:  # what the failed worker has sent may still be on its way
-            watch.wait_for_failure(_CAUSE_SECONDS)
-        watch.stop()
-        watch.raise_failure(_unwrapped(error) if error else "")
-        if error is not None:
-            missed = _missed(workers, job, meeting) if meeting.missing()[0] else []
-            raise _explained(_unwrapped(error), meeting.address, missed) from error
-        return _outcome(meeting, job.workers, bool(datasets))
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Any],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`; ``on_event`` is called from a thread, as R has this one."""
+        session = self.session
+        check_slots(session, job.workers)
+        ship_package(session)
+        token = new_token()
+        loopback = is_one_machine(session)
+        host, announced = driver_place(session)
+        check_hosts(session, job, datasets)
+        with ExitStack() as stack:
+            frame, source, counts = input_frame(session, job, datasets)
+            meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
+            task = Task(job, files, source, token, meeting.address, loopback, counts)
+            archive = stack.enter_context(_archive(task))
+            view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
+            spark_job = ClassicJob(session)
+            watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
+            error = None
+            cores = int(setting(session, "spark.task.cpus") or 1)
+            try:
+                self.run_stage(view, str(archive), spark_job.group, cores)
+            except Exception as raised:
+                error = raised
+            except BaseException:  # Ctrl-C
+                threading.Thread(target=_cancel, args=(spark_job,), daemon=True).start()
+                raise
+            if error is None:
+                meeting.drain(_DRAIN_SECONDS)
+            else:  # what the failed worker has sent may still be on its way
+                watch.wait_for_failure(_CAUSE_SECONDS)
+            watch.stop()
+            watch.raise_failure(_unwrapped(error) if error else "")
+            if error is not None:
+                missed = _missed(self, job, meeting) if meeting.missing()[0] else []
+                raise _explained(_unwrapped(error), meeting.address, missed) from error
+            return _outcome(meeting, job.workers, bool(datasets))
 
 
 def _meeting(host: str | None, token: str, workers: int, announced: str | None) -> MeetingServer:
