@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import socket
 import threading
 import time
 from collections import deque
 from typing import Any
 
-from pybackend.net.rendezvous import Doorkeeper, address_of, connect, end, listen
+from pybackend.net.rendezvous import Acceptor, address_of, connect, listen
+from pybackend.net.stream import Stream
 
 _PURPOSE = "events"
 _LONGEST_LINE = 1 << 20
 _CONNECT_SECONDS = 3.0
+_SEND_SECONDS = 10.0
 # Events that wait for the connection; the oldest give way.
 _MOST_WAITING = 10_000
 
@@ -25,28 +26,27 @@ class EventServer:
 
     def __init__(self, host: str, token: str, announced: str | None = None) -> None:
         self.queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._connections: list[socket.socket] = []
+        self._connections: list[Stream] = []
         server = listen(host)
         self.address = address_of(server, announced)
-        self._door = Doorkeeper(server, token, _PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
 
     def __enter__(self) -> EventServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.close()
+        self._acceptor.close()
         for connection in self._connections:
-            end(connection)
+            connection.close()
 
-    def _welcome(self, connection: socket.socket, rank: int) -> None:
+    def _welcome(self, connection: Stream, rank: int) -> None:
         self._connections.append(connection)
         threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: Stream) -> None:
         try:
-            with connection.makefile("rb") as lines:
-                while line := lines.readline(_LONGEST_LINE):
-                    self.queue.put(json.loads(line))
+            while line := connection.read_line(_LONGEST_LINE):
+                self.queue.put(json.loads(line))
         except (OSError, ValueError):  # the worker is gone, or the server closes
             pass
 
@@ -60,7 +60,7 @@ class EventClient:
 
     def __init__(self, address: str | None, token: str, rank: int) -> None:
         self._lock = threading.Lock()
-        self._connection: socket.socket | None = None
+        self._connection: Stream | None = None
         self._waiting: deque[bytes] | None = None
         self._settled = threading.Event()
         self._latest = time.monotonic() + _CONNECT_SECONDS
@@ -111,7 +111,7 @@ class EventClient:
         if self._connection is None:
             return False
         try:
-            self._connection.sendall(line)
+            self._connection.send_all(line, _SEND_SECONDS)
         except OSError:
             self._connection.close()
             self._connection = None

@@ -18,10 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.net.rendezvous import Doorkeeper, address_of, connect, end, listen
+from pybackend.net.rendezvous import Acceptor, address_of, connect, listen
+from pybackend.net.stream import Stream
 
 _PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 20
+# The messages of all workers.
+_LONGEST_ANSWER = 1 << 30
 # base64 makes four bytes of three, and some are left for the rest of the line.
 _PART = 3 << 17
 _CONNECT_SECONDS = 10.0
@@ -51,7 +54,7 @@ class MeetingServer:
         self.queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._workers = workers
         self._lock = threading.Lock()
-        self._connections: dict[int, socket.socket] = {}
+        self._connections: dict[int, Stream] = {}
         # Each worker's messages, one per gathering.
         self._messages: dict[int, list[Any]] = {rank: [] for rank in range(workers)}
         self._parts: dict[tuple[int, str], bytearray] = {}
@@ -60,17 +63,17 @@ class MeetingServer:
         self._closed = False
         server = listen(host)
         self.address = address_of(server, announced)
-        self._door = Doorkeeper(server, token, _PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
 
     def __enter__(self) -> MeetingServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.close()
+        self._acceptor.close()
         with self._lock:
             self._closed = True
             for connection in self._connections.values():
-                end(connection)
+                connection.close()
 
     def drain(self, timeout: float) -> None:
         """Wait until the workers that have ended have been heard to their last word."""
@@ -90,7 +93,7 @@ class MeetingServer:
             absent = [rank for rank, messages in self._messages.items() if not messages]
             return absent, max(0.0, time.monotonic() - self._first)
 
-    def _welcome(self, connection: socket.socket, rank: int) -> None:
+    def _welcome(self, connection: Stream, rank: int) -> None:
         with self._lock:
             is_known = 0 <= rank < self._workers and rank not in self._connections
             # A greeting may end after the door has been closed.
@@ -100,20 +103,19 @@ class MeetingServer:
         if not is_expected:  # Spark tries a task again; the others do not wait for it
             connection.close()
             return
-        _keep_alive(connection)
+        connection.keep_alive()
         reader = threading.Thread(target=self._read, args=(connection, rank), daemon=True)
         self._readers.append(reader)
         reader.start()
 
-    def _read(self, connection: socket.socket, rank: int) -> None:
+    def _read(self, connection: Stream, rank: int) -> None:
         try:
-            with connection.makefile("rb") as lines:
-                while line := lines.readline(_LONGEST_LINE):
-                    self._take(rank, json.loads(line))
+            while line := connection.read_line(_LONGEST_LINE):
+                self._take(rank, json.loads(line))
         except (OSError, ValueError, KeyError, TypeError):  # the worker is gone, or out of its mind
             pass
         finally:
-            end(connection)
+            connection.close()
 
     def _take(self, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "part":
@@ -138,7 +140,7 @@ class MeetingServer:
         line = json.dumps(everyone).encode() + b"\n"
         for connection in connections:
             with contextlib.suppress(OSError):  # one that has died meanwhile
-                connection.sendall(line)
+                connection.send_all(line)
 
 
 class MeetingClient:
@@ -170,8 +172,7 @@ class MeetingClient:
                 f"{error}. Set spark.driver.host to an address of the driver that the executors "
                 "reach, and open its ports to them"
             ) from error
-        self._connection.settimeout(None)
-        _keep_alive(self._connection)
+        self._connection.keep_alive()
         self._answers: queue.Queue[list[Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -179,7 +180,7 @@ class MeetingClient:
         """Send one event; returns whether it went out."""
         try:
             with self._lock:
-                self._connection.sendall(json.dumps(event).encode() + b"\n")
+                self._connection.send_all(json.dumps(event).encode() + b"\n")
         except OSError:
             return False
         return True
@@ -208,18 +209,18 @@ class MeetingClient:
     def close(self) -> None:
         """Close the connection, after what was sent has gone out."""
         self._closed = True
-        end(self._connection)
+        self._connection.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
-            for line in lines:
+        with contextlib.suppress(OSError, ValueError):
+            while line := self._connection.read_line(_LONGEST_ANSWER):
                 self._answers.put(json.loads(line))
         self._answers.put(None)
         if not self._closed:
             self._on_lost()
 
 
-def _connected_in_time(address: str, token: str, rank: int) -> socket.socket:
+def _connected_in_time(address: str, token: str, rank: int) -> Stream:
     """Try again for a while: a door with a crowd before it turns people away."""
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
@@ -229,18 +230,3 @@ def _connected_in_time(address: str, token: str, rank: int) -> socket.socket:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Have the system notice within half a minute that the other machine is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": 10,
-        "TCP_KEEPINTVL": 5,
-        "TCP_KEEPCNT": 3,
-        # Keepalive rests while sent bytes wait for an answer; this does not. In milliseconds.
-        "TCP_USER_TIMEOUT": 30_000,
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):  # macOS names them otherwise
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
