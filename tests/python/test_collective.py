@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, all_sum, join_mesh
-from pybackend.collective.doubling import folded, partners
-from pybackend.collective.joining import dials
-from pybackend.collective.mesh import neighbours
+from pybackend.collective.doubling import count_pairs, find_partners
+from pybackend.collective.joining import connects_to
+from pybackend.collective.mesh import find_neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError
 from pybackend.net.rendezvous import address_of, listen, new_token
 
@@ -314,28 +314,28 @@ def test_compression_is_for_float32() -> None:
 @pytest.mark.parametrize("size", range(2, 40))
 def test_the_connections_of_all_ranks_match(size: int) -> None:
     for rank in range(size):
-        mine = neighbours(rank, size)
+        mine = find_neighbours(rank, size)
         assert rank not in mine
         assert {(rank + 1) % size, (rank - 1) % size} <= set(mine)
         assert len(mine) <= 2 + size.bit_length()
         for other in mine:
-            assert rank in neighbours(other, size)
-            assert dials(rank, other, size) != dials(other, rank, size)
+            assert rank in find_neighbours(other, size)
+            assert connects_to(rank, other, size) != connects_to(other, rank, size)
         if size > 2:
-            assert dials(rank, (rank + 1) % size, size)
+            assert connects_to(rank, (rank + 1) % size, size)
 
 
 @pytest.mark.parametrize("size", range(2, 40))
 def test_doubling_brings_every_ranks_part_to_all(size: int) -> None:
     has = [{rank} for rank in range(size)]
-    for rank in range(2 * folded(size)):
+    for rank in range(2 * count_pairs(size)):
         has[rank - rank % 2] |= {rank}
-    active = [rank for rank in range(size) if partners(rank, size)]
+    active = [rank for rank in range(size) if find_partners(rank, size)]
     for turn in range(size.bit_length() - 1):
         before = [set(found) for found in has]
         for rank in active:
-            partner = partners(rank, size)[turn]
-            assert partners(partner, size)[turn] == rank
+            partner = find_partners(rank, size)[turn]
+            assert find_partners(partner, size)[turn] == rank
             assert not before[rank] & before[partner]
             has[rank] = before[rank] | before[partner]
     assert all(has[rank] == set(range(size)) for rank in active)

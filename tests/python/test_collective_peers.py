@@ -19,7 +19,8 @@ from test_collective import LONG, form, mesh, together
 
 from pybackend.collective import Compression, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.rendezvous import Acceptor, address_of, greet_as_client, listen, new_token
+from pybackend.net.greeting import greet_as_client
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
 from pybackend.net.stream import Stream
 
 PROGRAM = (

@@ -38,7 +38,7 @@ from pybackend.launchers.spark.jobs import IdleWatch, SparkJob, job_of
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_connect, is_one_machine, setting
-from pybackend.net.dialing import network_advice
+from pybackend.net.dialing import advise_on_network
 from pybackend.net.events import EventServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -265,7 +265,7 @@ def _collect(
                     _handle(events.get(timeout=0.1), failures, on_event)
                 watch.look()
                 if time.monotonic() > deadline:
-                    raise ClusterError(TOO_LONG + network_advice())
+                    raise ClusterError(TOO_LONG + advise_on_network())
         except BaseException:
             _end(job, thread)
             raise

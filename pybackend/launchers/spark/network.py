@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.net.dialing import unreached
+from pybackend.net.dialing import find_unreachable
 
 SCHEMA = "rank int, problem string"
 # Spark itself may wait for a peer to hand on the task's code: then this stage does not end.
@@ -56,7 +56,7 @@ def look(_: Iterator[Any]) -> Iterator[Any]:
     rank = context.partitionId()
     peers = [str(info.address) for info in context.getTaskInfos()]
     others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST + 1))]
-    problem = unreached(peers, rank, others)
+    problem = find_unreachable(peers, rank, others)
     if problem:
         yield pa.RecordBatch.from_arrays(
             [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]
