@@ -87,9 +87,9 @@ def numbers(size: int, dtype: Any, ranks: int) -> Any:
     return np.random.default_rng(size).integers(-100, 100, (ranks, size)).astype(dtype)
 
 
-def test_every_rank_knows_its_place(members: list[Collective]) -> None:
-    places = [(member.rank, member.world_size) for member in members]
-    assert places == [(rank, len(members)) for rank in range(len(members))]
+def test_every_rank_knows_its_number(members: list[Collective]) -> None:
+    known = [(member.rank, member.world_size) for member in members]
+    assert known == [(rank, len(members)) for rank in range(len(members))]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "uint8"])
@@ -106,7 +106,7 @@ def test_all_reduce_is_numpys_sum(members: list[Collective], dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, ml_dtypes.bfloat16])
-def test_all_ranks_hold_the_same_bits(members: list[Collective], dtype: Any) -> None:
+def test_all_ranks_get_the_same_bits(members: list[Collective], dtype: Any) -> None:
     rng = np.random.default_rng(5)
     parts = (rng.normal(size=(len(members), 4099)) * 1000).astype(dtype)
     buffers = [part.copy() for part in parts]
@@ -301,7 +301,7 @@ def test_a_buffer_that_is_not_contiguous_is_refused() -> None:
                 work()
 
 
-def test_a_root_that_is_no_rank_is_refused() -> None:
+def test_a_root_that_is_not_a_rank_is_refused() -> None:
     with mesh(2) as members, pytest.raises(InputError, match="root must be a rank below 2, not 2"):
         members[0].broadcast(np.zeros(3), 2)
 

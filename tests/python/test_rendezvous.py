@@ -1,4 +1,4 @@
-"""Listening sockets, and the acceptor that lets in only who knows the token."""
+"""Listening sockets, and the acceptor that lets in only clients that know the token."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def loopbacks() -> list[str]:
 
 
 @pytest.mark.parametrize("host", loopbacks())
-def test_listening_binds_a_port_of_its_own_on_that_address(host: str) -> None:
+def test_each_listener_binds_another_port_on_that_address(host: str) -> None:
     with listen(host) as one, listen(host) as other:
         assert address_of(one) != address_of(other)
-        where, _, port = address_of(one).rpartition(":")
-        assert (where.startswith("[")) == (one.family == socket.AF_INET6)
-        with socket.create_connection((where.strip("[]"), int(port)), timeout=30):
+        name, _, port = address_of(one).rpartition(":")
+        assert (name.startswith("[")) == (one.family == socket.AF_INET6)
+        with socket.create_connection((name.strip("[]"), int(port)), timeout=30):
             pass
 
 
@@ -77,7 +77,7 @@ def test_listening_on_a_foreign_address_is_a_cluster_error() -> None:
         listen("192.0.2.1")  # an address that belongs to nobody (RFC 5737)
 
 
-def test_the_acceptor_lets_in_who_knows_the_token() -> None:
+def test_the_acceptor_lets_in_clients_that_know_the_token() -> None:
     with accepting() as (address, _, welcomed):
         clients = [Stream.connect(address, 30) for _ in range(5)]
         for rank, client in enumerate(clients):
@@ -123,7 +123,7 @@ def test_strangers_beyond_the_limit_are_closed_at_once() -> None:
         assert third.peek(1, LONG) == b""
 
 
-def test_a_closed_acceptor_listens_no_more_and_keeps_who_is_in() -> None:
+def test_a_closed_acceptor_stops_listening_and_keeps_connections_open() -> None:
     with (
         accepting() as (address, acceptor, welcomed),
         closing(Stream.connect(address, 30)) as friend,
