@@ -6,7 +6,6 @@ none, and each task runs one worker process (`spark_task`).
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import re
@@ -22,29 +21,36 @@ from typing import Any
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
 from pybackend.data.packed import Counts, blobs, layout_of, rows_to_send
-from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
+from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Emit, Outcome
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import Failures
+from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier_task import (
     SCHEMA,
     SET_COLUMN,
     Blobs,
     RowsOfFrame,
     Task,
-    failures_in,
 )
 from pybackend.launchers.spark.jobs import IdleWatch, SparkJob, job_of
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_connect, is_one_machine, setting
+from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.dialing import network_advice
-from pybackend.net.events import EventServer
+from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _HASH = "__tfdist_hash__"
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_AT_ONCE = 2000
+# Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
+_MEET_SECONDS = 15.0
+_LOOK_SECONDS = 0.1
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
 _RESULT_SHARE = 0.9
 
@@ -73,15 +79,15 @@ class SparkLauncher:
             stack.enter_context(this_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
-            server = _event_server(stack, session, token)
+            server = _meeting_server(stack, session, token, job.workers)
             driver = server.address if server else None
-            task = Task(job, files, source, token, driver, loopback, counts)
+            task = Task(Member(job, files, source, token, driver, loopback, counts))
             stack.enter_context(small_batches(session))
             rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
         if not rows:
-            raise _nothing_returned(datasets)
-        told = [row["report"] for row in rows if row["report"] is not None]
-        reports = [WorkerReport.from_dict(json.loads(text)) for text in told]
+            raise _explain_no_rows(datasets)
+        texts = [row["report"] for row in rows if row["report"] is not None]
+        reports = [decode(text, WorkerReport) for text in texts]
         pieces = [row for row in rows if row["model"] is not None]
         model = None
         if pieces:
@@ -100,7 +106,7 @@ def launcher_of(target: Any) -> SparkLauncher | None:
     return SparkLauncher(target) if isinstance(target, kinds) else None
 
 
-def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
+def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Spark starts no task for a DataFrame that it knows to be empty; nor does it always say that
     its memory has run out."""
     for name, data in datasets.items():
@@ -222,8 +228,10 @@ def driver_place(session: Any) -> tuple[str | None, str | None]:
     return bound or host, host
 
 
-def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | None:
-    """Listen for progress where executors may reach this process; None where they cannot."""
+def _meeting_server(
+    stack: ExitStack, session: Any, token: str, workers: int
+) -> MeetingServer | None:
+    """Listen where executors may reach this process; None if there is no such address."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
     else:
@@ -231,7 +239,8 @@ def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | N
     if not host:
         return None
     try:
-        return stack.enter_context(EventServer(host, token, announced))
+        server = MeetingServer(host, token, workers, announced, patience=_MEET_SECONDS)
+        return stack.enter_context(server)
     except ClusterError:  # the driver is behind an address that is not its own: no live progress
         return None
 
@@ -239,21 +248,22 @@ def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | N
 def _collect(
     session: Any,
     result: Any,
-    server: EventServer | None = None,
+    server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
 ) -> list[Any]:
     """Run the Spark job on a thread, events and Ctrl-C on this one; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
-    events = server.queue if server else queue.Queue[dict[str, Any]]()
-    failures: dict[int, Failure] = {}
+    events: queue.Queue[Event | None] = server.queue if server else queue.Queue()
+    failures = Failures(on_event)
 
     def submit() -> None:
         try:
             outcome.put(rows_returned(result))
         except BaseException as error:
             outcome.put(error)
+        events.put(None)
 
     with job_of(session) as job:
         thread = job.thread(submit)
@@ -262,7 +272,8 @@ def _collect(
         try:
             while thread.is_alive() or not events.empty():
                 with suppress(queue.Empty):
-                    _handle(events.get(timeout=0.1), failures, on_event)
+                    if event := events.get(timeout=_LOOK_SECONDS):
+                        failures(event)
                 watch.look()
                 if time.monotonic() > deadline:
                     raise ClusterError(TOO_LONG + network_advice())
@@ -271,9 +282,13 @@ def _collect(
             raise
     finished = outcome.get()
     if isinstance(finished, BaseException):
-        _gather_failures(finished, failures, server, on_event)
-        if failures:
-            raise WorkerFailedError(root_cause_first(list(failures.values())))
+        failures.add(find_failures(str(finished)))
+        with suppress(queue.Empty):
+            # What a worker has sent may still be on its way when Spark has already given up.
+            while server and not failures:
+                if event := events.get(timeout=2):
+                    failures(event)
+        failures.raise_any()
         raise explained(finished) from finished
     return finished
 
@@ -301,24 +316,6 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
     # Not on this thread: a Connect server that is gone lets its client wait for minutes.
     threading.Thread(target=cancel, daemon=True).start()
     thread.join(timeout=10)
-
-
-def _gather_failures(
-    error: BaseException, failures: dict[int, Failure], server: EventServer | None, on_event: Emit
-) -> None:
-    """Add what Spark's own error tells of the workers, or what they have sent."""
-    failures.update({f.rank: f for f in failures_in(str(error))})
-    with suppress(queue.Empty):
-        # What a worker has sent may still be on its way when Spark has already given up.
-        while server and not failures:
-            _handle(server.queue.get(timeout=2), failures, on_event)
-
-
-def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit) -> None:
-    if event["event"] == "failed":
-        failures[event["rank"]] = Failure.from_dict(event["failure"])
-    else:
-        on_event(event)
 
 
 @contextmanager
