@@ -34,8 +34,10 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
     failures_in,
 )
+from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import IdleWatch, SparkJob, job_of
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
+from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_connect, is_one_machine, setting
 from pybackend.net.dialing import network_advice
@@ -70,7 +72,7 @@ class SparkLauncher:
         token = new_token()
         loopback = is_one_machine(session)
         with ExitStack() as stack:
-            stack.enter_context(this_python(session))
+            stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
             server = _event_server(stack, session, token)
@@ -274,7 +276,7 @@ def _collect(
         _gather_failures(finished, failures, server, on_event)
         if failures:
             raise WorkerFailedError(root_cause_first(list(failures.values())))
-        raise explained(finished) from finished
+        raise explain_spark_error(finished) from finished
     return finished
 
 
@@ -334,40 +336,3 @@ def small_batches(session: Any) -> Iterator[None]:
             session.conf.unset(_RECORDS)
         else:
             session.conf.set(_RECORDS, before)
-
-
-@contextmanager
-def this_python(session: Any) -> Iterator[None]:
-    """On one machine, run the workers with the driver's Python unless another was chosen."""
-    is_ours = is_one_machine(session) and not is_connect(session)
-    if not is_ours or session.sparkContext.pythonExec != "python3":
-        yield
-        return
-    session.sparkContext.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        session.sparkContext.pythonExec = "python3"
-
-
-def explained(error: BaseException) -> BaseException:
-    """Spark's own failure as a `ClusterError` that begins with the part worth reading."""
-    if not isinstance(error, Exception):
-        return error
-    text = str(error)
-    advice = "see the executors' logs in the Spark web interface"
-    if "PYTHON_VERSION_MISMATCH" in text:
-        advice = "set PYSPARK_PYTHON to the same minor version of Python on driver and executors"
-    elif "No module named" in text:
-        advice = "install it for the executors' Python, or set PYSPARK_PYTHON to one that has it"
-    elif "Cannot run program" in text:
-        advice = "set PYSPARK_PYTHON to a Python that exists on every executor"
-    # Java's frames say nothing about the cause; Python's own last line does.
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
-    named = r"(?:: |Caused by: )?[\w.$]*(Error|Exception|Interrupt)\b"
-    causes = [line for line in lines if re.match(named, line)]
-    headline = causes[-1] if causes else lines[0]
-    return ClusterError(
-        f"Spark could not run the job: {headline}\n\nWhat to do: {advice}\n\n"
-        "Spark's message:\n" + "\n".join(lines)[:3000]
-    )
