@@ -38,8 +38,9 @@ from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import IdleWatch, SparkJob, job_of
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
 from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_connect, is_one_machine, setting
+from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
 from pybackend.net.dialing import network_advice
 from pybackend.net.events import EventServer
 from pybackend.net.rendezvous import new_token, own_address

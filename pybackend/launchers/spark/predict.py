@@ -19,8 +19,8 @@ from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import is_connect
 
 _METADATA = "metadata.json"
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pybackend.launchers.spark.slots import is_connect, is_one_machine
+from pybackend.launchers.spark.session import is_connect
+from pybackend.launchers.spark.slots import is_one_machine
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from pybackend.errors import InputError
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.records_task import SCHEMA, CallTask, ReadTask, WriteTask, refused
+from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import is_connect, slots_of
+from pybackend.launchers.spark.slots import slots_of
 from pybackend.net.rendezvous import new_token
 
 # What a task reads: enough for its start not to count, little enough for all tasks to have some.

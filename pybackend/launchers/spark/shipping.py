@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.launchers.spark.slots import is_connect
+from pybackend.launchers.spark.session import is_connect
 
 # The archive's content alone decides its bytes: Spark refuses a second file of one name that
 # differs from the first.
