@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pybackend.engine.feed import Feed, shaped_for
 from pybackend.engine.metrics import over_all_rows
 from pybackend.engine.sources import Sources
 from pybackend.job.job import Job
+from pybackend.job.messages import Order
 from pybackend.job.values import encode_value
 from pybackend.model.load import load
 
@@ -71,16 +72,14 @@ class Scored:
     seconds: float
 
 
-def score(
-    job: Job, collective: Collective, order: Mapping[str, Any], folder: Path, sources: Sources
-) -> Scored:
+def score(job: Job, collective: Collective, order: Order, folder: Path, sources: Sources) -> Scored:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
     The value of ``"evaluate"`` are the figures over all rows; of ``"predict"`` the outputs of its
     own rows, None where it has none.
     """
     model = load(job, folder).model
-    counts = {**order["counts"], **sources.settled(job, collective, folder)}
+    counts = {**order.counts, **sources.settled(job, collective, folder)}
     columns = shaped_for(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.steps import replaced
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
 from pybackend.model.load import Loaded
 from pybackend.model.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
 
@@ -32,7 +32,7 @@ class Saving:
     compiled: bool
 
 
-def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object]) -> Saving:
+def loadable(loaded: Loaded, job: Job, emit: Emit) -> Saving:
     """How the model can be read back: HDF5 where it can be.
 
     Found before training: to fail after hours of it would be too late.
@@ -69,7 +69,7 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
             continue
         _check_size(len(data), job)
         if not way.compiled:
-            emit({"event": "note", "text": _NO_SETTINGS})
+            emit(Note(_NO_SETTINGS))
         return way
     assert failure is not None
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_of_r else failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from pybackend.engine.sync import (
 )
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note, Order
 from pybackend.model.checks import (
     callbacks_for,
     check_callbacks,
@@ -63,9 +64,9 @@ class Trained:
 def train(
     job: Job,
     collective: Collective,
-    order: Mapping[str, Any],
+    order: Order,
     folder: Path,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
     sources: Sources,
 ) -> Trained:
     """Train this worker's replica with the others.
@@ -87,7 +88,7 @@ def train(
     rank = collective.rank
     loaded = load(job, folder)
     model = loaded.model
-    counts = {**order["counts"], **sources.settled(job, collective, folder)}
+    counts = {**order.counts, **sources.settled(job, collective, folder)}
     feed, columns = _feed(job, collective, counts, folder, model, sources.stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
@@ -162,7 +163,7 @@ def _fit(
     held_out: HeldOut | None,
     callbacks: list[Any],
     job: Job,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
 ) -> tuple[dict[str, list[Any]], int]:
     """History and steps taken."""
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -190,9 +191,7 @@ def _fit(
     return dict(fitted.history), sync.steps_done
 
 
-def _share_state(
-    model: Any, collective: Collective, emit: Callable[[dict[str, Any]], object]
-) -> None:
+def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
     """Give all ranks rank 0's weights, and tell where they were not equal before."""
     differing = ranks_that_differ(model, collective)
     if differing:
@@ -200,7 +199,7 @@ def _share_state(
             f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
             "worker 0 (seeded by rank?): all start from worker 0's"
         )
-        emit({"event": "note", "text": text})
+        emit(Note(text))
     separate_randomness(model, collective.rank)
     broadcast_state(model, collective)
 
@@ -210,11 +209,11 @@ def _coupling(
     collective: Collective,
     feed: Feed | StreamFeed,
     job: Job,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
 ) -> GradientExchange | LocalSteps:
     if model.jit_compile and not is_plain(model) and job.local_steps == 1:
         text = "jit_compile is off: XLA cannot compile the exchange inside a train_step of your own"
-        emit({"event": "note", "text": text})
+        emit(Note(text))
         model.jit_compile = False
     nominal = collective.world_size * job.batch_size
     if job.local_steps > 1:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from pybackend.errors import InputError
+from pybackend.job.codec import decode, encode
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings hold without trouble.
@@ -98,12 +98,12 @@ class Job:
 
     def to_json(self) -> str:
         """JSON text of the job."""
-        return json.dumps(asdict(self))
+        return encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """Read back what `to_json` wrote."""
-        return cls(**json.loads(text))
+        return decode(text, cls)
 
 
 def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.spark.log import QuietLog
 from pybackend.launchers.spark.session import ask, is_connect, silence
 from pybackend.net.rendezvous import new_token
 
@@ -177,15 +176,13 @@ class ClassicJob:
         self.session = session
         self._context = session.sparkContext
         self._tracker = ask(session, "the state of jobs", self._context.statusTracker)
-        self._log = QuietLog(session)
         self.group = _name()
 
     def __enter__(self) -> ClassicJob:
-        self._log.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._log.stop()
+        pass
 
     def thread(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
