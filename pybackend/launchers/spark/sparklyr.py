@@ -33,6 +33,7 @@ from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_frame
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
+from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import package_sources, ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
@@ -89,8 +90,9 @@ class SparklyrWorkers:
             frame, source, counts = input_frame(session, job, datasets)
             meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
-            archive = stack.enter_context(_archive(member))
-            view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
+            archive = stack.enter_context(_archive(session, member))
+            lines = ask(session, "a plan", lambda: frame.mapInArrow(lines_of, TEXT_SCHEMA))
+            view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
             error = None
@@ -135,11 +137,11 @@ def _cancel(job: ClassicJob) -> None:
 
 
 @contextmanager
-def _archive(member: Member) -> Iterator[Path]:
+def _archive(session: Any, member: Member) -> Iterator[Path]:
     """This package and the member in one file, in a folder that goes with the Spark application."""
     from pyspark import SparkFiles
 
-    root = SparkFiles.getRootDirectory()
+    root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
@@ -152,11 +154,12 @@ def _archive(member: Member) -> Iterator[Path]:
 @contextmanager
 def _view(session: Any, frame: Any) -> Iterator[str]:
     name = f"tfdist_{new_token()[:12]}"
-    frame.createOrReplaceTempView(name)
+    ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
     try:
         yield name
     finally:
-        session.catalog.dropTempView(name)
+        with suppress(ClusterError):  # a session that is gone has no views
+            ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
 class _Watch:
