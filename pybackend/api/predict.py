@@ -96,11 +96,12 @@ def predict_spark(
         known = None
     job = replace(job, **keras_defaults())
 
-    from pybackend.model.outputs import check_inputs, classes_of, gives_classes, outputs_of
+    from pybackend.model.inputs import check_features
+    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    outputs = outputs_of(model)
-    classes, is_of_classes = classes_of(model, outputs), gives_classes(model, outputs)
-    check_inputs(model, features, _flat_columns(choice, df))
+    outputs = list_outputs(model)
+    classes, is_of_classes = count_classes(model, outputs), is_classifier(model, outputs)
+    check_features(model, features, _flat_columns(choice, df))
     predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
     files = model_files(model, custom_objects, job)
     # pyspark is optional: what needs it is imported where there is a DataFrame.

@@ -19,7 +19,7 @@ from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.evaluate import HeldOut, build_metrics
 from pybackend.engine.exchange import GradientExchange, Wire
-from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.feed import Feed
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.metrics import plain
@@ -39,14 +39,12 @@ from pybackend.engine.sync import (
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note, Order
-from pybackend.model.checks import (
-    callbacks_for,
-    check_callbacks,
-    check_loss_of_rows,
-    check_model,
-)
-from pybackend.model.load import load
-from pybackend.model.masks import masks_reach_the_loss
+from pybackend.model.callbacks import check_callbacks, select_callbacks
+from pybackend.model.checks import check_model
+from pybackend.model.inputs import reshape_rows
+from pybackend.model.load import load_job_model
+from pybackend.model.losses import check_loss_is_mean
+from pybackend.model.masks import has_masked_loss
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def train(
         What this worker has read for itself.
     """
     rank = collective.rank
-    loaded = load(job, folder)
+    loaded = load_job_model(job, folder)
     model = loaded.model
     counts = {**order.counts, **sources.settled(job, collective, folder)}
     feed, columns = _feed(job, collective, counts, folder, model, sources.stream)
@@ -102,7 +100,7 @@ def train(
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, columns)
     if "validation" in counts:
-        rows = shaped_for(SpooledRows(folder / "validation", job.in_memory), model)
+        rows = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(rows, counts["validation"], job.batch_size)
     began = time.monotonic()
     history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
@@ -136,14 +134,14 @@ def _feed(
 ) -> tuple[Feed | StreamFeed, Rows]:
     """The local batches, and rows like theirs."""
     if stream is not None:
-        if job.workers > 1 and masks_reach_the_loss(model):
+        if job.workers > 1 and has_masked_loss(model):
             raise InputError(
                 "masks reach the loss of this model, so that its steps must be weighted by what "
                 "they hold: pass the rows themselves, not a function `data`"
             )
         from_function = StreamFeed(stream, collective, job.steps_per_epoch)
         return from_function, from_function.sample
-    columns = shaped_for(SpooledRows(folder / "train", job.in_memory), model)
+    columns = reshape_rows(SpooledRows(folder / "train", job.in_memory), model)
     feed = Feed(
         columns,
         counts["train"],
@@ -177,7 +175,7 @@ def _fit(
         return dict(fitted.history), sync.steps_done
     _share_state(model, collective, emit)
     coupling = _coupling(model, collective, feed, job, emit)
-    own = callbacks_for(collective.rank, callbacks)
+    own = select_callbacks(collective.rank, callbacks)
     if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
         options["initial_epoch"] = epoch_to_resume(callbacks, collective)
         own.append(ShareRestored(collective))
@@ -246,7 +244,7 @@ def _check_loss(model: Any, columns: Rows, job: Job) -> None:
     """Try the loss on two rows, where several workers average it and masks do not weight it."""
     count = len(columns)
     averaged = job.workers > 1 and job.local_steps == 1 and is_plain(model)
-    if averaged and count and not masks_reach_the_loss(model):
+    if averaged and count and not has_masked_loss(model):
         # One row serves twice where there is no second.
         rows = [structure(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
-        check_loss_of_rows(model, rows)
+        check_loss_is_mean(model, rows)

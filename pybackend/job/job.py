@@ -44,6 +44,10 @@ class Job:
     epochs, batch_size, steps_per_epoch, shuffle, in_memory, class_weight, transport, compression,
     bucket_mb, local_steps, outer_learning_rate, outer_momentum, verify_weights
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    initial_epoch
+        Epochs that were trained before: the first one of this training has this index.
+    validation_freq
+        Validate after every so many epochs, or after the epochs of these numbers (from 1).
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     is_seeded
@@ -67,6 +71,8 @@ class Job:
     kind: Literal["train", "evaluate", "predict", "run"]
     workers: int
     epochs: int = 1
+    initial_epoch: int = 0
+    validation_freq: int | tuple[int, ...] = 1
     batch_size: int = 32
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
