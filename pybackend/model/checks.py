@@ -14,6 +14,7 @@ import numpy as np
 
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import all_layers, flat
 from pybackend.model.masks import check_masks, masks_reach_the_loss
 
@@ -52,10 +53,10 @@ def check_model(model: Any, job: Job) -> None:
     if job.workers == 1 or job.kind != "train":
         return
     _check_optimizers(model, job)
-    if job.local_steps == 1:
+    if isinstance(job.exchange, Exchange):
         _check_losses(model)
         check_masks(model)
-        if job.transport == "tf" and masks_reach_the_loss(model):
+        if job.exchange.transport == "tf" and masks_reach_the_loss(model):
             raise InputError("a model whose masks reach the loss needs transport='tcp'")
     _check_layers(model)
 
@@ -127,9 +128,9 @@ def _check_optimizers(model: Any, job: Job) -> None:
             "would see one worker's gradients: override `update_step` instead"
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if job.local_steps > 1 and inner.use_ema:
+    if isinstance(job.exchange, LocalSteps) and inner.use_ema:
         raise InputError(
-            "`local_steps` and an optimizer with use_ema=True exclude each other: the moving "
+            "`LocalSteps` and an optimizer with use_ema=True exclude each other: the moving "
             "averages would be each worker's own"
         )
     # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
