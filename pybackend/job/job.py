@@ -119,6 +119,8 @@ class Job:
         values["exchange"] = kind(**values["exchange"])
         if isinstance(values["validation_freq"], list):
             values["validation_freq"] = tuple(values["validation_freq"])
+        if values["class_weight"] is not None:
+            values["class_weight"] = tuple(map(tuple, values["class_weight"]))
         return cls(**values)
 
 
