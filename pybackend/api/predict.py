@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pybackend.api.request import check_custom_objects, keras_defaults, model_files
+from pybackend.api.request import check_custom_objects, column_spec, keras_defaults, model_files
 from pybackend.api.result import TrainResult
-from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import Job, score_job
+from pybackend.job.options import DataOptions
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -116,9 +117,8 @@ def _job(batch_size: Any, safe_mode: Any) -> Job:
 
 
 def _checked_choice(features: Any, tensors: Any, categories: Any) -> ColumnSpec:
-    choice = ColumnSpec(features, tensors=tensors, categories=categories)
-    check_column_spec(choice)
-    return replace(choice, label=None)
+    options = DataOptions(tensors=tensors, categories=categories)
+    return replace(column_spec(features, "label", None, options), label=None)
 
 
 def _check_type(kind: Any) -> None:

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pybackend.api.progress import printer
 from pybackend.data import arrays
-from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
+from pybackend.job.options import DataOptions
 from pybackend.job.pickling import pickled
 from pybackend.launchers import Launcher, Outcome
 from pybackend.model.serialization import model_to_bytes
@@ -40,6 +41,24 @@ def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
         )
         for name, data in datasets.items()
     }
+
+
+def column_spec(
+    features: Any, label: Any, weight: Any, options: DataOptions, finds_levels: bool = True
+) -> ColumnSpec:
+    """Check which columns are used, and as what."""
+    spec = ColumnSpec(
+        features,
+        label,
+        weight,
+        options.tensors,
+        options.categories,
+        options.tfrecord_spec,
+        options.repartition,
+        finds_levels,
+    )
+    check_column_spec(spec)
+    return spec
 
 
 def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:

@@ -37,6 +37,7 @@ from pybackend.engine.sync import (
     weights_digest,
 )
 from pybackend.errors import InputError
+from pybackend.job import options
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note, Order
 from pybackend.model.callbacks import check_callbacks, select_callbacks
@@ -180,7 +181,7 @@ def _fit(
         options["initial_epoch"] = epoch_to_resume(callbacks, collective)
         own.append(ShareRestored(collective))
     sync = EpochSync(collective, coupling, feed, held_out, emit, job.epochs)
-    last = StopTogether(collective, coupling, job.verify_weights)
+    last = StopTogether(collective, coupling, job.exchange.verify_weights)
     try:
         with coupling.installed():
             fitted = model.fit(feed.dataset(), callbacks=[sync, *own, last], **options)
@@ -209,25 +210,26 @@ def _coupling(
     job: Job,
     emit: Emit,
 ) -> GradientExchange | LocalSteps:
-    if model.jit_compile and not is_plain(model) and job.local_steps == 1:
+    exchange = job.exchange
+    if model.jit_compile and not is_plain(model) and isinstance(exchange, options.Exchange):
         text = "jit_compile is off: XLA cannot compile the exchange inside a train_step of your own"
         emit(Note(text))
         model.jit_compile = False
     nominal = collective.world_size * job.batch_size
-    if job.local_steps > 1:
+    if isinstance(exchange, options.LocalSteps):
         return LocalSteps(
             model,
             collective,
-            every=job.local_steps,
-            learning_rate=job.outer_learning_rate,
-            momentum=job.outer_momentum,
+            every=exchange.steps,
+            learning_rate=exchange.learning_rate,
+            momentum=exchange.momentum,
             may_be_empty=feed.may_be_empty,
             nominal_rows=nominal,
-            compression=job.compression,
+            compression=exchange.compression,
         )
-    wire = Wire(nominal, job.bucket_mb * 1e6, job.compression)
+    wire = Wire(nominal, exchange.bucket_mb * 1e6, exchange.compression)
     graph = None
-    if job.transport == "tf":
+    if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), wire.bucket_bytes)
     return GradientExchange(model, collective, Position(feed), wire, feed.may_be_empty, graph)
 
@@ -243,7 +245,7 @@ def _build(model: Any, columns: Rows) -> None:
 def _check_loss(model: Any, columns: Rows, job: Job) -> None:
     """Try the loss on two rows, where several workers average it and masks do not weight it."""
     count = len(columns)
-    averaged = job.workers > 1 and job.local_steps == 1 and is_plain(model)
+    averaged = job.workers > 1 and isinstance(job.exchange, options.Exchange) and is_plain(model)
     if averaged and count and not has_masked_loss(model):
         # One row serves twice where there is no second.
         rows = [structure(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
