@@ -106,19 +106,18 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
     from pybackend.data.rows import as_rows
-    from pybackend.engine.feed import shaped_for
-    from pybackend.model.outputs import check_inputs
+    from pybackend.model.inputs import check_features, reshape_rows
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            shaped_for(as_rows(columns), model)
+            reshape_rows(as_rows(columns), model)
         elif isinstance(columns, TableRows):
             named = [
                 group.key.partition("/")[2]
                 for group in columns.column_groups
                 if not group.is_target
             ]
-            check_inputs(model, None if named == [""] else dict.fromkeys(named), None)
+            check_features(model, None if named == [""] else dict.fromkeys(named), None)
 
 
 def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:

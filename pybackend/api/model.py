@@ -88,7 +88,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
     listed = [] if callbacks is None else listed
     # Keras is loaded already if there is a callback that it could accept.
     if "keras" in sys.modules:
-        from pybackend.model.checks import check_callbacks
+        from pybackend.model.callbacks import check_callbacks
 
         check_callbacks(listed)
     elif listed:
@@ -99,9 +99,9 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add the custom classes and functions that a model is seen to consist of."""
-    from pybackend.model.layers import own_objects
+    from pybackend.model.layers import find_custom_objects
 
-    return {**own_objects(model), **(custom_objects or {})}
+    return {**find_custom_objects(model), **(custom_objects or {})}
 
 
 def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) -> dict[str, bytes]:

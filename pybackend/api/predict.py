@@ -85,18 +85,19 @@ def predict_spark(
     arguments = {**locals(), "workers": 1}
     request = prepare("predict", arguments, lambda columns, job: _check_frame(df))
 
-    from pybackend.model.outputs import check_inputs, classes_of, gives_classes, outputs_of
+    from pybackend.model.inputs import check_features
+    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    columns, outputs = request.columns, outputs_of(request.model)
-    check_inputs(request.model, columns.features, _count_flat_columns(columns, df))
+    columns, outputs = request.columns, list_outputs(request.model)
+    check_features(request.model, columns.features, _count_flat_columns(columns, df))
     known = _check_levels(model.levels) if isinstance(model, TrainResult) else None
     predictions = _choose_predictions(
         outputs,
-        classes_of(request.model, outputs),
+        count_classes(request.model, outputs),
         type,
         names,
         known,
-        gives_classes(request.model, outputs),
+        is_classifier(request.model, outputs),
     )
     # pyspark is optional: what needs it is imported if there is a DataFrame.
     from pybackend.launchers import frame_of_predictions

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from pybackend.job.arguments import (
     check_seconds,
     check_whole_number,
 )
+from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 
 MAX_WORKERS = 4096
@@ -49,8 +49,12 @@ class Job:
         ``"train"``, ``"evaluate"`` or ``"predict"`` with a Keras model, or ``"run"`` a function.
     workers
         World size.
-    epochs, initial_epoch, validation_freq, batch_size, steps_per_epoch, shuffle, class_weight
+    epochs, batch_size, steps_per_epoch, shuffle, class_weight
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    initial_epoch
+        Epochs that were trained before: the first one of this training has this index.
+    validation_freq
+        Validate after every so many epochs, or after the epochs of these numbers (from 1).
     exchange
         What workers exchange; what the default `Exchange` says if they exchange nothing.
     in_memory
@@ -109,20 +113,12 @@ class Job:
 
     def to_json(self) -> str:
         """JSON text of the job."""
-        exchange = {"kind": type(self.exchange).__name__, **asdict(self.exchange)}
-        return json.dumps({**asdict(self), "exchange": exchange})
+        return encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """Read back what `to_json` wrote."""
-        values = json.loads(text)
-        kind = {"Exchange": Exchange, "LocalSteps": LocalSteps}[values["exchange"].pop("kind")]
-        values["exchange"] = kind(**values["exchange"])
-        if isinstance(values["validation_freq"], list):
-            values["validation_freq"] = tuple(values["validation_freq"])
-        if values["class_weight"] is not None:
-            values["class_weight"] = tuple(map(tuple, values["class_weight"]))
-        return cls(**values)
+        return decode(text, cls)
 
 
 def make_job(
