@@ -27,6 +27,7 @@ from pybackend.model.hdf5 import (
     take_optimizer_state,
     write_compile_settings,
 )
+from pybackend.model.quiet import import_tensorflow
 
 Format = Literal["h5", "keras"]
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -118,6 +119,7 @@ def model_from_bytes(
     data = bytes(data)
     _check_digest(data, sha256)
     suffix = _recognize(data)
+    import_tensorflow()
     import keras
 
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _quiet_keras():
@@ -225,6 +227,7 @@ def decode_base64(text: str) -> bytes:
 
 
 def _check_keras_model(model: Any) -> None:
+    import_tensorflow()
     import keras
 
     if isinstance(model, keras.Model):
