@@ -128,7 +128,7 @@ check_table <- function(data, columns, route, arg, call) {
 }
 
 # Data whose rows Python reads by the names of their columns.
-named_columns <- function(kind, value, columns) {
+column_source <- function(kind, value, columns) {
   levels <- columns$categories[[columns$label]]
   list(
     kind = kind,
@@ -167,7 +167,7 @@ absolute_path <- function(path) {
 abort_data <- function(data, allow_null, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` is %s, which is not rows with labels.", arg, describe(data)),
+      sprintf("`%s` is %s, which is not a set of rows with labels.", arg, describe(data)),
       i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
       "*" = "`list(x, y)` or `list(x, y, sample_weight)` with R or Python arrays;",
       "*" = "a data frame with the column that `label` names;",
