@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pybackend.job.arguments import (
     check_seconds,
     check_whole_number,
 )
+from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 
 MAX_WORKERS = 4096
@@ -48,8 +49,12 @@ class Job:
         ``"train"``, ``"evaluate"`` or ``"predict"`` with a Keras model, or ``"run"`` a function.
     workers
         World size.
-    epochs, initial_epoch, validation_freq, batch_size, steps_per_epoch, shuffle, class_weight
+    epochs, batch_size, steps_per_epoch, shuffle, class_weight
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    initial_epoch
+        Epochs that were trained before: the first one of this training has this index.
+    validation_freq
+        Validate after every so many epochs, or after the epochs of these numbers (from 1).
     exchange
         What workers exchange; what the default `Exchange` says if they exchange nothing.
     in_memory
@@ -108,40 +113,36 @@ class Job:
 
     def to_json(self) -> str:
         """JSON text of the job."""
-        exchange = {"kind": type(self.exchange).__name__, **asdict(self.exchange)}
-        return json.dumps({**asdict(self), "exchange": exchange})
+        return encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """Read back what `to_json` wrote."""
-        values = json.loads(text)
-        kind = {"Exchange": Exchange, "LocalSteps": LocalSteps}[values["exchange"].pop("kind")]
-        values["exchange"] = kind(**values["exchange"])
-        if isinstance(values["validation_freq"], list):
-            values["validation_freq"] = tuple(values["validation_freq"])
-        return cls(**values)
+        return decode(text, cls)
 
 
-def train_job(arguments: Mapping[str, Any]) -> Job:
-    """Check the numbers and choices of a training job; what is left out has `Job`'s default."""
+def make_job(
+    kind: Literal["train", "evaluate", "predict", "run"], arguments: Mapping[str, Any]
+) -> Job:
+    """Check the numbers and choices among a call's arguments; the others have `Job`'s defaults.
+
+    A seed of None is drawn.
+
+    Raises
+    ------
+    InputError
+        Names the argument and what is expected.
+    """
     known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in arguments}
-    job = Job(kind="train", **known)
-    _check_together(job)
+    if kind != "train":
+        return Job(kind=kind, shuffle=kind == "run", **known)
+    job = Job(kind=kind, is_seeded=arguments.get("seed") is not None, **known)
+    if job.initial_epoch >= job.epochs:
+        raise InputError(
+            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
+            f"not {job.initial_epoch}"
+        )
     return job
-
-
-def score_job(kind: Literal["evaluate", "predict"], arguments: Mapping[str, Any]) -> Job:
-    """Check the numbers of a `barrier_evaluate` or `barrier_predict` job."""
-    return replace(train_job(arguments), kind=kind, shuffle=False)
-
-
-def run_job(workers: Any, verbose: Any) -> Job:
-    """Check the numbers of a `barrier_run` job."""
-    return Job(
-        kind="run",
-        workers=check_whole_number("workers", workers, least=1, most=MAX_WORKERS),
-        verbose=check_whole_number("verbose", verbose, least=0, most=2),
-    )
 
 
 def _model_uri(value: Any) -> str:
@@ -154,13 +155,10 @@ def _model_uri(value: Any) -> str:
     return uri if "://" in uri else os.path.abspath(uri)
 
 
-def _check_together(job: Job) -> None:
-    """Refuse arguments that exclude each other."""
-    if job.initial_epoch >= job.epochs:
-        raise InputError(
-            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
-            f"not {job.initial_epoch}"
-        )
+def _seed(value: Any) -> int:
+    if value is None:
+        return secrets.randbelow(2**31)
+    return check_whole_number("seed", value, least=0, most=2**31 - 1)
 
 
 def _validation_freq(value: Any) -> int | tuple[int, ...]:
@@ -205,7 +203,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": partial(check_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
     "exchange": check_exchange,
-    "seed": partial(check_whole_number, "seed", least=0, most=2**31 - 1),
+    "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),
     "verbose": partial(check_whole_number, "verbose", least=0, most=2),

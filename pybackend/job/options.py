@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
+    as_number,
     check_choice,
     check_flag,
     check_fraction,
@@ -223,16 +224,14 @@ def _check_promise(column: str, promise: Any) -> Promise:
     try:
         dtype, shape = promise
         known = np.dtype(dtype)
-        sizes = list(shape)
+        sizes = [shape] if as_number(shape) is not None else list(shape)
     except (TypeError, ValueError):
         raise InputError(f"{expected}, not {promise!r}") from None
     if known.kind not in "fiub":
         raise InputError(f"{expected}: {dtype!r} is not a type of numbers")
-    is_ragged = sizes == [None]
-    if not is_ragged and not all(_is_size(size) for size in sizes):
+    if sizes == [None]:
+        return dtype, (None,)
+    numbers = [as_number(size) for size in sizes]
+    if not all(number and number > 0 and number.is_integer() for number in numbers):
         raise InputError(f"{expected}; the shape {shape!r} has other than positive whole numbers")
-    return dtype, tuple(None if size is None else int(size) for size in sizes)
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and bool(size > 0)
+    return dtype, tuple(int(size) for size in sizes)

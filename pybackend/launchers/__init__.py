@@ -10,13 +10,24 @@ import sys
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.launchers.base import Emit, Launcher, Outcome
+from pybackend.job.messages import Emit
+from pybackend.launchers.base import Launcher, Outcome
 
+# Names, and a module, that need pyspark: loaded when they are first used.
+_HOME = {
+    "SparklyrWorkers": "spark.sparklyr",
+    "attach_spark": "spark.attach",
+    "frame_of_predictions": "spark.predict",
+}
 __all__ = [
     "Emit",
     "Launcher",
     "Outcome",
+    "SparklyrWorkers",
+    "attach_spark",
+    "frame_of_predictions",
     "launcher_for",
+    "records",
 ]
 
 # What a first argument may be besides a launcher itself: the module whose `launcher_of` knows it,
@@ -51,3 +62,11 @@ def launcher_for(target: Any) -> Launcher:
     shown = repr(target) if isinstance(target, (str, int, float)) else f"a {kind}"
     hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
     raise InputError(f"`spark` must be None, 'local' or a SparkSession, not {shown}{hint}")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "records":
+        return importlib.import_module("pybackend.launchers.spark.records")
+    if name not in _HOME:
+        raise AttributeError(f"module 'pybackend.launchers' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pybackend.launchers.{_HOME[name]}"), name)
