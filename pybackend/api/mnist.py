@@ -11,6 +11,7 @@ from pybackend.api.train import barrier_train
 from pybackend.data.mnist import mnist
 from pybackend.job.job import make_job
 from pybackend.launchers import launcher_for
+from pybackend.model.quiet import import_tensorflow
 
 
 def digit_model() -> Any:
@@ -18,6 +19,7 @@ def digit_model() -> Any:
 
     Conv2D (32, 3 x 3, relu), max pooling, Dense (64, relu), Dense (10 logits); Adam.
     """
+    import_tensorflow()
     import keras
 
     model = keras.Sequential(
