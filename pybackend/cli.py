@@ -113,9 +113,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from pybackend.doctor.probe import probe
-    from pybackend.doctor.session import own_session
+    from pybackend.doctor.session import start_session
 
-    with own_session(options.master, dict(options.conf)) as session:
+    with start_session(options.master, dict(options.conf)) as session:
         report = probe(session, options.workers)
     for host in report["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")

@@ -13,6 +13,7 @@ from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import Job, score_job
+from pybackend.launchers import is_frame, read_schema
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -103,10 +104,9 @@ def predict_spark(
     check_inputs(model, features, _flat_columns(choice, df))
     predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
     files = model_files(model, custom_objects, job)
-    # pyspark is optional: what needs it is imported where there is a DataFrame.
-    from pybackend.launchers.spark.predict import frame_of_predictions
+    from pybackend.launchers import add_predictions
 
-    return frame_of_predictions(df, choice, job, files, predictions)
+    return add_predictions(df, choice, job, files, predictions)
 
 
 def _job(batch_size: Any, safe_mode: Any) -> Job:
@@ -145,9 +145,9 @@ def _check_model(model: Any) -> None:
 
 
 def _check_frame(frame: Any) -> None:
-    kind = type(frame)
-    if kind.__module__.startswith("pyspark.sql.") and kind.__name__ == "DataFrame":
+    if is_frame(frame):
         return
+    kind = type(frame)
     raise InputError(
         f"`df` must be a pyspark.sql.DataFrame, not a {kind.__module__}.{kind.__qualname__}. For "
         "arrays there is model.predict() or barrier_predict()"
@@ -156,7 +156,7 @@ def _check_frame(frame: Any) -> None:
 
 def _flat_columns(choice: ColumnSpec, frame: Any) -> int | None:
     """Numbers in a row of the only input, where its columns all hold one each."""
-    types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
+    types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
     if isinstance(choice.features, Mapping) or choice.tensors:
         return None
     names = list(types) if choice.features is None else choice.named

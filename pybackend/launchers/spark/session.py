@@ -70,3 +70,8 @@ def silence(session: Any, request: str, seconds: float) -> ClusterError:
         "It was stopped, is out of reach, or is overloaded: "
         f"{advice}, or start a new session"
     )
+
+
+def read_schema(frame: Any) -> Any:
+    """The ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
+    return ask(frame.sparkSession, "the columns of a DataFrame", lambda: frame.schema)
