@@ -24,7 +24,9 @@ SETTINGS = {
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def connect_server(
+    folder: Path, python: str = sys.executable
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Address and process of a Connect server of two slots that lives as long as the context."""
     home = Path(pyspark.__file__).parent
     arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
@@ -41,7 +43,7 @@ def connect_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python,
     }
     log = folder / "server.log"
     with log.open("wb") as output:
@@ -59,9 +61,9 @@ def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
     """What the server says of its address when it listens; it has picked a free port."""
     pause = threading.Event()
     for _ in range(600):
-        told = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
-        if told:
-            return told[1]
+        found = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
+        if found:
+            return found[1]
         assert server.poll() is None, log.read_text(errors="replace")
         pause.wait(0.1)
     raise AssertionError(log.read_text(errors="replace"))
