@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from pybackend.api.progress import printer
 from pybackend.data import arrays
-from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
+from pybackend.job.options import DataOptions
 from pybackend.job.pickling import pickled
-from pybackend.launchers import Launcher, Outcome
+from pybackend.launchers import Launcher, Outcome, is_frame, read_schema
 from pybackend.model.serialization import model_to_bytes
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
@@ -42,6 +43,24 @@ def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
+def column_spec(
+    features: Any, label: Any, weight: Any, options: DataOptions, finds_levels: bool = True
+) -> ColumnSpec:
+    """Check which columns are used, and as what."""
+    spec = ColumnSpec(
+        features,
+        label,
+        weight,
+        options.tensors,
+        options.categories,
+        options.tfrecord_spec,
+        options.repartition,
+        finds_levels,
+    )
+    check_column_spec(spec)
+    return spec
+
+
 def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
     """Check a data set and give it the form that launchers take.
 
@@ -50,7 +69,7 @@ def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: J
     Columns of arrays, a `DataFrameRows`, or what workers read for themselves: a `FileRows` or a
     `FunctionRows`.
     """
-    if type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame":
+    if is_frame(data):
         return _selection(launcher, data, name, choice, job)
     if isinstance(data, (str, os.PathLike)):
         return _file_rows(data, name, choice, job)
@@ -80,6 +99,7 @@ def _selection(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job
         )
     _check_one_label(job, isinstance(choice.label, str))
     _check_weights(job, choice.weight is not None)
+    read_schema(data)  # in limited time, and PySpark remembers it
     return DataFrameRows.of(data, choice, job.floatx, name)
 
 
@@ -221,9 +241,9 @@ def check_custom_objects(custom_objects: Any) -> None:
 
 def with_own_classes(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add the classes and functions of the user's own that a model is seen to consist of."""
-    from pybackend.model.layers import own_objects
+    from pybackend.model.layers import find_custom_objects
 
-    return {**own_objects(model), **(custom_objects or {})}
+    return {**find_custom_objects(model), **(custom_objects or {})}
 
 
 def _by_all_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,12 +292,12 @@ def source_of(model: Any) -> Literal["file", "function"]:
 def _check_callbacks(callbacks: Sequence[Any]) -> None:
     # Keras is loaded already where there is a callback that it could accept.
     if "keras" in sys.modules:
-        from pybackend.model.checks import check_callbacks
+        from pybackend.model.callbacks import check_callbacks
 
         check_callbacks(callbacks)
     elif callbacks:
         name = type(callbacks[0]).__name__
-        raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
+        raise InputError(f"`callbacks` holds {name}, which is not a keras.callbacks.Callback")
 
 
 def keras_defaults() -> dict[str, Any]:
@@ -295,16 +315,15 @@ def keras_defaults() -> dict[str, Any]:
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
     from pybackend.data.rows import as_rows
-    from pybackend.engine.feed import shaped_for
-    from pybackend.model.outputs import check_inputs
+    from pybackend.model.inputs import check_features, reshape_rows
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            shaped_for(as_rows(columns), model)
+            reshape_rows(as_rows(columns), model)
         elif isinstance(columns, TableRows):
             named = [
                 group.key.partition("/")[2]
                 for group in columns.column_groups
                 if not group.is_target
             ]
-            check_inputs(model, None if named == [""] else dict.fromkeys(named), None)
+            check_features(model, None if named == [""] else dict.fromkeys(named), None)

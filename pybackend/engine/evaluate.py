@@ -14,13 +14,14 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.data.arrays import structure
 from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
-from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import over_all_rows
 from pybackend.engine.sources import Sources
 from pybackend.job.job import Job
 from pybackend.job.messages import Order
 from pybackend.job.values import encode_value
-from pybackend.model.load import load
+from pybackend.model.inputs import reshape_rows
+from pybackend.model.load import load_job_model
 
 
 class HeldOut:
@@ -78,9 +79,9 @@ def score(job: Job, collective: Collective, order: Order, folder: Path, sources:
     The value of ``"evaluate"`` are the figures over all rows; of ``"predict"`` the outputs of its
     own rows, None where it has none.
     """
-    model = load(job, folder).model
+    model = load_job_model(job, folder).model
     counts = {**order.counts, **sources.settled(job, collective, folder)}
-    columns = shaped_for(SpooledRows(folder / "train"), model)
+    columns = reshape_rows(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None
     if job.kind == "evaluate":

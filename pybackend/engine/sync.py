@@ -14,11 +14,10 @@ from pybackend.collective import Collective, all_sum
 from pybackend.engine.evaluate import HeldOut
 from pybackend.engine.feed import Feed
 from pybackend.engine.flat import Agreement
-from pybackend.engine.metrics import over_all_rows
+from pybackend.engine.metrics import over_all_rows, unsummed_metrics
 from pybackend.engine.stream import StreamFeed
 from pybackend.errors import ClusterError
 from pybackend.job.messages import Emit, EpochEnded, Note
-from pybackend.model.checks import unsummed_metrics
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1

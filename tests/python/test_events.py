@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-
 from pybackend.net.events import EventClient, EventServer
+
 from pybackend.net.rendezvous import greet_as_client, listen, new_token, own_address
 from pybackend.net.stream import Stream
 
