@@ -52,7 +52,7 @@ def name_host(worker: Worker) -> str:
 
 
 def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
-    """What to install where, for workers that need not have met."""
+    """What to install on which host, for workers that need not have met."""
     found = _group_hosts(
         (
             (

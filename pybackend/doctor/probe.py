@@ -17,7 +17,7 @@ from pybackend.doctor.diagnosis import (
 from pybackend.doctor.machine import inspect_machine
 from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.launchers import ask_executors, check_slots, launcher_for, slots_of
+from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
 
 _PACKAGES = tuple(TITLES)
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
@@ -149,7 +149,7 @@ def _count_slots(session: Any, spark: Any) -> int:
             return 2
         return (os.cpu_count() or 1) if named[1] == "*" else int(named[1])
     check_slots(session, 1)
-    return max(1, slots_of(session))
+    return max(1, count_slots(session))
 
 
 def _summarize(error: Exception) -> str:
@@ -158,6 +158,6 @@ def _summarize(error: Exception) -> str:
     advice = re.search(r"^What to do: (.*)$", text, re.MULTILINE)
     # Spark names the executor's host beside the number of the task.
     host = re.search(r"\(TID \d+\) \((\S+) executor", text)
-    where = f" (on {host[1]})" if host else ""
+    place = f" (on {host[1]})" if host else ""
     first = text.split("\n", 1)[0]
-    return f"{first}{where}: {advice[1]}" if advice else f"{first}{where}"
+    return f"{first}{place}: {advice[1]}" if advice else f"{first}{place}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.records import read_records, write_records
     from pybackend.launchers.spark.session import is_frame, is_session, read_schema
-    from pybackend.launchers.spark.slots import check_slots, slots_of
+    from pybackend.launchers.spark.slots import check_slots, count_slots
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
     "ask_executors",
     "attach_spark",
     "check_slots",
+    "count_slots",
     "is_frame",
     "is_session",
     "launcher_for",
     "read_records",
     "read_schema",
-    "slots_of",
     "write_records",
 ]
 
@@ -52,7 +52,7 @@ _HOME = {
     "is_session": "spark.session",
     "read_records": "spark.records",
     "read_schema": "spark.session",
-    "slots_of": "spark.slots",
+    "count_slots": "spark.slots",
     "write_records": "spark.records",
 }
 

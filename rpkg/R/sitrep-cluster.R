@@ -1,6 +1,6 @@
 # What the hosts of a cluster have, and whether its workers reach each other.
 
-# Asks every slot by a short barrier job. What is wrong is data, not an error: the report tells it.
+# Asks every slot by a short barrier job. What is wrong is data, not an error: it is part of the report.
 gather_cluster <- function(route, sc, call = caller_env()) {
   # "local[4]" says how many; its session, none, does not.
   session <- if (route$kind == "local") sc else open_session(route, call)

@@ -4,7 +4,7 @@
 #' what is missing. The first thing to look at, and to send along, when something does not work.
 #'
 #' With `sc`, a short barrier job also asks every slot of the cluster what its host has, tries
-#' whether every worker reaches every other over TCP, and tells what to mend, and on which host.
+#' whether every worker reaches every other over TCP, and says what to fix, and on which host.
 #'
 #' @param sc `NULL` for this machine alone; or the cluster to probe, as in [barrier_train()].
 #'   `"local[N]"` tries N worker processes on this machine, `"local"` two.

@@ -35,7 +35,7 @@ from pybackend import (
 )
 from pybackend.launchers.spark import barrier as spark
 from pybackend.launchers.spark import jobs as spark_job
-from pybackend.launchers.spark.slots import check_slots, slots_of
+from pybackend.launchers.spark.slots import check_slots, count_slots
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -
 
 
 def test_too_few_slots_are_told_at_once(session: Any) -> None:
-    assert slots_of(session) == 2
+    assert count_slots(session) == 2
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"workers=3, .*at most 2 tasks.*master local\[2\]"):
         barrier_run(session, lambda context: 1, workers=3)

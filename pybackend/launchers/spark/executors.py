@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import slots_of
+from pybackend.launchers.spark.slots import count_slots
 from pybackend.net.deadline import within
 
 _LIMIT_SECONDS = 60.0
@@ -35,7 +35,7 @@ def _ask(session: Any, look: Callable[[], Any]) -> list[str]:
 
         return json.dumps(look())
 
-    count = slots_of(session)
+    count = count_slots(session)
     if not is_connect(session):
         return list(session.sparkContext.parallelize(range(count), count).map(answer).collect())
     from pyspark.sql.functions import udf

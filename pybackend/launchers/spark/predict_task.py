@@ -126,7 +126,7 @@ class PredictTask:
 def predict_rows(
     model: Any, tensors: Mapping[str, Array | Ragged], batch_size: int
 ) -> Iterator[list[Array]]:
-    """A model's outputs for all rows in order, flattened, in blocks that memory holds.
+    """A model's outputs for all rows in order, flattened, in blocks that fit into memory.
 
     Raises
     ------

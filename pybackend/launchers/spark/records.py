@@ -28,7 +28,7 @@ from pybackend.launchers.spark.records_task import (
 )
 from pybackend.launchers.spark.session import ask, is_connect, read_schema
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import slots_of
+from pybackend.launchers.spark.slots import count_slots
 from pybackend.net.rendezvous import new_token
 
 # What a task reads: enough for its start not to count, little enough for all tasks to have some.
@@ -81,7 +81,7 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     ship_package(session)
     spec = dict(spec) if spec is not None else None
     files = RecordFiles.from_json(_call_at_tasks(session, _find_files, uri, spec))
-    share = sum(files.sizes) // (2 * slots_of(session))
+    share = sum(files.sizes) // (2 * count_slots(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
     kind = StructType.fromJson(fields_of(files.schema))
     if not ranges:
