@@ -156,8 +156,8 @@ def _summarize(error: Exception) -> str:
     """A failure in a sentence: without Spark's own message and the worker's traceback."""
     text = str(error)
     advice = re.search(r"^What to do: (.*)$", text, re.MULTILINE)
+    first = text.split("\n", 1)[0]
     # Spark names the executor's host beside the number of the task.
     host = re.search(r"\(TID \d+\) \((\S+) executor", text)
-    place = f" (on {host[1]})" if host else ""
-    first = text.split("\n", 1)[0]
+    place = f" (on {host[1]})" if host and f" on {host[1]} " not in first else ""
     return f"{first}{place}: {advice[1]}" if advice else f"{first}{place}"

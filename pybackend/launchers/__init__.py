@@ -1,7 +1,7 @@
 """Where workers are started; the only part of this package that others import.
 
-A launcher is one file behind the `Launcher` protocol, and a line in the table below. What Spark
-does besides is found here too, and loaded when it is used, as pyspark is optional.
+A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
+done with Spark is found here too, and loaded when it is used.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _HOME = {
     "ask_executors": "spark.executors",
     "attach_spark": "spark.attach",
     "check_slots": "spark.slots",
+    "count_slots": "spark.slots",
     "is_frame": "spark.session",
     "is_session": "spark.session",
     "read_records": "spark.records",
     "read_schema": "spark.session",
-    "count_slots": "spark.slots",
     "write_records": "spark.records",
 }
 
