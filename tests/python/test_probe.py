@@ -72,14 +72,14 @@ def test_every_slot_of_a_cluster(spark: Any) -> None:
     assert len(probe(spark, workers=1)["workers"]) == 1
 
 
-def test_too_many_workers_are_a_problem_to_tell(spark: Any) -> None:
+def test_too_many_workers_are_a_problem(spark: Any) -> None:
     report = probe(spark, workers=3)
     assert report["workers"] == []
     assert "at most 2 tasks" in report["problems"][0]
     assert report["verdict"] == "not ready: fix the problem above, then probe again"
 
 
-def test_executors_whose_python_lacks_everything_are_named(
+def test_executors_whose_python_has_nothing_are_named(
     spark: Any, tmp_path: Any, monkeypatch: Any
 ) -> None:
     bare = tmp_path / "python"  # runs without the packages of this environment
@@ -95,7 +95,7 @@ def test_executors_whose_python_lacks_everything_are_named(
 
 
 def test_workers_do_not_import_tensorflow() -> None:
-    def look_and_tell(context: Any) -> list[str]:
+    def loaded_modules(context: Any) -> list[str]:
         import sys
 
         from pybackend.doctor.reach import inspect_worker
@@ -103,7 +103,7 @@ def test_workers_do_not_import_tensorflow() -> None:
         inspect_worker(context)
         return [name for name in ("tensorflow", "keras", "h5py") if name in sys.modules]
 
-    assert barrier_run(None, look_and_tell, workers=1, verbose=0) == [[]]
+    assert barrier_run(None, loaded_modules, workers=1, verbose=0) == [[]]
 
 
 def test_all_reach_each_other_though_one_begins_late() -> None:
@@ -132,10 +132,10 @@ def test_a_worker_that_never_listens_is_refused_within_the_limit() -> None:
 
 def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> None:
     with reserved() as one, reserved() as two, reserved() as elsewhere:
-        problem, true = ([address(one), address(x)] for x in (two, elsewhere))
+        announced, true = ([address(one), address(x)] for x in (two, elsewhere))
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(try_peers, true, 1, patience=3)
-            found = try_peers(problem, 0, patience=1)
+            found = try_peers(announced, 0, patience=1)
             assert found["unreached"] == [{"rank": 1, "reason": REFUSED}]
             assert other.result(20) == {"unreached": [], "listen_error": None}
 
@@ -154,7 +154,7 @@ def test_a_host_that_swallows_packets_times_out() -> None:
     assert found["unreached"] == [{"rank": 1, "reason": TIMED_OUT}]
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, reserved() as other:
         found = try_peers([address(taken), address(other)], 0, patience=0.2)
     assert found["listen_error"] == "address already in use"
@@ -262,12 +262,12 @@ def test_workers_of_one_host_and_many_pairs() -> None:
     assert problem.endswith("a firewall on that host: open all TCP ports to its own workers")
     many = [worker(0, "10.0.0.1")]
     many += [worker(n, f"10.0.1.{n}", unreached=[missed(0)]) for n in range(1, 15)]
-    told_of_many = find_problems(many, DRIVER, on_spark=True)
-    assert len(told_of_many) == 11
-    assert told_of_many[-1] == "and the same between 4 more pairs of hosts"
+    many_problems = find_problems(many, DRIVER, on_spark=True)
+    assert len(many_problems) == 11
+    assert many_problems[-1] == "and the same between 4 more pairs of hosts"
 
 
-def test_a_cause_is_told_and_not_its_consequences() -> None:
+def test_a_cause_is_named_and_not_its_consequences() -> None:
     cluster = [
         worker(0, "10.0.0.1", listen_error="address already in use"),
         worker(1, "10.0.0.2", unreached=[missed(0, REFUSED)]),
@@ -285,7 +285,7 @@ def test_a_cause_is_told_and_not_its_consequences() -> None:
 
 
 def test_what_is_printed_of_a_host() -> None:
-    problem = {
+    found = {
         "python": "/usr/bin/python3",
         "tensorflow": "2.21.0",
         "numpy": "2.4.6",
@@ -302,9 +302,9 @@ def test_what_is_printed_of_a_host() -> None:
     }
     bare = {"rscript": None, "r": None, "reticulate": None, "cores": 1, "memory_gb": None}
     cluster = [
-        worker(0, "10.0.0.1", **problem),
-        worker(1, "10.0.0.1", **problem, unreached=[missed(2)], reaches=False),
-        worker(2, "10.0.0.2", **{**problem, **bare, "gpus": []}),
+        worker(0, "10.0.0.1", **found),
+        worker(1, "10.0.0.1", **found, unreached=[missed(2)], reaches=False),
+        worker(2, "10.0.0.2", **{**found, **bare, "gpus": []}),
     ]
     one, two = group_by_host(cluster)
     assert (one["name"], one["slots"]) == ("10.0.0.1 (node1)", 2)
@@ -335,5 +335,5 @@ def test_masters() -> None:
     "master", ["", "spark://h", "spark:/h:7077", "local[a]", "local 2", "http://h:1", "spark://h:x"]
 )
 def test_what_is_not_a_master(master: str) -> None:
-    with pytest.raises(InputError, match="is no master of Spark"):
+    with pytest.raises(InputError, match="is not a Spark master"):
         check_master(master)
