@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import pyspark
 import pytest
-from conftest import build_dense, largest_difference, wait_for, worker_processes
+from conftest import build_dense, largest_difference, stop_shared_spark, wait_for, worker_processes
 
 import pybackend
 from pybackend import (
@@ -97,6 +97,7 @@ def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
 def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    stop_shared_spark()  # a process has one kind of session
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
         # By this PySpark's functions know which kind of session they serve; it would stay set.

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from replicas import Case, check_equal, chosen, train_all
 
+# The first test waits until the workers have trained all cases.
+pytestmark = pytest.mark.timeout(420)
+
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")
 Y = _RNG.integers(0, 3, 101)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
+from conftest import RLIB, needs_r, shared_spark, wait_for, worker_processes
 from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
@@ -49,7 +49,7 @@ languages = pytest.mark.parametrize("language", ["Python", pytest.param("R", mar
 
 @pytest.fixture(scope="module")
 def classic() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, spark_session, wait_for, worker_processes
+from conftest import build_dense, largest_difference, shared_spark, wait_for, worker_processes
 from pyspark import InheritableThread
 
 import pybackend
@@ -32,7 +32,7 @@ from pybackend.launchers.spark.attach import attach_spark
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
 
