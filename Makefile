@@ -112,7 +112,8 @@ r-test: $(R_TESTS) ## testthat against the installed R package
 
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
-	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) Rscript scripts/r-test.R $*
+	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
+	  $(PY) tests/python/forge/warm.py run Rscript scripts/r-test.R $*
 
 .PHONY: r-check r-check-python r-check-no-python
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without

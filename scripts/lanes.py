@@ -40,6 +40,7 @@ MODULES = {
         "test_r_function",
         "test_readme",
         "test_sources",
+        "test_warm",
     ],
     "exact": [
         "test_exact",

@@ -23,6 +23,8 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+
+sys.path.append(str(Path(__file__).parent / "forge"))
 from warm import Forge
 
 # A busy machine is no failure.
@@ -30,23 +32,26 @@ hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")
 
 
-_FORGE = Forge()
+FORGE = Forge()
+# For the processes that tests start.
+os.environ.update(FORGE.variables())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fork workers, unless the mark `launcher` says that how they start is the subject."""
     if sys.platform != "linux" or item.get_closest_marker("launcher"):
-        return (yield)
+        with FORGE.hidden():
+            return (yield)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", _FORGE.popen)
+        patch.setattr(subprocess, "Popen", FORGE.popen)
         return (yield)
 
 
 def pytest_sessionfinish() -> None:
     """End what tests have shared."""
     stop_shared_spark()
-    _FORGE.close()
+    FORGE.close()
 
 
 def build_dense() -> Any:
@@ -118,6 +123,7 @@ def spark_session(master: str, **settings: str) -> Iterator[Any]:
 def _started(master: str, **settings: str) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
+    FORGE.start()  # for its executors
     builder = (
         SparkSession.builder.master(master)
         .appName("tfdist-tests")

@@ -124,6 +124,7 @@ def session(url: str) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     session: Any, rows: Any, capsys: Any
 ) -> None:
@@ -242,6 +243,7 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
         write_tfrecords(session.range(1), tmp_path / "file")
 
 
+@pytest.mark.launcher
 @pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", events)
@@ -254,6 +256,7 @@ def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> N
     wait_for(lambda: not worker_processes())
 
 
+@pytest.mark.launcher
 def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", refused)
     assert barrier_run(session, lambda context: context.rank, workers=2) == [0, 1]
@@ -342,6 +345,7 @@ pybackend.barrier_run(session, work, workers=2, verbose=2)
 """
 
 
+@pytest.mark.launcher
 def test_an_interrupt_ends_the_workers(url: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, url],

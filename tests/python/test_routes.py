@@ -12,7 +12,6 @@ from typing import Any
 import pyspark
 import pytest
 from conftest import RLIB, needs_r, shared_spark, wait_for, worker_processes
-from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
 from pybackend.launchers.spark.sparklyr import _lacks_protobuf
@@ -64,11 +63,13 @@ def check(result: Any) -> None:
 
 
 @languages
+@pytest.mark.launcher
 def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
 @languages
+@pytest.mark.launcher
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 
@@ -78,12 +79,15 @@ def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     assert _lacks_protobuf(classic, 2) is (PYSPARK >= (4, 3))
 
 
+@pytest.mark.launcher
 @pytest.mark.skipif(
     PYSPARK < (4, 0),
     reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "
     "a jar of its own, org.apache.spark:spark-connect of Maven",
 )
 def test_connect(tmp_path: Path) -> None:
+    from test_connect import connect_server
+
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):
         shown = subprocess.run(

@@ -45,6 +45,7 @@ def frame(spark: Any, x: Any, y: Any) -> Any:
     return spark.createDataFrame(pd.DataFrame({**columns, "label": y}))
 
 
+@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     spark: Any, rows: Any, capsys: Any
 ) -> None:
@@ -310,6 +311,7 @@ def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
         barrier_train(None, build_dense, frame(spark, *rows), workers=2)
 
 
+@pytest.mark.launcher
 def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
@@ -336,6 +338,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
+@pytest.mark.launcher
 def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
@@ -371,6 +374,7 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
         connection.close()
 
 
+@pytest.mark.launcher
 def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     context, before = spark.sparkContext, spark.sparkContext.pythonExec
     context.pythonExec = "/nowhere/python3"
@@ -384,6 +388,7 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     assert "/nowhere/python3" in str(told.value)
 
 
+@pytest.mark.launcher
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -405,6 +410,7 @@ def test_an_executor_with_another_minor_version_of_python_is_named(
         context.pythonExec = before
 
 
+@pytest.mark.launcher
 def test_executors_get_this_very_package(spark: Any) -> None:
     def work(context: WorkerContext) -> str:
         import pybackend

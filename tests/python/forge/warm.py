@@ -17,31 +17,55 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 _START_SECONDS = 60.0
+ROOT = Path(__file__).parents[3]
+VARIABLE = "TFDIST_TEST_FORGE"
 _POPEN = subprocess.Popen
 
 
 class Forge:
-    """The process from which workers are forked; it starts with the first of them."""
+    """The process from which workers are forked; ``path`` is its socket while it may be used."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="tfdist-forge-")
-        self._path = Path(self._folder.name, "socket")
+        self.path = Path(self._folder.name, "socket")
+        self._hidden = self.path.with_name("hidden")
         self._lock = threading.Lock()
+
+    def variables(self) -> dict[str, str]:
+        """What has the Python processes of an environment use it, by `sitecustomize`."""
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        return {VARIABLE: str(self.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Meanwhile workers start as they do for users."""
+        is_there = self.path.exists()
+        if is_there:
+            self.path.rename(self._hidden)
+        try:
+            yield
+        finally:
+            if is_there:
+                self._hidden.rename(self.path)
 
     def popen(self, command: Any, **options: Any) -> Any:
         """`subprocess.Popen`, but a Python worker's process is forked."""
         if not _is_worker(command):
             return _POPEN(command, **options)
-        with self._lock:
-            if self._process is None:
-                self._process = self._start()
-        return WarmWorker(self._path, command, options["pass_fds"], options["env"])
+        self.start()
+        return WarmWorker(self.path, command, options["pass_fds"], options["env"])
 
     def close(self) -> None:
         """End it; its workers end when their launchers let go of them."""
@@ -51,15 +75,26 @@ class Forge:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = _POPEN(
-            [sys.executable, "-u", __file__, str(self._path)],
+            [sys.executable, "-u", __file__, str(self.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # As launchers divide two cores among two workers; it is read at the import.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         assert ready, f"it did not start within {_START_SECONDS:g} s"
         return process
+
+
+class Popen(_POPEN):  # type: ignore[type-arg]
+    """`subprocess.Popen` of a process in whose environment a forge is named."""
+
+    def __new__(cls, command: Any, *others: Any, **options: Any) -> Any:
+        """Fork a worker where the forge may be used."""
+        path = Path(os.environ.get(VARIABLE, "/nonexistent"))
+        if _is_worker(command) and path.exists():
+            return WarmWorker(path, command, options["pass_fds"], options["env"])
+        return super().__new__(cls)
 
 
 def _is_worker(command: Any) -> bool:
@@ -203,5 +238,17 @@ def _take(received: list[int], wanted: list[int]) -> None:
         os.close(descriptor)
 
 
+def run(command: list[str]) -> int:
+    """Run a command whose Python processes fork their workers; its exit status."""
+    forge = Forge()
+    forge.start()
+    try:
+        return subprocess.run(command, env={**os.environ, **forge.variables()}).returncode
+    finally:
+        forge.close()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        sys.exit(run(sys.argv[2:]))
     serve(sys.argv[1])
