@@ -22,7 +22,7 @@ names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
 # A test that waits in R gets an error, one that waits in Python ends the process with the stacks of
 # its threads: R's own limit is not looked at there.
-watch <- function(seconds) {
+limit_test <- function(seconds) {
   setTimeLimit(elapsed = if (is.null(seconds)) Inf else seconds)
   if (reticulate::py_available()) {
     faulthandler <- reticulate::import("faulthandler")
@@ -45,10 +45,10 @@ Timed <- R6::R6Class(
       self$began <- proc.time()[["elapsed"]]
       # Printed at once: if the process ends here, this says in which test.
       cat(sprintf("%s: %s", self$file, test))
-      watch(limit)
+      limit_test(limit)
     },
     end_test = function(context, test) {
-      watch(NULL)
+      limit_test(NULL)
       cat(sprintf(" (%.1f s)\n", proc.time()[["elapsed"]] - self$began))
     }
   )
