@@ -44,7 +44,7 @@ def conclude(lanes: Sequence[Ended], seconds: float) -> int:
     failed = [ended for ended in lanes if ended.problem]
     for ended in failed:
         print(f"\nFAILED {ended.lane.name}: {ended.problem}; its last lines, of {ended.lane.log}:")
-        print("\n".join(ended.lane.log.read_text(errors="replace").splitlines()[-30:]))
+        print("\n".join(_read_log(ended.lane).splitlines()[-30:]))
     may_skip = os.environ.get("TFDIST_TEST_REQUIRE") != "1"
     if total["skipped"] and not may_skip:
         print("\nFAILED: tests were skipped, and TFDIST_TEST_REQUIRE=1")

@@ -28,7 +28,8 @@ _REFERENCE_SECONDS = 0.35
 # Budgets are what a lane takes there beside another one; a machine differs from itself, too.
 _MARGIN = 1.5
 
-# The Python tests' modules by what they need; all others are the lane `unit`.
+# The Python tests' modules by what they need; all others are the lane `unit`. A lane shares one
+# Spark session of a kind, and one process from which workers are forked.
 MODULES = {
     "processes": [
         "test_callbacks",
@@ -129,7 +130,11 @@ def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]
         while lane := next_lane():
             own = folder / lane.name
             own.mkdir()
-            found = run_lane(lane, factor, own)
+            has_failed = {one.lane.name for one in ended if one.problem}
+            if lane.after in has_failed:
+                found = Ended(lane, 0, f"not run: {lane.after} failed")
+            else:
+                found = run_lane(lane, factor, own)
             with changed:
                 ended.append(found)
                 show(found)

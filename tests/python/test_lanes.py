@@ -58,6 +58,13 @@ def test_a_lane_runs_after_what_it_needs(build: Path, tmp_path: Path, capfd: Any
     assert f"===== a: {ended[0].seconds:.0f} s =====\nin {folder}/a" in capfd.readouterr().out
 
 
+def test_a_lane_does_not_run_if_what_it_needs_failed(build: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ended = end(("a", 30, None), ("b", 30, "a"), program="raise SystemExit(3)", folder=folder)
+    assert [one.problem for one in ended] == ["exit status 3", "not run: a failed"]
+
+
 def test_a_lane_that_hangs_prints_its_stacks_and_ends(
     build: Path, tmp_path: Path, capfd: Any
 ) -> None:

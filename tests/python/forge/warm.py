@@ -32,7 +32,7 @@ class Forge:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="tfdist-forge-")
+        self._folder = tempfile.TemporaryDirectory(prefix="forge-")
         self.path = Path(self._folder.name, "socket")
         self._hidden = self.path.with_name("hidden")
         self._lock = threading.Lock()
