@@ -38,6 +38,39 @@ def test_each_module_is_in_one_lane() -> None:
     assert listed <= {Path(name).stem for name in there}
 
 
+# Suites of what no single module does; all others are named after a module or a room.
+CROSS_CUTTING = {
+    "api_input": "the checks of all public functions",
+    "collective_peers": "peers of the collective that misbehave",
+    "connect": "Spark Connect",
+    "datasets": "a tf.data.Dataset or PyDataset given directly",
+    "events": "what workers say while they run",
+    "exact": "two workers end where one process ends",
+    "exact_cases": "the same, for whatever Keras users do",
+    "exact_shards": "the same, however rows are spread",
+    "frames": "pandas data frames",
+    "imports": "layers, and what imports cost",
+    "lanes": "scripts/lanes.py",
+    "quiet": "what TensorFlow prints at its start",
+    "readme": "the README and docs/data.md, run",
+    "routes": "one job by each route",
+    "signatures": "the same names and defaults everywhere",
+    "standalone": "a Spark cluster of several hosts",
+    "warm": "forked workers, tests/python/forge",
+}
+
+
+def test_test_files_are_named_after_modules() -> None:
+    root = SCRIPTS.parent / "pybackend"
+    modules = set()
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        # A room's name, a module's, or one after the other: tfrecord_crc.
+        modules |= {"_".join(parts[i:j]) for i in range(len(parts)) for j in range(len(parts) + 1)}
+    names = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert names - modules - set(CROSS_CUTTING) == set()
+
+
 def end(*lanes: tuple[str, float, str | None], program: str, folder: Path) -> list[Any]:
     """Run lanes of these names, budgets and needs, each the same program."""
     import lane
