@@ -29,7 +29,7 @@ limit_test <- function(seconds) {
     if (is.null(seconds)) {
       faulthandler$cancel_dump_traceback_later()
     } else {
-      faulthandler$dump_traceback_later(seconds + 30, exit = TRUE)
+      faulthandler$dump_traceback_later(seconds + 30, exit = TRUE, file = 2L)
     }
   }
 }

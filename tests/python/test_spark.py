@@ -67,16 +67,6 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert len({w.weights_sha256 for w in cluster.workers}) == 1
 
 
-def test_digits_give_the_same_weights_as_on_this_machine(spark: Any) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.random((192, 28, 28, 1), dtype="float32")
-    y = rng.integers(0, 10, 192)
-    arguments: dict[str, Any] = {"workers": 2, "batch_size": 24, "seed": 9, "verbose": 0}
-    cluster = barrier_train(spark, digit_model, (x, y), **arguments)
-    local = barrier_train(None, digit_model, (x, y), **arguments)
-    assert largest_difference(cluster.model, local.model) <= 1e-6
-
-
 def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
     x, y = rows[0][:240], rows[1][:240]
     data = frame(spark, x, y)
