@@ -18,8 +18,7 @@ from pybackend.data.files import content_of
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
-from pybackend.launchers.spark.attach import attach_spark
-from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
 
 __all__ = [
@@ -76,9 +75,9 @@ def save_model_at(uri: str, path: str) -> None:
 
 def levels_told_by(model: Any, levels: list[str]) -> list[str] | None:
     """The levels of the training's label, where the model tells as many classes apart."""
-    from pybackend.model.outputs import classes_of, outputs_of
+    from pybackend.model.outputs import count_classes, list_outputs
 
-    return levels if len(levels) == classes_of(model, outputs_of(model)) else None
+    return levels if len(levels) == count_classes(model, list_outputs(model)) else None
 
 
 def _content_at(uri: str) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from pybackend.errors import ClusterError
 from pybackend.net.greeting import greet_as_client
-from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, own_address
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()
@@ -147,3 +147,12 @@ def test_the_thread_of_a_closed_acceptor_ends() -> None:
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_own_address_is_on_the_way_to_the_peer(host: str) -> None:
+    assert own_address(host) in ("127.0.0.1", "::1")
+
+
+def test_a_name_without_an_address_cannot_be_reached() -> None:
+    assert own_address("nowhere.invalid") is None

@@ -24,6 +24,7 @@ from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
 from pybackend.data.spool import Ragged, dense
 from pybackend.job.job import EXTRAS, MODEL_FILE, Job
+from pybackend.model.quiet import import_tensorflow
 
 Array = npt.NDArray[Any]
 # Spark keeps its Python processes for other tasks and queries.
@@ -41,7 +42,7 @@ class PredictTask:
     Attributes
     ----------
     files
-        The model's file, and what of the user's own it needs, as `model_files` makes them.
+        The model's file, and the custom objects that it needs.
     digest
         Of what is in the files; models of the same digest are the same.
     artifact
@@ -99,10 +100,10 @@ class PredictTask:
         _set_up_tensorflow()
         import cloudpickle
 
-        from pybackend.model.load import set_keras_up
+        from pybackend.model.load import configure_keras
         from pybackend.model.serialization import model_from_bytes
 
-        set_keras_up(self.job)
+        configure_keras(self.job)
         # From the driver's own objects, as this task is.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
         model = model_from_bytes(
@@ -137,11 +138,11 @@ def predicted(
     import tensorflow as tf
 
     from pybackend.data.rows import as_rows
-    from pybackend.engine.feed import shaped_for
+    from pybackend.model.inputs import reshape_rows
 
     widths = _widths(model, tensors)
     rows = as_rows({key: dense(tensors[key], widths.get(key, 0)) for key in tensors})
-    rows = shaped_for(rows, model)
+    rows = reshape_rows(rows, model)
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))
@@ -173,6 +174,7 @@ def _set_up_tensorflow() -> None:
     gpus = None if context is None else context.resources().get("gpu")
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    import_tensorflow()
     import tensorflow as tf
 
     with suppress(RuntimeError):  # it runs already: for a model before, or a function of the user's
