@@ -106,7 +106,7 @@ def predict_spark(
     predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
     files = model_files(model, custom_objects, job)
     # pyspark is optional: what needs it is imported where there is a DataFrame.
-    from pybackend.launchers.spark.predict import frame_of_predictions
+    from pybackend.launchers import frame_of_predictions
 
     return frame_of_predictions(df, choice, job, files, predictions)
 

@@ -90,7 +90,7 @@ def write_tfrecords(
             f"`partitions` must be a positive whole number or None, not {partitions!r}"
         )
     # pyspark is optional: what needs it is imported where there is a DataFrame.
-    from pybackend.launchers.spark import records
+    from pybackend.launchers import records
 
     frame, fields = records.storable(df)
     if partitions is not None:
@@ -143,7 +143,7 @@ def read_tfrecords(
     uri = _checked_path(path)
     if tfrecord_spec is not None:
         check_tfrecord_spec(tfrecord_spec)
-    from pybackend.launchers.spark import records
+    from pybackend.launchers import records
 
     return records.read(spark, uri, tfrecord_spec)
 

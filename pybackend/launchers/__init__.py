@@ -7,17 +7,47 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Launcher, Outcome
 
+if TYPE_CHECKING:
+    from pybackend.launchers.spark import records
+    from pybackend.launchers.spark.attach import attach_spark
+    from pybackend.launchers.spark.predict import frame_of_predictions
+    from pybackend.launchers.spark.session import is_connect, is_frame, is_session
+    from pybackend.launchers.spark.slots import check_slots, slots_of
+    from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+
+# Modules and names of theirs that are loaded when they are first used: pyspark is optional.
+_HOME = {
+    "SparklyrWorkers": "spark.sparklyr",
+    "attach_spark": "spark.attach",
+    "check_slots": "spark.slots",
+    "frame_of_predictions": "spark.predict",
+    "is_connect": "spark.session",
+    "is_frame": "spark.session",
+    "is_session": "spark.session",
+    "records": "spark.records",
+    "slots_of": "spark.slots",
+}
+
 __all__ = [
     "Emit",
     "Launcher",
     "Outcome",
+    "SparklyrWorkers",
+    "attach_spark",
+    "check_slots",
+    "frame_of_predictions",
+    "is_connect",
+    "is_frame",
+    "is_session",
     "launcher_for",
+    "records",
+    "slots_of",
 ]
 
 # What a first argument may be besides a launcher itself: the module whose `launcher_of` knows it,
@@ -52,3 +82,10 @@ def launcher_for(target: Any) -> Launcher:
     shown = repr(target) if isinstance(target, (str, int, float)) else f"a {kind}"
     hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
     raise InputError(f"`spark` must be None, 'local' or a SparkSession, not {shown}{hint}")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    return getattr(module, name, module)
