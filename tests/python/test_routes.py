@@ -15,7 +15,7 @@ from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
 from test_connect import connect_server
 
 from pybackend import RFunction, barrier_train
-from pybackend.launchers.spark.sparklyr import _lacks_protobuf
+from pybackend.launchers.spark.sparklyr import _is_without_protobuf
 
 PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if PYSPARK < (4, 2):
@@ -75,7 +75,7 @@ def test_classic(classic: Any, language: str) -> None:
 
 @needs_r
 def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
-    assert _lacks_protobuf(classic, 2) is (PYSPARK >= (4, 3))
+    assert _is_without_protobuf(classic, 2) is (PYSPARK >= (4, 3))
 
 
 @pytest.mark.skipif(
