@@ -1,6 +1,7 @@
 """Starting workers; the only part of this package that others import.
 
-A launcher is one file behind the `Launcher` protocol, and a line in the table below.
+A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
+done with Spark is found here too, and loaded when it is used.
 """
 
 from __future__ import annotations
@@ -14,41 +15,46 @@ from pybackend.job.messages import Emit
 from pybackend.launchers.base import Launcher, Outcome
 
 if TYPE_CHECKING:
-    from pybackend.launchers.spark import records
     from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.predict import frame_of_predictions
-    from pybackend.launchers.spark.session import is_connect, is_frame, is_session
-    from pybackend.launchers.spark.slots import check_slots, slots_of
+    from pybackend.launchers.spark.executors import ask_executors
+    from pybackend.launchers.spark.predict import add_predictions
+    from pybackend.launchers.spark.records import read_records, write_records
+    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
+    from pybackend.launchers.spark.slots import check_slots, count_slots
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
-
-# Modules and names of theirs that are loaded when they are first used: pyspark is optional.
-_HOME = {
-    "SparklyrWorkers": "spark.sparklyr",
-    "attach_spark": "spark.attach",
-    "check_slots": "spark.slots",
-    "frame_of_predictions": "spark.predict",
-    "is_connect": "spark.session",
-    "is_frame": "spark.session",
-    "is_session": "spark.session",
-    "records": "spark.records",
-    "slots_of": "spark.slots",
-}
 
 __all__ = [
     "Emit",
     "Launcher",
     "Outcome",
     "SparklyrWorkers",
+    "add_predictions",
+    "ask_executors",
     "attach_spark",
     "check_slots",
-    "frame_of_predictions",
-    "is_connect",
-    "is_frame",
+    "count_slots",
     "is_session",
+    "is_spark_frame",
     "launcher_for",
-    "records",
-    "slots_of",
+    "read_records",
+    "read_schema",
+    "write_records",
 ]
+
+# Names that are loaded when they are used, and their modules.
+_HOME = {
+    "SparklyrWorkers": "spark.sparklyr",
+    "add_predictions": "spark.predict",
+    "ask_executors": "spark.executors",
+    "attach_spark": "spark.attach",
+    "check_slots": "spark.slots",
+    "count_slots": "spark.slots",
+    "is_spark_frame": "spark.session",
+    "is_session": "spark.session",
+    "read_records": "spark.records",
+    "read_schema": "spark.session",
+    "write_records": "spark.records",
+}
 
 # A first argument that is not a launcher itself: the module whose `launcher_of` recognizes it,
 # and a package that is loaded if there is such an argument at all.
@@ -87,5 +93,4 @@ def launcher_for(target: Any) -> Launcher:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
-    return getattr(module, name, module)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

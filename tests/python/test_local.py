@@ -23,6 +23,8 @@ from pybackend.job.job import FUNCTION, run_job
 from pybackend.job.values import decode_value
 from pybackend.launchers.local import LocalLauncher
 
+pytestmark = pytest.mark.launcher
+
 
 def folders() -> set[str]:
     return set(glob.glob(os.path.join(tempfile.gettempdir(), "tfdist-*")))

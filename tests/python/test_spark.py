@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from cloudpickle import dumps
 from conftest import (
     build_dense,
     largest_difference,
-    spark_session,
+    shared_spark,
     stop_at_end,
     wait_for,
     worker_processes,
@@ -39,13 +40,14 @@ from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
+from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.net.meeting import MeetingServer
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
 
@@ -57,6 +59,7 @@ def frame(spark: Any, x: Any, y: Any) -> Any:
     return spark.createDataFrame(pd.DataFrame({**columns, "label": y}))
 
 
+@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     spark: Any, rows: Any, capsys: Any
 ) -> None:
@@ -76,16 +79,6 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert [w.rank for w in cluster.workers] == [0, 1]
     assert len({w.pid for w in cluster.workers}) == 2
     assert len({w.weights_sha256 for w in cluster.workers}) == 1
-
-
-def test_digits_give_the_same_weights_as_on_this_machine(spark: Any) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.random((192, 28, 28, 1), dtype="float32")
-    y = rng.integers(0, 10, 192)
-    arguments: dict[str, Any] = {"workers": 2, "batch_size": 24, "seed": 9, "verbose": 0}
-    cluster = barrier_train(spark, digit_model, (x, y), **arguments)
-    local = barrier_train(None, digit_model, (x, y), **arguments)
-    assert largest_difference(cluster.model, local.model) <= 1e-6
 
 
 def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
@@ -322,6 +315,7 @@ def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
         barrier_train(None, build_dense, frame(spark, *rows), workers=2)
 
 
+@pytest.mark.launcher
 def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
@@ -348,6 +342,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
+@pytest.mark.launcher
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_stopped_after_the_last_step_is_named(
     spark: Any, rows: Any, rank: int
@@ -393,6 +388,7 @@ class Closed(Watched):
     rejected = (0, 1)
 
 
+@pytest.mark.launcher
 @pytest.mark.parametrize(
     ("server", "answer"), [(Watched, b"Everyone"), (Halved, b"MeetElsewhere"), (Closed, None)]
 )
@@ -406,6 +402,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
     assert answer in found if found and answer else found is answer
 
 
+@pytest.mark.launcher
 def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
     """As a restart does: the same launcher, the same job, the same files."""
 
@@ -426,6 +423,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
 
 
+@pytest.mark.launcher
 def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
@@ -461,6 +459,7 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
         connection.close()
 
 
+@pytest.mark.launcher
 def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     context, before = spark.sparkContext, spark.sparkContext.pythonExec
     context.pythonExec = "/nowhere/python3"
@@ -474,6 +473,7 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     assert "/nowhere/python3" in str(told.value)
 
 
+@pytest.mark.launcher
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -495,6 +495,7 @@ def test_an_executor_with_another_minor_version_of_python_is_named(
         context.pythonExec = before
 
 
+@pytest.mark.launcher
 def test_executors_get_this_very_package(spark: Any) -> None:
     def work(context: WorkerContext) -> str:
         import pybackend
@@ -540,6 +541,22 @@ def in_another_process(code: str) -> str:
         cwd=os.path.dirname(__file__),
         env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
     ).stdout
+
+
+def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) -> None:
+    children = " ".join(p.read_text() for p in Path("/proc/self/task").glob("*/children")).split()
+    (java,) = [
+        int(pid)
+        for pid in children
+        if b"pyspark-shell" in Path("/proc", pid, "cmdline").read_bytes()
+    ]
+    monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
+    os.kill(java, signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
+            barrier_run(spark, lambda context: 1, workers=1)
+    finally:
+        os.kill(java, signal.SIGCONT)
 
 
 def test_a_stopped_session_is_named() -> None:
