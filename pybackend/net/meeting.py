@@ -29,7 +29,7 @@ from pybackend.net.rendezvous import Acceptor, address_of, listen
 from pybackend.net.stream import Stream
 
 PURPOSE = "meeting"
-_LONGEST_LINE = 1 << 20
+_LONGEST_LINE = 1 << 24
 # How long a member that has stopped reading may keep its answer waiting.
 _SEND_SECONDS = 30.0
 _AT_ONCE = 32
