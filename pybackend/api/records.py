@@ -90,6 +90,7 @@ def write_tfrecords(
         raise InputError(
             f"`partitions` must be a positive whole number or None, not {partitions!r}"
         )
+    # pyspark is optional: what needs it is imported if there is a DataFrame.
     from pybackend.launchers import write_records
 
     manifest = write_records(df, uri, compression, overwrite, partitions)
@@ -131,7 +132,7 @@ def read_tfrecords(
     Raises
     ------
     InputError
-        No such files, files that are not TFRecords or not those that their manifest names, or a
+        No such files, files that are no TFRecords or not those that their manifest names, or a
         wrong ``tfrecord_spec``.
     """
     if not is_session(spark):
