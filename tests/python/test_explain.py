@@ -42,7 +42,7 @@ def explain(cause: str) -> str:
         ),
         (
             "PySparkImportError: [UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed",
-            "has too old a 'pyarrow'",
+            "has too old a version of 'pyarrow'",
         ),
     ],
 )
