@@ -16,7 +16,7 @@ from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
-from pybackend.launchers import Launcher, is_frame, read_schema
+from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
@@ -48,7 +48,7 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
     Columns of arrays, a `DataFrameRows`, or what workers read for themselves: a `FileRows` or a
     `FunctionRows`.
     """
-    if is_frame(data):
+    if is_spark_frame(data):
         return _read_spark_frame(launcher, data, name, columns, job)
     if isinstance(data, (str, os.PathLike)):
         return _read_files(data, name, columns, job)
@@ -135,7 +135,7 @@ def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
 
 
 def _check_can_be_split(data: Any) -> None:
-    if is_frame(data):
+    if is_spark_frame(data):
         what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
     elif isinstance(data, (str, os.PathLike)):
         what, instead = "files", "other files for the validation data"

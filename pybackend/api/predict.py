@@ -12,7 +12,7 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
-from pybackend.launchers import is_frame, read_schema
+from pybackend.launchers import is_spark_frame, read_schema
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -99,7 +99,6 @@ def predict_spark(
         known,
         is_classifier(request.model, outputs),
     )
-    # pyspark is optional: what needs it is imported if there is a DataFrame.
     from pybackend.launchers import add_predictions
 
     return add_predictions(df, columns, request.job, request.files, predictions)
@@ -129,7 +128,7 @@ def _check_model(model: Any) -> None:
 
 def _check_frame(frame: Any) -> dict[str, Any]:
     """No data sets: the DataFrame stays where it is."""
-    if is_frame(frame):
+    if is_spark_frame(frame):
         return {}
     kind = type(frame)
     raise InputError(

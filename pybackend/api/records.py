@@ -12,7 +12,7 @@ from pybackend.data.folder import folder_at
 from pybackend.data.tfrecord.compression import Compression, checked_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
-from pybackend.launchers import is_frame, is_session
+from pybackend.launchers import is_session, is_spark_frame
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def write_tfrecords(
     ClusterError
         Spark could not run the job.
     """
-    if not is_frame(df):
+    if not is_spark_frame(df):
         raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
     uri = _checked_path(path)
     compression = checked_compression(compression)
@@ -90,7 +90,6 @@ def write_tfrecords(
         raise InputError(
             f"`partitions` must be a positive whole number or None, not {partitions!r}"
         )
-    # pyspark is optional: what needs it is imported if there is a DataFrame.
     from pybackend.launchers import write_records
 
     manifest = write_records(df, uri, compression, overwrite, partitions)
@@ -132,7 +131,7 @@ def read_tfrecords(
     Raises
     ------
     InputError
-        No such files, files that are no TFRecords or not those that their manifest names, or a
+        No such files, files that are not TFRecords or not those that their manifest names, or a
         wrong ``tfrecord_spec``.
     """
     if not is_session(spark):

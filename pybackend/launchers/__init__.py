@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.session import is_frame, is_session, read_schema
+    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
     from pybackend.launchers.spark.slots import check_slots, count_slots
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
@@ -33,8 +33,8 @@ __all__ = [
     "attach_spark",
     "check_slots",
     "count_slots",
-    "is_frame",
     "is_session",
+    "is_spark_frame",
     "launcher_for",
     "read_records",
     "read_schema",
@@ -49,7 +49,7 @@ _HOME = {
     "attach_spark": "spark.attach",
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
-    "is_frame": "spark.session",
+    "is_spark_frame": "spark.session",
     "is_session": "spark.session",
     "read_records": "spark.records",
     "read_schema": "spark.session",

@@ -23,7 +23,7 @@ from pybackend import (
     read_tfrecords,
     write_tfrecords,
 )
-from pybackend.launchers import is_frame, is_session
+from pybackend.launchers import is_session, is_spark_frame
 from pybackend.launchers.spark import barrier, jobs
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.session import is_connect
@@ -171,5 +171,5 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
 
 def test_what_a_session_is() -> None:
     assert not is_session("local")
-    assert not is_frame(None)
+    assert not is_spark_frame(None)
     assert not is_connect(object())

@@ -24,7 +24,7 @@ def is_session(value: Any) -> bool:
     return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
 
 
-def is_frame(value: Any) -> bool:
+def is_spark_frame(value: Any) -> bool:
     """Whether this is a Spark ``DataFrame``, classic or Connect; imports nothing."""
     return _is_a(value, "DataFrame", "pyspark.sql", "pyspark.sql.connect.dataframe")
 
