@@ -7,8 +7,8 @@ answer is decided once, so that all members get the same one:
 
 - everyone's messages, as soon as all have joined;
 - elsewhere, when a member is missing some seconds after the first one came, or has lost its
-  connection before it joined. A member that has joined goes elsewhere only if it is told to, and
-  one that cannot join makes sure by its absence that the others are.
+  connection before it joined. A member that has joined goes elsewhere only on this answer, and by
+  the absence of one that cannot join the others get it.
 """
 
 from __future__ import annotations
