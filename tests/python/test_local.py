@@ -19,7 +19,7 @@ from cloudpickle import dumps
 from conftest import build_dense, stop_at_end, wait_for, worker_processes
 
 from pybackend import InputError, WorkerContext, WorkerFailedError, barrier_run, barrier_train
-from pybackend.job.job import FUNCTION, Job
+from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.values import decode_value
 from pybackend.launchers.local import LocalLauncher
 
@@ -234,7 +234,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
 
 
 def test_a_function_that_is_quiet_for_longer_than_the_timeout_is_left_alone() -> None:
-    job = replace(Job("run", 1, verbose=0), timeout=0.5)
+    job = replace(make_job("run", {"workers": 1, "verbose": 0}), timeout=0.5)
     outcome = LocalLauncher().launch(job, {FUNCTION: dumps((sleep, (2.0,)))}, {}, print)
     assert decode_value(outcome.reports[0].value) == 2.0
 
@@ -273,7 +273,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
             raise RuntimeError("only the first time")
         return context.rank
 
-    launcher, job = LocalLauncher(), Job("run", 2, verbose=0)
+    launcher, job = LocalLauncher(), make_job("run", {"workers": 2, "verbose": 0})
     files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
     with pytest.raises(WorkerFailedError, match="only the first time"):
         launcher.launch(job, files, {}, print)

@@ -35,7 +35,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.api.mnist import digit_model
-from pybackend.job.job import FUNCTION, Job
+from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
@@ -414,7 +414,10 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
             raise RuntimeError("only the first time")
         return context.rank
 
-    launcher, job = spark_launcher.SparkLauncher(spark), Job("run", 2, verbose=0)
+    launcher, job = (
+        spark_launcher.SparkLauncher(spark),
+        make_job("run", {"workers": 2, "verbose": 0}),
+    )
     files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
     with pytest.raises(WorkerFailedError, match="only the first time"):
         launcher.launch(job, files, {}, print)
