@@ -100,7 +100,7 @@ class Place:
 
 def _train(place: Place) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
-    from pybackend.engine.sources import read_sources
+    from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 
     order = place.orders.get()
@@ -110,7 +110,10 @@ def _train(place: Place) -> WorkerReport:
             from pybackend.collective.tensorflow import start_runtime
 
             start_runtime(order["reserved"], place.rank, place.job.timeout)
-        trained = train(place.job, collective, order, place.folder, place.emit, sources)
+        counts = {**order["counts"], **sources.settle(place.job, collective, place.folder)}
+        trained = train(
+            place.job, collective, counts, place.folder, place.emit, stream=sources.stream
+        )
     return place.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -122,13 +125,14 @@ def _train(place: Place) -> WorkerReport:
 
 
 def _score(place: Place) -> WorkerReport:
-    from pybackend.engine.evaluate import score
-    from pybackend.engine.sources import read_sources
+    from pybackend.data.reading import read_sources
+    from pybackend.engine.score import score
 
     order = place.orders.get()
     sources = read_sources(place.job, place.rank, place.folder, order)
     with place.joined(order, bool(sources)) as collective:
-        scored = score(place.job, collective, order, place.folder, sources)
+        counts = {**order["counts"], **sources.settle(place.job, collective, place.folder)}
+        scored = score(place.job, collective, counts, place.folder)
     return place.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 

@@ -194,7 +194,6 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
 
 def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
     from pybackend.collective import join_mesh
-    from pybackend.engine.sources import Sources
     from pybackend.engine.train import train
     from pybackend.net.rendezvous import address_of, listen
 
@@ -216,7 +215,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
             notes.extend([event["text"]] if event["event"] == "note" else [])
 
         try:
-            trained = train(job, collective, {"counts": {"train": rows}}, own, emit, Sources())
+            trained = train(job, collective, {"train": rows}, own, emit)
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,

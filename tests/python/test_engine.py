@@ -12,7 +12,7 @@ import pytest
 from conftest import build_dense
 
 from pybackend import InputError, WorkerFailedError, barrier_train
-from pybackend.engine.sync import separate_randomness
+from pybackend.engine.state import offset_seeds
 from pybackend.job.job import Job
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
@@ -95,7 +95,7 @@ def test_ranks_draw_different_dropout_masks() -> None:
     def masks(rank: int) -> Any:
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
-        separate_randomness(model, rank)
+        offset_seeds(model, rank)
         return model(np.ones((1, 64), "float32"), training=True).numpy()
 
     assert (masks(0) == masks(0)).all()

@@ -13,8 +13,9 @@ from test_exact_cases import X, Y, dense, layers, stack
 
 from pybackend import barrier_train
 from pybackend.collective import Alone
-from pybackend.engine.exchange import GradientExchange, Wire
+from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
+from pybackend.engine.host import TransferSettings
 from pybackend.engine.steps import Position
 
 FLOOD = X.copy()
@@ -42,9 +43,13 @@ def listen_to(model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: i
     heard = Listening()
     model.optimizer.build(model.trainable_variables)
     exchange = GradientExchange(
-        model, heard, Position(feed), Wire(batch_size, bucket_mb * 1e6), feed.may_be_empty
+        model,
+        heard,
+        Position(feed),
+        TransferSettings(batch_size, bucket_mb * 1e6),
+        feed.may_be_empty,
     )
-    with exchange.installed():
+    with exchange.install():
         exchange.begin_training()
         exchange.begin_epoch()
         model.fit(feed.dataset(), verbose=0)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone
-from pybackend.engine.flat import Agreement, FlatExchange, Layout
-from pybackend.engine.sparse import all_slices
+from pybackend.engine.flat import FlatExchange, StopAgreement
+from pybackend.engine.layout import Layout
+from pybackend.engine.sparse import gather_slices
 from pybackend.errors import PeerLostError
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
@@ -44,7 +45,7 @@ class Broken(Pair):
 
 def exchange(layout: Layout, collective: Any = None, **options: Any) -> FlatExchange:
     found = collective or Alone()
-    return FlatExchange(found, layout, np.float32, Agreement(), nominal=lambda: 8.0, **options)
+    return FlatExchange(found, layout, np.float32, StopAgreement(), nominal=lambda: 8.0, **options)
 
 
 @given(shapes, st.sampled_from([1, 100, 300, 1e9]))
@@ -142,19 +143,19 @@ def test_accumulated_gradients_travel_once() -> None:
 
 
 def test_a_wish_to_stop_reaches_all() -> None:
-    agreement = Agreement()
+    agreement = StopAgreement()
     flat = FlatExchange(
         Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=lambda: 1.0
     )
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
-    assert not agreement.stop_agreed
-    agreement.stop_asked = True
+    assert not agreement.is_agreed
+    agreement.is_requested = True
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
-    assert agreement.stop_agreed
+    assert agreement.is_agreed
 
 
 def test_slices_of_all_workers_stay_apart() -> None:
     indices, values = np.array([7, 3, 7]), np.array([[1.0], [2.0], [3.0]], "float32")
-    found, rows = all_slices(Pair(), indices, values)
+    found, rows = gather_slices(Pair(), indices, values)
     assert found.tolist() == [7, 3, 7, 7, 3, 7]
     assert rows.tolist() == [[1.0], [2.0], [3.0], [1.0], [2.0], [3.0]]
