@@ -33,7 +33,7 @@ class OuterOptimizer:
     become w - learning_rate (d + momentum v): Nesterov's momentum. Learning rate 1 and momentum 0
     give the plain average.
 
-    It holds two buffers of the size of the weights: those of the last time, and v.
+    It keeps two buffers of the size of the weights: those of the last time, and v.
     """
 
     def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:

@@ -1,6 +1,6 @@
 """A training step in three parts, for XLA: gradients, exchange, update.
 
-XLA compiles no call back to the host, so the exchange stands between two compiled functions.
+XLA compiles no call back to the host, so the exchange is between two compiled functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pybackend.engine.steps import StepOrSkip, count_rows
 
 
 class StepExchange(Protocol):
-    """What stands between the two compiled parts: see `GradientExchange`."""
+    """What comes between the two compiled parts: see `GradientExchange`."""
 
     def begin_step(self, rows: Any) -> None: ...
     def make_zeros(self) -> list[Any]: ...
