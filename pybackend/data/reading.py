@@ -20,6 +20,7 @@ from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in,
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of
+from pybackend.job.messages import Order
 from pybackend.tf_config import make_tf_config
 
 Counts = dict[str, list[int]]
@@ -56,13 +57,13 @@ class Sources:
         return counts
 
 
-def read_sources(job: Job, rank: int, folder: Path, order: Mapping[str, Any]) -> Sources:
+def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
     """Write down the rows of all data sets that this worker reads for itself.
 
     Parameters
     ----------
     order
-        What the launcher has sent: ``peers`` are the addresses of all workers.
+        What the launcher has sent: its ``peers`` are the addresses of all workers.
 
     Raises
     ------
@@ -119,9 +120,9 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
     return data
 
 
-def _make_context(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
-    peers = order["peers"]
-    return WorkerContext(rank, job.workers, tuple(peers), make_tf_config(peers, rank))
+def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
+    peers = order.peers
+    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
 
 
 def _settle_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
 from pybackend.model.file_checks import Format
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
@@ -33,9 +33,7 @@ class SavingPlan:
     compiled: bool
 
 
-def plan_saving(
-    loaded: LoadedModel, job: Job, emit: Callable[[dict[str, Any]], object]
-) -> SavingPlan:
+def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
     Done before training: to fail after hours of it would be too late.
@@ -72,7 +70,7 @@ def plan_saving(
             continue
         _check_size(len(data), job)
         if not plan.compiled:
-            emit({"event": "note", "text": _NO_SETTINGS})
+            emit(Note(_NO_SETTINGS))
         return plan
     assert failure is not None
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from pybackend.engine.state import find_differing_ranks
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, EpochEnded, Note
 
 
 class EpochSync(keras.callbacks.Callback):
@@ -30,7 +31,7 @@ class EpochSync(keras.callbacks.Callback):
         synchronizer: Synchronizer,
         feed: Feed | PipelineFeed,
         held_out: HeldOut | None,
-        emit: Callable[[dict[str, Any]], object],
+        emit: Emit,
     ) -> None:
         super().__init__()
         self._job = job
@@ -79,15 +80,8 @@ class EpochSync(keras.callbacks.Callback):
             combined.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(combined)
-        self._emit(
-            {
-                "event": "epoch",
-                "epoch": epoch + 1,
-                "epochs": self._job.epochs,
-                "seconds": time.monotonic() - self._began,
-                "logs": logs,
-            }
-        )
+        seconds = time.monotonic() - self._began
+        self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
 
     def _is_validated(self, epoch: int) -> bool:
         """As Keras decides: ``epoch`` counts from 0, what users name from 1."""
@@ -104,7 +98,7 @@ class EpochSync(keras.callbacks.Callback):
                 f"metric {name!r} is of a custom class: its variables are summed over the "
                 "workers, which is right for sums and counts only"
             )
-            self._emit({"event": "note", "text": text})
+            self._emit(Note(text))
 
     def _statistics(self) -> Sequence[Any]:
         return [v for v in self.model.non_trainable_weights if "float" in str(v.dtype)]

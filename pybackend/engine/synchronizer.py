@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -17,6 +16,8 @@ from pybackend.engine.local_steps import WeightAveraging
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.job.options import LocalSteps
 
 
 class Synchronizer(Protocol):
@@ -75,29 +76,30 @@ def make_synchronizer(
     collective: Collective,
     feed: Feed | PipelineFeed,
     job: Job,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
 ) -> Synchronizer:
     """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
     if collective.world_size == 1:
         return NoExchange()
     nominal = collective.world_size * job.batch_size
-    if job.local_steps > 1:
+    exchange = job.exchange
+    if isinstance(exchange, LocalSteps):
         return WeightAveraging(
             model,
             collective,
-            every=job.local_steps,
-            learning_rate=job.outer_learning_rate,
-            momentum=job.outer_momentum,
+            every=exchange.steps,
+            learning_rate=exchange.learning_rate,
+            momentum=exchange.momentum,
             may_be_empty=feed.may_be_empty,
             nominal_rows=nominal,
-            compression=job.compression,
+            compression=exchange.compression,
         )
     if model.jit_compile and not has_keras_train_step(model):
         text = "jit_compile is off: XLA cannot compile the exchange inside a custom train_step"
-        emit({"event": "note", "text": text})
+        emit(Note(text))
         model.jit_compile = False
-    settings = TransferSettings(nominal, job.bucket_mb * 1e6, job.compression)
+    settings = TransferSettings(nominal, exchange.bucket_mb * 1e6, exchange.compression)
     graph = None
-    if job.transport == "tf":
+    if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
     return GradientExchange(model, collective, Position(feed), settings, feed.may_be_empty, graph)

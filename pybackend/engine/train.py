@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks, select_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
 from pybackend.model.losses import check_loss_is_mean
 from pybackend.model.masks import has_masked_loss
-
-Emit = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _fit(
                 find_epoch_to_resume(callbacks, collective) or job.initial_epoch
             )
             own.append(ShareRestoredState(collective))
-        callbacks = [*own, StopTogether(collective, synchronizer, job.verify_weights)]
+        callbacks = [*own, StopTogether(collective, synchronizer, job.exchange.verify_weights)]
     try:
         with synchronizer.install():
             fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
@@ -190,7 +190,7 @@ def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
             f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
             "worker 0 (seeded by rank?): all start from worker 0's"
         )
-        emit({"event": "note", "text": text})
+        emit(Note(text))
     offset_seeds(model, collective.rank)
     broadcast_state(model, collective)
 
@@ -206,7 +206,8 @@ def _build(model: Any, rows: Rows) -> None:
 def _check_loss(model: Any, rows: Rows, job: Job) -> None:
     """Try the loss on two rows, if several workers average it and masks do not weight it."""
     count = len(rows)
-    is_averaged = job.workers > 1 and job.local_steps == 1 and has_keras_train_step(model)
+    exchanges_gradients = job.workers > 1 and isinstance(job.exchange, Exchange)
+    is_averaged = exchanges_gradients and has_keras_train_step(model)
     if is_averaged and count and not has_masked_loss(model):
         # One row serves twice if there is no second.
         pair = [structure(rows.take(np.array([row]))) for row in (0, min(1, count - 1))]

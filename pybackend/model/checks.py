@@ -11,6 +11,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_layers, flatten
 from pybackend.model.losses import check_losses
 from pybackend.model.masks import check_masks, has_masked_loss
@@ -32,10 +33,10 @@ def check_model(model: Any, job: Job) -> None:
     if job.workers == 1 or job.kind != "train":
         return
     _check_optimizers(model, job)
-    if job.local_steps == 1:
+    if isinstance(job.exchange, Exchange):
         check_losses(model)
         check_masks(model)
-        if job.transport == "tf" and has_masked_loss(model):
+        if job.exchange.transport == "tf" and has_masked_loss(model):
             raise InputError("a model whose masks reach the loss needs transport='tcp'")
     _check_layers(model)
 
@@ -60,9 +61,9 @@ def _check_optimizers(model: Any, job: Job) -> None:
             "would see one worker's gradients: override `update_step` instead"
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if job.local_steps > 1 and inner.use_ema:
+    if isinstance(job.exchange, LocalSteps) and inner.use_ema:
         raise InputError(
-            "`local_steps` and an optimizer with use_ema=True exclude each other: the moving "
+            "`LocalSteps` and an optimizer with use_ema=True exclude each other: the moving "
             "averages would be each worker's own"
         )
     others = _find_other_optimizers(model)

@@ -17,11 +17,16 @@ import numpy as np
 from conftest import largest_difference
 
 import pybackend
-from pybackend.api.request import keras_defaults, model_files, source_of, with_own_classes
+from pybackend.api.model import (
+    add_custom_objects,
+    encode_model,
+    find_source,
+    read_keras_defaults,
+)
 from pybackend.data.arrays import columns_of, rows_of, shard, structure
 from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
 from pybackend.data.spool import write_columns
-from pybackend.job.job import Job, train_job
+from pybackend.job.job import Job, make_job
 from pybackend.model.serialization import load_model
 from pybackend.worker import JOB
 
@@ -185,15 +190,10 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
         "safe_mode": False,
         **case.settings,
     }
-    job = train_job(arguments)
-    defaults = {**keras_defaults(), "model_source": source_of(model)}
-    epochs = {
-        name: case.settings[name]
-        for name in ("initial_epoch", "validation_freq")
-        if name in case.settings
-    }
-    job = Job(**{**vars(job), **defaults, **epochs})
-    files = model_files(model, case.custom_objects, job, list(case.callbacks))
+    job = make_job("train", arguments)
+    defaults = {**read_keras_defaults(), "model_source": find_source(model)}
+    job = Job(**{**vars(job), **defaults})
+    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
     columns = columns_of(case.data, job.floatx)
     held_out = None if case.held_out is None else columns_of(case.held_out, job.floatx)
     counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if held_out else {})
@@ -218,6 +218,7 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
 def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]]]) -> Any:
     from pybackend.collective import join_mesh
     from pybackend.engine.train import train
+    from pybackend.job.messages import EpochEnded, Note
     from pybackend.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
@@ -232,15 +233,15 @@ def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]
     for name, rows in counts.items():
         own = Path(folder, name, str(context.rank))
         job = Job.from_json((own / JOB).read_text())
-        events: list[dict[str, Any]] = []
+        events: list[Any] = []
 
         try:
             trained = train(job, collective, rows, own, events.append)
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,
-                "notes": [event["text"] for event in events if event["event"] == "note"],
-                "epochs": [event["epoch"] for event in events if event["event"] == "epoch"],
+                "notes": [event.text for event in events if isinstance(event, Note)],
+                "epochs": [event.epoch for event in events if isinstance(event, EpochEnded)],
                 "seconds": trained.seconds,
             }
         except Exception as error:
@@ -256,7 +257,7 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     if errors:
         return "\n".join(errors)
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
-    known = with_own_classes(case.build(), case.custom_objects)
+    known = add_custom_objects(case.build(), case.custom_objects)
     model = load_model(path, custom_objects=known, safe_mode=False)
     return Trained(
         model,

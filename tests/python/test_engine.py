@@ -14,6 +14,7 @@ from conftest import build_dense
 from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.engine.state import offset_seeds
 from pybackend.job.job import Job
+from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.losses import check_loss_is_mean
@@ -337,7 +338,7 @@ def masks_and_activities() -> Any:
         (lambda: compiled_with(OwnApply(0.1)), {}, "apply_gradients of its own"),
         (
             lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
-            {"local_steps": 2},
+            {"exchange": LocalSteps(2)},
             "use_ema=True exclude each other",
         ),
         (masks_and_activities, {}, "has an activity regularizer"),
@@ -377,7 +378,7 @@ def test_a_stop_in_the_middle_of_an_epoch_comes_after_the_same_step(
         epochs=5,
         batch_size=32,
         callbacks=[StopInTheMiddle(str(tmp_path))],
-        transport=transport,
+        exchange=Exchange(transport=transport),
         verbose=0,
     )
     assert result.epochs == 2

@@ -46,7 +46,6 @@ CASES = {
     "both": case(5, rates(), initial_epoch=1, validation_freq=2),
     "both, a list": case(4, initial_epoch=2, validation_freq=(1, 4)),
     "early stopping": case(12, patience(), validation_freq=2),
-    "nothing is left": case(2, initial_epoch=2),
 }
 VALIDATED = {
     "initial_epoch": 2,
@@ -57,7 +56,6 @@ VALIDATED = {
     "both": 2,
     "both, a list": 1,
     "early stopping": 3,
-    "nothing is left": 0,
 }
 
 
