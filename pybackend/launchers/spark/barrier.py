@@ -44,7 +44,7 @@ from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.deadline import within
-from pybackend.net.dialing import network_advice
+from pybackend.net.dialing import advise_on_network
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -295,7 +295,7 @@ def _collect(
         with suppress(queue.Empty):
             handle(_LOOK_SECONDS)
         if time.monotonic() > deadline:
-            raise ClusterError(TOO_LONG + network_advice())
+            raise ClusterError(TOO_LONG + advise_on_network())
 
     with quiet_log(session):
         finished = run_watched(session, collect, pause)
