@@ -44,6 +44,9 @@ class Job:
     epochs, batch_size, steps_per_epoch, shuffle, in_memory, class_weight, transport, compression,
     bucket_mb, local_steps, outer_learning_rate, outer_momentum, verify_weights
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    batches
+        Rows of all workers together by step, if the data came in batches of their own; None: as
+        ``batch_size`` says.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     is_seeded
@@ -68,6 +71,7 @@ class Job:
     workers: int
     epochs: int = 1
     batch_size: int = 32
+    batches: tuple[int, ...] | None = None
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
     in_memory: bool = False
