@@ -294,8 +294,14 @@ def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{}", '{"cluster": {}, "environment": "cloud"}', make_tf_config(["a:1"], 0)]
-    + [make_tf_config([], role="chief", chief="a:1", ps=["b:2"])],
+    [
+        None,
+        "",
+        "{}",
+        '{"cluster": {}, "environment": "cloud"}',
+        make_tf_config(["a:1"], 0),
+        make_tf_config([], role="chief", chief="a:1", ps=["b:2"]),
+    ],
 )
 def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
