@@ -13,6 +13,8 @@ import collective
 import numpy as np
 import step
 
+from pybackend import Exchange
+
 WIDTH, LAYERS, BATCH, STEPS, EPOCHS = 3500, 4, 128, 6, 3
 ROWS = BATCH * STEPS * step.WORKERS
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH + 1
@@ -38,7 +40,11 @@ def network() -> Any:
 
 def measure_tfdist(bucket_mb: float) -> list[dict[str, float]]:
     """`barrier_train` with two workers."""
-    options = {"workers": step.WORKERS, "batch_size": BATCH, "bucket_mb": bucket_mb}
+    options = {
+        "workers": step.WORKERS,
+        "batch_size": BATCH,
+        "exchange": Exchange(bucket_mb=bucket_mb),
+    }
     return step.train(network, rows(), epochs=EPOCHS, **options)
 
 

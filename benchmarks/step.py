@@ -171,7 +171,7 @@ ENGINES = {
     "two processes, no communication": measure_alone,
     "tfdist": measure_tfdist,
     "tfdist, steps_per_execution=10": lambda: measure_tfdist(10),
-    "tfdist, transport=tf": lambda: measure_tfdist(transport="tf"),
+    "tfdist, transport=tf": lambda: measure_tfdist(exchange=pybackend.Exchange(transport="tf")),
     "tf_keras + MultiWorkerMirroredStrategy": measure_multi_worker,
 }
 

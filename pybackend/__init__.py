@@ -22,6 +22,9 @@ _HOME = {
     "ClusterSpec": "tf_config",
     "make_tf_config": "tf_config",
     "read_tf_config": "tf_config",
+    "DataOptions": "job.options",
+    "Exchange": "job.options",
+    "LocalSteps": "job.options",
     "RFunction": "r.function",
     "WorkerContext": "job.context",
     "TrainResult": "api.result",
@@ -46,7 +49,10 @@ _HOME = {
 __all__ = [
     "ClusterError",
     "ClusterSpec",
+    "DataOptions",
+    "Exchange",
     "InputError",
+    "LocalSteps",
     "PeerLostError",
     "RError",
     "RFunction",
@@ -95,6 +101,7 @@ if TYPE_CHECKING:
         WorkerFailedError,
     )
     from pybackend.job.context import WorkerContext
+    from pybackend.job.options import DataOptions, Exchange, LocalSteps
     from pybackend.job.report import WorkerReport
     from pybackend.model.serialization import (
         load_model,

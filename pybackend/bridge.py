@@ -76,9 +76,9 @@ def save_model_at(uri: str, path: str) -> None:
 
 def levels_told_by(model: Any, levels: list[str]) -> list[str] | None:
     """The levels of the training's label, where the model tells as many classes apart."""
-    from pybackend.model.outputs import classes_of, outputs_of
+    from pybackend.model.outputs import count_classes, list_outputs
 
-    return levels if len(levels) == classes_of(model, outputs_of(model)) else None
+    return levels if len(levels) == count_classes(model, list_outputs(model)) else None
 
 
 def _content_at(uri: str) -> bytes:

@@ -11,9 +11,8 @@ TfdistError
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 class TfdistError(Exception):
@@ -92,11 +91,6 @@ class Failure:
     def is_consequence(self) -> bool:
         """Whether another worker's failure must have come first: a lost peer, a forced end."""
         return self.exception_type in ("PeerLostError", "Stopped")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Failure:
-        """Read back what `dataclasses.asdict` wrote."""
-        return cls(**{**values, "log": tuple(values.get("log", ()))})
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:

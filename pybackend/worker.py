@@ -8,7 +8,7 @@ and whatever it has started.
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
 import queue
 import re
@@ -19,13 +19,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from pybackend.collective import Alone, Collective, join_mesh
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -34,13 +33,19 @@ from pybackend.errors import (
     RError,
     SerializationError,
 )
+from pybackend.job.codec import decode, encode
 from pybackend.job.job import FUNCTION, Job
+from pybackend.job.messages import Emit, Event, Order, Reported
 from pybackend.job.report import WorkerReport
+
+if TYPE_CHECKING:
+    from pybackend.collective import Collective
 
 # Files are read at different speeds; a worker that dies over them is noticed at once.
 _READ_SECONDS = 6 * 3600.0
 REPORT = "report.json"
 JOB = "job.json"
+_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -48,27 +53,29 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
-    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+    orders: queue.Queue[Order] = queue.Queue()
+    _wake_when_orphaned()
     threading.Thread(target=_lifeline, args=(_own_stdin(), folder, orders), daemon=True).start()
 
-    def emit(event: dict[str, Any]) -> None:
-        events.write(json.dumps(event) + "\n")
+    def emit(event: Event) -> None:
+        events.write(encode(event) + "\n")
 
     rank = int(os.environ["TFDIST_RANK"])
     host = os.environ["TFDIST_HOST"]
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        report = work(Place(job, rank, host, folder, server, orders, emit))
+        report = work(Worker(job, rank, host, folder, server, orders, emit))
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
     _publish(report, folder)
+    emit(Reported())
     events.close()
     return 0 if report.ok else 1
 
 
 @dataclass(frozen=True)
-class Place:
+class Worker:
     """Which worker this is, and what its launcher shares with it."""
 
     job: Job
@@ -76,42 +83,45 @@ class Place:
     host: str
     folder: Path
     server: socket.socket
-    orders: queue.Queue[dict[str, Any]]
-    emit: Callable[[dict[str, Any]], None]
+    orders: queue.Queue[Order]
+    emit: Emit
 
     def report(self, **found: Any) -> WorkerReport:
         """What this worker did."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     @contextmanager
-    def joined(self, order: dict[str, Any], has_read: bool) -> Iterator[Collective]:
+    def join(self, order: Order, has_read: bool) -> Iterator[Collective]:
         """The collective of all workers of the order, which may have had data to read before."""
+        from pybackend.collective import Alone, join_mesh
+
         collective: Collective = Alone()
         if self.job.workers > 1:
-            peers, token = order["peers"], order["token"]
             timeout = self.job.timeout
             patience = max(timeout, _READ_SECONDS) if has_read else timeout
-            collective = join_mesh(self.server, peers, self.rank, token, timeout, patience=patience)
+            collective = join_mesh(
+                self.server, order.peers, self.rank, order.token, timeout, patience=patience
+            )
         try:
             yield collective
         finally:
             collective.close()
 
 
-def _train(place: Place) -> WorkerReport:
+def _train(worker: Worker) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
     from pybackend.engine.sources import read_sources
     from pybackend.engine.train import train
 
-    order = place.orders.get()
-    sources = read_sources(place.job, place.rank, place.folder, order)
-    with place.joined(order, bool(sources)) as collective:
-        if place.job.needs_tensorflow_server:
+    order = worker.orders.get()
+    sources = read_sources(worker.job, worker.rank, worker.folder, order)
+    with worker.join(order, bool(sources)) as collective:
+        if worker.job.needs_tensorflow_server:
             from pybackend.collective.tensorflow import start_runtime
 
-            start_runtime(order["reserved"], place.rank, place.job.timeout)
-        trained = train(place.job, collective, order, place.folder, place.emit, sources)
-    return place.report(
+            start_runtime(order.reserved, worker.rank, worker.job.timeout)
+        trained = train(worker.job, collective, order, worker.folder, worker.emit, sources)
+    return worker.report(
         rows=trained.rows,
         steps=trained.steps,
         seconds=trained.seconds,
@@ -121,41 +131,41 @@ def _train(place: Place) -> WorkerReport:
     )
 
 
-def _score(place: Place) -> WorkerReport:
+def _score(worker: Worker) -> WorkerReport:
     from pybackend.engine.evaluate import score
     from pybackend.engine.sources import read_sources
 
-    order = place.orders.get()
-    sources = read_sources(place.job, place.rank, place.folder, order)
-    with place.joined(order, bool(sources)) as collective:
-        scored = score(place.job, collective, order, place.folder, sources)
-    return place.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
+    order = worker.orders.get()
+    sources = read_sources(worker.job, worker.rank, worker.folder, order)
+    with worker.join(order, bool(sources)) as collective:
+        scored = score(worker.job, collective, order, worker.folder, sources)
+    return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 
-def _run(place: Place) -> WorkerReport:
+def _run(worker: Worker) -> WorkerReport:
     import cloudpickle
 
     from pybackend.job.context import WorkerContext
     from pybackend.job.values import encode_value
     from pybackend.tf_config import make_tf_config
 
-    order = place.orders.get()
-    place.server.close()
-    addresses = order["reserved"]
-    text = make_tf_config(addresses, place.rank)
+    order = worker.orders.get()
+    worker.server.close()
+    addresses = order.reserved
+    text = make_tf_config(addresses, worker.rank)
     os.environ["TF_CONFIG"] = text
     # Written by the launcher on this machine, from the driver's own objects.
-    function, positional = cloudpickle.loads((place.folder / FUNCTION).read_bytes())
-    context = WorkerContext(place.rank, place.job.workers, tuple(addresses), text)
+    function, positional = cloudpickle.loads((worker.folder / FUNCTION).read_bytes())
+    context = WorkerContext(worker.rank, worker.job.workers, addresses, text)
     began = time.monotonic()
     value = encode_value(function(context, *positional))
-    return place.report(seconds=time.monotonic() - began, value=value)
+    return worker.report(seconds=time.monotonic() - began, value=value)
 
 
 def _own_stdin() -> IO[bytes]:
-    """Take standard input away from the user's code.
+    """Take standard input away from user code.
 
-    A forked child closes `sys.stdin`, and would wait for ever for the thread that reads it.
+    A forked child closes `sys.stdin`, and would wait forever for the thread that reads it.
     """
     pipe = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -164,10 +174,19 @@ def _own_stdin() -> IO[bytes]:
     return pipe
 
 
-def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[dict[str, Any]]) -> None:
-    """Pass on the launcher's line; when the pipe closes, clean up and end the process group."""
+def _wake_when_orphaned() -> None:
+    """Have the system continue this process if it is stopped when its launcher ends.
+
+    Only a process that runs notices that its lifeline has closed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[Order]) -> None:
+    """Pass on the launcher's order; when the pipe closes, clean up and end the process group."""
     for line in pipe:
-        orders.put(json.loads(line))
+        orders.put(decode(line, Order))
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -177,8 +196,8 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
         rank,
         host,
         exception_type=type(error).__name__,
-        message=_shortened(_message(error), 20_000),
-        traceback=_shortened(_traceback(error), 60_000),
+        message=_shorten(_message(error), 20_000),
+        traceback=_shorten(_traceback(error), 60_000),
         time=time.time(),
         advice=_advice(error),
     )
@@ -188,11 +207,11 @@ def _message(error: BaseException) -> str:
     """What went wrong, before all the places at which TensorFlow has defined it."""
     text = str(error)
     # TensorFlow puts its own words before the first name of a node.
-    told = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
-    return told[0] if text.startswith("Graph execution error") and told else text
+    reasons = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return reasons[0] if text.startswith("Graph execution error") and reasons else text
 
 
-def _shortened(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     """The beginning and the end of a long text: all of it would not fit into one event."""
     half = most // 2
     if len(text) <= most:
@@ -218,20 +237,20 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, ClusterError):
         return "see the message"
     if isinstance(error, SerializationError):
-        return "see the message; a model of your own classes needs `custom_objects`"
+        return "see the message; a model with custom classes needs `custom_objects`"
     if isinstance(error, RError):
-        return "mend the R function, or what the message names, then start again"
+        return "fix the R function, or what the message names, then start again"
     if isinstance(error, InputError):
         return "correct what the message names: the argument, or the data"
     if "label value" in str(error):
         return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
-    return "mend the error in the traceback above, then start again"
+    return "fix the error in the traceback above, then start again"
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:
     """Write the report in one piece: a launcher never sees half of it."""
     partial = folder / f"{REPORT}.partial"
-    partial.write_text(json.dumps(asdict(report)))
+    partial.write_text(encode(report))
     partial.replace(folder / REPORT)
 
 
@@ -239,7 +258,7 @@ def leave(status: int) -> NoReturn:
     """Say no more, and wait for the lifeline to end this process.
 
     The launcher reads the folder, and lets go. Were this process gone by then, and the launcher
-    killed, as Spark does where another worker has failed, the folder would stay for ever.
+    killed, as Spark does if another worker has failed, the folder would stay forever.
     """
     sys.stdout.flush()
     sys.stderr.flush()

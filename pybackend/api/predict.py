@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pybackend.api.request import check_custom_objects, keras_defaults, model_files
+from pybackend.api.request import check_custom_objects, column_spec, keras_defaults, model_files
 from pybackend.api.result import TrainResult
-from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import Job, score_job
+from pybackend.job.options import DataOptions
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -96,11 +97,12 @@ def predict_spark(
         known = None
     job = replace(job, **keras_defaults())
 
-    from pybackend.model.outputs import check_inputs, classes_of, gives_classes, outputs_of
+    from pybackend.model.inputs import check_features
+    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    outputs = outputs_of(model)
-    classes, is_of_classes = classes_of(model, outputs), gives_classes(model, outputs)
-    check_inputs(model, features, _flat_columns(choice, df))
+    outputs = list_outputs(model)
+    classes, is_of_classes = count_classes(model, outputs), is_classifier(model, outputs)
+    check_features(model, features, _flat_columns(choice, df))
     predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
     files = model_files(model, custom_objects, job)
     # pyspark is optional: what needs it is imported where there is a DataFrame.
@@ -115,9 +117,8 @@ def _job(batch_size: Any, safe_mode: Any) -> Job:
 
 
 def _checked_choice(features: Any, tensors: Any, categories: Any) -> ColumnSpec:
-    choice = ColumnSpec(features, tensors=tensors, categories=categories)
-    check_column_spec(choice)
-    return replace(choice, label=None)
+    options = DataOptions(tensors=tensors, categories=categories)
+    return replace(column_spec(features, "label", None, options), label=None)
 
 
 def _check_type(kind: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from pybackend.data.files import is_remote, local_path
 from pybackend.data.folder import folder_at
 from pybackend.data.tfrecord.compression import Compression, checked_compression
-from pybackend.data.tfrecord.schema import check_spec
 from pybackend.errors import InputError
+from pybackend.job.options import check_tfrecord_spec
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def read_tfrecords(
         raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")
     uri = _checked_path(path)
     if tfrecord_spec is not None:
-        check_spec(tfrecord_spec)
+        check_tfrecord_spec(tfrecord_spec)
     from pybackend.launchers.spark import records
 
     return records.read(spark, uri, tfrecord_spec)

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pybackend.api.progress import printer
 from pybackend.data import arrays
-from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
+from pybackend.job.options import DataOptions
 from pybackend.job.pickling import pickled
 from pybackend.launchers import Launcher, Outcome
 from pybackend.model.serialization import model_to_bytes
@@ -40,6 +41,24 @@ def _source_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
         )
         for name, data in datasets.items()
     }
+
+
+def column_spec(
+    features: Any, label: Any, weight: Any, options: DataOptions, finds_levels: bool = True
+) -> ColumnSpec:
+    """Check which columns are used, and as what."""
+    spec = ColumnSpec(
+        features,
+        label,
+        weight,
+        options.tensors,
+        options.categories,
+        options.tfrecord_spec,
+        options.repartition,
+        finds_levels,
+    )
+    check_column_spec(spec)
+    return spec
 
 
 def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: Job) -> Any:
@@ -221,9 +240,9 @@ def check_custom_objects(custom_objects: Any) -> None:
 
 def with_own_classes(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add the classes and functions of the user's own that a model is seen to consist of."""
-    from pybackend.model.layers import own_objects
+    from pybackend.model.layers import find_custom_objects
 
-    return {**own_objects(model), **(custom_objects or {})}
+    return {**find_custom_objects(model), **(custom_objects or {})}
 
 
 def _by_all_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,12 +291,12 @@ def source_of(model: Any) -> Literal["file", "function"]:
 def _check_callbacks(callbacks: Sequence[Any]) -> None:
     # Keras is loaded already where there is a callback that it could accept.
     if "keras" in sys.modules:
-        from pybackend.model.checks import check_callbacks
+        from pybackend.model.callbacks import check_callbacks
 
         check_callbacks(callbacks)
     elif callbacks:
         name = type(callbacks[0]).__name__
-        raise InputError(f"`callbacks` holds {name}, which is no keras.callbacks.Callback")
+        raise InputError(f"`callbacks` holds {name}, which is not a keras.callbacks.Callback")
 
 
 def keras_defaults() -> dict[str, Any]:
@@ -295,16 +314,15 @@ def keras_defaults() -> dict[str, Any]:
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
     from pybackend.data.rows import as_rows
-    from pybackend.engine.feed import shaped_for
-    from pybackend.model.outputs import check_inputs
+    from pybackend.model.inputs import check_features, reshape_rows
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            shaped_for(as_rows(columns), model)
+            reshape_rows(as_rows(columns), model)
         elif isinstance(columns, TableRows):
             named = [
                 group.key.partition("/")[2]
                 for group in columns.column_groups
                 if not group.is_target
             ]
-            check_inputs(model, None if named == [""] else dict.fromkeys(named), None)
+            check_features(model, None if named == [""] else dict.fromkeys(named), None)

@@ -11,6 +11,7 @@ import numpy as np
 from pybackend.api.request import (
     check_columns_named,
     check_shapes,
+    column_spec,
     dataset,
     keras_defaults,
     model_files,
@@ -18,9 +19,9 @@ from pybackend.api.request import (
     source_of,
 )
 from pybackend.data import arrays
-from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.errors import InputError
 from pybackend.job.job import Job, score_job
+from pybackend.job.options import DataOptions, check_data_options
 from pybackend.job.values import decode_value
 from pybackend.launchers import launcher_for
 
@@ -35,10 +36,7 @@ def barrier_evaluate(
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     label: str | Mapping[str, str] = "label",
     weight: str | None = None,
-    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
-    categories: Mapping[str, Sequence[Any]] | None = None,
-    tfrecord_spec: Mapping[str, str] | None = None,
-    repartition: bool = True,
+    data_options: DataOptions | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -51,11 +49,11 @@ def barrier_evaluate(
 
     Parameters
     ----------
-    spark, model, data, workers, batch_size, features, label, weight, tensors, categories
-        As in `barrier_train`; the model must be compiled. A label of text needs the
-        ``categories`` of the training.
-    tfrecord_spec, repartition
-        As in `barrier_train`.
+    spark, model, data, workers, batch_size, features, label, weight
+        As in `barrier_train`; the model must be compiled.
+    data_options
+        As in `barrier_train`. A label of text needs the ``categories`` of the training. Rows are
+        read once, so ``in_memory`` makes no difference.
     custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -71,17 +69,8 @@ def barrier_evaluate(
     """
     job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
     launcher = launcher_for(spark)
-    choice = ColumnSpec(
-        features,
-        label,
-        weight,
-        tensors,
-        categories,
-        tfrecord_spec,
-        repartition,
-        finds_levels=False,
-    )
-    check_column_spec(choice)
+    options = check_data_options(data_options)
+    choice = column_spec(features, label, weight, options, finds_levels=False)
     datasets = {"train": dataset(launcher, data, "data", choice, job)}
     check_columns_named(choice, datasets)
     files = model_files(model, custom_objects, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from pybackend.api.request import (
     check_columns_named,
     check_shapes,
     check_takes,
+    column_spec,
     dataset,
     for_validation,
     keras_defaults,
@@ -22,10 +23,11 @@ from pybackend.api.request import (
     with_own_classes,
 )
 from pybackend.api.result import TrainResult
-from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
+from pybackend.data.columns import TableRows
 from pybackend.data.files import content_of
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import FUNCTION, run_job, train_job
+from pybackend.job.options import DataOptions, Exchange, LocalSteps, check_data_options
 from pybackend.job.pickling import pickled
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
@@ -39,9 +41,12 @@ def barrier_train(
     *,
     workers: int = 2,
     epochs: int = 1,
+    initial_epoch: int = 0,
     batch_size: int = 32,
     steps_per_epoch: int | None = None,
     validation_data: Any = None,
+    validation_split: float = 0.0,
+    validation_freq: int | Collection[int] = 1,
     callbacks: Sequence[Any] | None = None,
     class_weight: Mapping[int, float] | None = None,
     seed: int | None = None,
@@ -49,21 +54,11 @@ def barrier_train(
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     label: str | Mapping[str, str] = "label",
     weight: str | None = None,
-    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
-    categories: Mapping[str, Sequence[Any]] | None = None,
-    tfrecord_spec: Mapping[str, str] | None = None,
-    repartition: bool = True,
-    in_memory: bool = False,
+    data_options: DataOptions | None = None,
+    exchange: Exchange | LocalSteps | None = None,
     model_uri: str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
-    transport: str = "tcp",
-    compression: str | None = None,
-    bucket_mb: float = 25.0,
-    local_steps: int = 1,
-    outer_learning_rate: float = 1.0,
-    outer_momentum: float = 0.0,
-    verify_weights: bool = False,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
@@ -94,12 +89,20 @@ def barrier_train(
         Number of worker processes.
     epochs
         Passes over the data: each row is used exactly once in each.
+    initial_epoch
+        Epochs that were trained before: training starts with epoch ``initial_epoch + 1`` and ends
+        with epoch ``epochs``, as in Keras's ``fit``.
     batch_size
         Rows per worker and step; the global batch is ``workers * batch_size``.
     steps_per_epoch
         Stop each epoch after so many steps. None: use all rows.
     validation_data
         As ``data``; evaluated by all workers together after each epoch.
+    validation_split
+        The fraction of the rows, from the end of arrays and pandas data frames, that is validation
+        data in place of ``validation_data``.
+    validation_freq
+        Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
         (``ModelCheckpoint``, ``BackupAndRestore``, ``CSVLogger``, ``TensorBoard``,
@@ -123,22 +126,11 @@ def barrier_train(
         sorted order (`TrainResult.levels`), unless ``categories`` names its values.
     weight
         Column with the weight of each row in the loss.
-    tensors
-        Column to ``(dtype, shape)`` of its rows: how bytes are read (little-endian), and which
-        shape arrays must have. ``(dtype, (None,))`` lets arrays have any length: they are padded
-        with zeros to the longest of all workers' rows.
-    categories
-        Column to the list of its values, which become 0, 1, 2, ...; any other value is an error.
-    tfrecord_spec
-        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
-        None: as the files' manifest says, or their first records show.
-    repartition
-        False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
-        worker one stretch of the rows of files: faster to read, but workers then differ in their
-        classes where rows are sorted.
-    in_memory
-        Workers keep their rows in memory. By default these stay on the worker's disk, and memory
-        does not grow with them.
+    data_options
+        `DataOptions`: the types and shapes of columns, categories, and where workers keep their
+        rows.
+    exchange
+        `Exchange`, by which the result is that of one process, or `LocalSteps` for slow networks.
     model_uri
         Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec), in
         place of sending it through the driver. Needed for models of a gigabyte.
@@ -147,24 +139,6 @@ def barrier_train(
         model is made of, and functions that it has as losses, are found without.
     safe_mode
         False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
-    transport
-        What gradients travel by: ``"tcp"``, or ``"tf"`` for TensorFlow's collectives (NCCL between
-        GPUs).
-    compression
-        ``"fp16"`` or ``"bf16"``: halve what travels. Rounding errors are kept and sent later
-        (error feedback), but the result is no longer that of one process. None: exact.
-    bucket_mb
-        Megabytes of gradients that travel together, while the backward pass goes on.
-        ``float("inf")``: all at once, after it.
-    local_steps
-        Steps that each worker takes by itself before the weights are averaged: 1 is exact, more
-        suit slow networks and change the result (local SGD).
-    outer_learning_rate, outer_momentum
-        With local steps: how the average change is applied. 0.7 and 0.9 give DiLoCo.
-    verify_weights
-        Compare the workers' weights after every epoch, not only at the start and the end.
-        With one worker there is nothing to exchange: all arguments from ``transport`` on to this
-        one do nothing then.
     verbose
         0 silent, 1 a line per epoch, 2 also what the workers print.
     timeout
@@ -186,24 +160,21 @@ def barrier_train(
         The model cannot be encoded.
     """
     began = time.monotonic()
+    options = check_data_options(data_options)
     job = train_job(
         {
             "workers": workers,
             "epochs": epochs,
+            "initial_epoch": initial_epoch,
+            "validation_freq": validation_freq,
             "batch_size": batch_size,
             "steps_per_epoch": steps_per_epoch,
             "seed": secrets.randbelow(2**31) if seed is None else seed,
             "shuffle": shuffle,
-            "in_memory": in_memory,
+            "in_memory": options.in_memory,
             "model_uri": model_uri,
             "class_weight": class_weight,
-            "transport": transport,
-            "compression": compression,
-            "bucket_mb": bucket_mb,
-            "local_steps": local_steps,
-            "outer_learning_rate": outer_learning_rate,
-            "outer_momentum": outer_momentum,
-            "verify_weights": verify_weights,
+            "exchange": exchange,
             "safe_mode": safe_mode,
             "verbose": verbose,
             "timeout": timeout,
@@ -213,8 +184,7 @@ def barrier_train(
         job, is_seeded=seed is not None, model_source=source_of(model), **keras_defaults()
     )
     launcher = launcher_for(spark)
-    choice = ColumnSpec(features, label, weight, tensors, categories, tfrecord_spec, repartition)
-    check_column_spec(choice)
+    choice = column_spec(features, label, weight, options)
     datasets = {"train": dataset(launcher, data, "data", choice, job)}
     if validation_data is not None:
         held_out = for_validation(choice, datasets["train"])

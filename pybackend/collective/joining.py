@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import socket
 import threading
@@ -15,7 +14,8 @@ from pybackend.collective.links import Link
 from pybackend.collective.mesh import Mesh, neighbours
 from pybackend.errors import PeerLostError, TfdistError
 from pybackend.net.dialing import dial
-from pybackend.net.rendezvous import Doorkeeper, greet_as_client, split_address
+from pybackend.net.rendezvous import Acceptor, greet_as_client, split_address
+from pybackend.net.stream import Stream
 
 PURPOSE = "mesh"
 _RETRY_SECONDS = 0.05
@@ -85,7 +85,7 @@ def dials(rank: int, other: int, world_size: int) -> bool:
 
 
 class _Wiring:
-    """The connections of one rank while they are being made."""
+    """The streams of one rank while they are being made."""
 
     def __init__(
         self, server: socket.socket, peers: Sequence[str], rank: int, token: str, timeout: float
@@ -97,17 +97,17 @@ class _Wiring:
         self._deadline = time.monotonic() + timeout
         self._closed = False
         self._lock = threading.Lock()
-        self._unfinished: set[socket.socket] = set()
-        self._results: queue.Queue[tuple[int, socket.socket | TfdistError]] = queue.Queue()
-        self._made: dict[int, socket.socket] = {}
+        self._unfinished: set[Stream] = set()
+        self._results: queue.Queue[tuple[int, Stream | TfdistError]] = queue.Queue()
+        self._made: dict[int, Stream] = {}
         self._wanted = set(neighbours(rank, len(peers)))
         self._dialled = {other for other in self._wanted if dials(rank, other, len(peers))}
-        self._door = Doorkeeper(server, token, PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
         for other in sorted(self._dialled):
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
-    def wait(self) -> dict[int, socket.socket]:
-        """All connections, by rank."""
+    def wait(self) -> dict[int, Stream]:
+        """All streams, by rank."""
         while self._made.keys() != self._wanted:
             try:
                 other, result = self._results.get(timeout=_LOOK_SECONDS)
@@ -119,30 +119,26 @@ class _Wiring:
             if other in self._made:
                 result.close()
             else:
-                result.setblocking(False)
                 self._made[other] = result
         made, self._made = self._made, {}
         return made
 
     def close(self) -> None:
         """Stop listening, and close what was not given away by `wait`."""
-        self._door.close()
+        self._acceptor.close()
         with self._lock:
             self._closed = True
             rest = [*self._unfinished, *self._made.values()]
             while not self._results.empty():
                 result = self._results.get()[1]
                 rest += [] if isinstance(result, TfdistError) else [result]
-        for connection in rest:
-            with contextlib.suppress(OSError):
-                # Wakes a thread that waits for a greeting; it closes the connection.
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+        for stream in rest:
+            stream.close()  # wakes a thread that waits for a greeting
 
     def _look(self) -> None:
         """A peer that died meanwhile ends the wait at once; one that never came, in time."""
-        for other, connection in self._made.items():
-            if _at_end(connection):
+        for other, stream in self._made.items():
+            if _has_ended(stream):
                 raise self._lost(other, "closed the connection")
         late = self._wanted - self._made.keys()
         # Who was dialled has a more exact message, if a moment later.
@@ -150,68 +146,67 @@ class _Wiring:
         if time.monotonic() > self._deadline + grace:
             raise self._lost(min(late), f"did not connect within {self._timeout:g} s")
 
-    def _welcome(self, connection: socket.socket, who: int) -> None:
+    def _welcome(self, stream: Stream, who: int) -> None:
         with self._lock:
             if not self._closed and who in self._wanted - self._dialled:
-                self._results.put((who, connection))
+                self._results.put((who, stream))
                 return
-        connection.close()
+        stream.close()
 
     def _dial(self, other: int) -> None:
         try:
-            connection = self._connect(other)
+            stream = self._connect(other)
         except TfdistError as error:
             self._results.put((other, error))
             return
         with self._lock:
-            self._unfinished.discard(connection)
+            self._unfinished.discard(stream)
             if not self._closed:
-                self._results.put((other, connection))
+                self._results.put((other, stream))
                 return
-        connection.close()
+        stream.close()
 
-    def _connect(self, other: int) -> socket.socket:
+    def _connect(self, other: int) -> Stream:
         """Connect, again where the other end had too many strangers to listen to."""
         silent = f"did not answer within {self._timeout:g} s"
         while True:
-            connection = self._reach(other)
+            stream = self._reach(other)
             try:
-                if not self._unheard(connection):
-                    greet_as_client(connection, self._token, self._rank, PURPOSE)
-                    return connection
-                connection.close()
+                if not self._unheard(stream):
+                    greet_as_client(stream, self._token, self._rank, PURPOSE)
+                    return stream
+                stream.close()
             except TimeoutError as error:
-                connection.close()
+                stream.close()
                 raise self._lost(other, silent) from error
             except OSError as error:
-                connection.close()
+                stream.close()
                 raise self._lost(other, f"closed the connection ({error})") from error
             finally:
                 with self._lock:
-                    self._unfinished.discard(connection)
+                    self._unfinished.discard(stream)
             if self._closed or self._remaining() <= _RETRY_SECONDS:
                 raise self._lost(other, silent)
             time.sleep(_RETRY_SECONDS)
 
-    def _reach(self, other: int) -> socket.socket:
-        connection = dial(self._peers, self._rank, other, self._remaining())
+    def _reach(self, other: int) -> Stream:
+        stream = dial(self._peers, self._rank, other, self._remaining())
         with self._lock:
             if not self._closed:
-                self._unfinished.add(connection)
-                return connection
-        connection.close()
+                self._unfinished.add(stream)
+                return stream
+        stream.close()
         raise self._lost(other, "is not waited for any more")
 
-    def _unheard(self, connection: socket.socket) -> bool:
+    def _unheard(self, stream: Stream) -> bool:
         """Wait until the other end begins; whether it closed the connection instead.
 
-        It may still be importing TensorFlow: its socket accepts connections before it does.
+        It may still be importing TensorFlow: its socket accepts streams before it does.
         """
-        connection.settimeout(self._remaining())
-        try:
-            return connection.recv(1, socket.MSG_PEEK) == b""
-        except ConnectionError:
-            return True
+        first = stream.peek(1, self._remaining())
+        if first is None:
+            raise TimeoutError
+        return first == b""
 
     def _remaining(self) -> float:
         return max(0.01, self._deadline - time.monotonic())
@@ -220,10 +215,8 @@ class _Wiring:
         return PeerLostError(other, split_address(self._peers[other])[0], reason)
 
 
-def _at_end(connection: socket.socket) -> bool:
+def _has_ended(stream: Stream) -> bool:
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
+        return stream.peek(1) == b""
     except OSError:
         return True

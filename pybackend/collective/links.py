@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import ClusterError, PeerLostError
+from pybackend.net.stream import Stream, wait_any
 
 Array = npt.NDArray[Any]
 
@@ -31,59 +30,36 @@ class Link:
 
     Parameters
     ----------
-    connection
-        A connected socket, closed with this link.
+    stream
+        Closed with this link.
     rank, host
         The other end.
     """
 
-    def __init__(self, connection: socket.socket, rank: int, host: str) -> None:
+    def __init__(self, stream: Stream, rank: int, host: str) -> None:
+        self.stream = stream
         self.rank = rank
         self.host = host
-        self.socket = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
-        connection.setblocking(False)
-        self._readable = select.poll()
-        self._readable.register(connection, select.POLLIN)
+        stream.set_buffers(_SOCKET_BUFFER, _SOCKET_BUFFER)
 
     def send(self, window: list[memoryview]) -> int:
-        """Bytes that the system took, 0 where it takes none at present."""
+        """Bytes sent, 0 if none can be at present."""
         try:
-            if len(window) == 1:
-                return self.socket.send(window[0])
-            return self.socket.sendmsg(window)
-        except BlockingIOError:
-            return 0
+            return self.stream.send_some(window)
         except OSError as error:
             raise self.lost("closed the connection") from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Bytes that had arrived, 0 where there are none at present."""
+        """Bytes that had arrived, 0 if there are none at present."""
         try:
-            if len(window) == 1:
-                count = self.socket.recv_into(window[0])
-            else:
-                count = self.socket.recvmsg_into(window)[0]
-        except BlockingIOError:
-            return 0
+            return self.stream.receive_some(window)
         except OSError as error:
             raise self.lost("closed the connection") from error
-        if count == 0:
-            raise self.lost("closed the connection")
-        return count
-
-    def wait_readable(self, milliseconds: float) -> bool:
-        """Whether anything, an end too, arrives in time."""
-        return bool(self._readable.poll(milliseconds))
 
     def peek(self, size: int) -> bytes | None:
-        """What would be received next; None where there is nothing, b"" at the end."""
+        """What would be received next; None if there is nothing, b"" at the end."""
         try:
-            return self.socket.recv(size, socket.MSG_PEEK)
-        except BlockingIOError:
-            return None
+            return self.stream.peek(size)
         except OSError:
             return b""
 
@@ -93,7 +69,7 @@ class Link:
 
     def close(self) -> None:
         """Close the connection."""
-        self.socket.close()
+        self.stream.close()
 
 
 class _Cursor:
@@ -248,29 +224,27 @@ class Call:
             raise
 
     def _wait(self, reading: Link | None, writing: Link | None, deadline: float) -> None:
-        remaining = max(0.0, deadline - time.monotonic())
-        soon = min(remaining, _SUSPICION_SECONDS) * 1000
+        reads = [reading.stream] if reading else []
+        writes = [writing.stream] if writing else []
+        soon = min(max(0.0, deadline - time.monotonic()), _SUSPICION_SECONDS)
         if reading and not writing:
-            if reading.wait_readable(soon):
+            if reading.stream.wait_readable(soon):
                 return
-        elif _ready(reading, writing, (), soon):
+        elif wait_any(reads, writes, soon):
             return
         watched = [link for link in self._links if link is not reading and self._suspect(link)]
         while True:
             remaining = max(0.0, deadline - time.monotonic())
-            events = _ready(reading, writing, watched, remaining * 1000)
-            if not events:
+            happened = wait_any([*reads, *(link.stream for link in watched)], writes, remaining)
+            if not happened:
                 peer = reading or writing
                 assert peer is not None
                 raise peer.lost(f"was silent for {self._timeout:g} s")
-            quiet = [link for link in watched if link.socket.fileno() not in events]
-            for link in watched:
-                if link not in quiet:
-                    self._suspect(link)
-            needed = {link.socket.fileno() for link in (reading, writing) if link}
-            if needed & set(events):
+            watched = [
+                link for link in watched if link.stream not in happened or self._suspect(link)
+            ]
+            if any(stream in happened for stream in (*reads, *writes)):
                 return
-            watched = quiet
 
     def _suspect(self, link: Link) -> bool:
         """Look at a header nobody reads now; whether there is nothing yet.
@@ -299,23 +273,6 @@ class Call:
                 "type, root or codec, bytes): the model, a callback or a train_step does "
                 "something else on one of them"
             )
-
-
-def _ready(
-    reading: Link | None, writing: Link | None, watched: Iterable[Link], milliseconds: float
-) -> list[int]:
-    """File descriptors at which something happened in time."""
-    # poll, not select: select cannot take descriptors above 1023.
-    poller = select.poll()
-    events: dict[int, int] = {}
-    for link in (*watched, *([reading] if reading else [])):
-        events[link.socket.fileno()] = select.POLLIN
-    if writing:
-        number = writing.socket.fileno()
-        events[number] = events.get(number, 0) | select.POLLOUT
-    for number, mask in events.items():
-        poller.register(number, mask)
-    return [number for number, _ in poller.poll(milliseconds)]
 
 
 def bytes_of(array: Array) -> memoryview:

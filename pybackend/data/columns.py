@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pybackend.errors import InputError
+from pybackend.job.options import Promise
 
 Names = str | Sequence[str]
-Promise = tuple[str, tuple[int | None, ...]]
 TEXT = "str"
 
 
@@ -164,19 +164,6 @@ def check_column_spec(choice: ColumnSpec) -> None:
         _check_names("features", choice.features, single=False)
     if choice.weight is not None and not isinstance(choice.weight, str):
         raise InputError(f"`weight` must be the name of a column, not {choice.weight!r}")
-    if not isinstance(choice.repartition, bool):
-        raise InputError(f"`repartition` must be True or False, not {choice.repartition!r}")
-    for column, promise in _mapping("tensors", choice.tensors).items():
-        _check_promise(column, promise)
-    for column, values in _mapping("categories", choice.categories).items():
-        if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
-            raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
-        try:
-            different = len(set(values))
-        except TypeError:  # lists, or rows of an array
-            different = 0
-        if not len(values) or different < len(values):
-            raise InputError(f"`categories` of {column!r} must be different values, at least one")
 
 
 def column_groups_of(
@@ -396,27 +383,3 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
             raise InputError(f"`{argument}` has an entry named {key!r}: use names without '/'")
     if not groups:
         raise InputError(f"`{argument}` must be {expected}, not {value!r}")
-
-
-def _mapping(argument: str, value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"`{argument}` must map names of columns, not {value!r}")
-    return value
-
-
-def _check_promise(column: str, promise: Any) -> None:
-    told = f"`tensors` of {column!r} must be (dtype, shape), e.g. ('uint8', (28, 28))"
-    try:
-        dtype, shape = promise
-        known = np.dtype(dtype)
-        sizes = list(shape)
-    except (TypeError, ValueError):
-        raise InputError(f"{told}, not {promise!r}") from None
-    if known.kind not in "fiub":
-        raise InputError(f"{told}: {dtype!r} is no type of numbers")
-    is_ragged = sizes == [None]
-    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in sizes)
-    if not is_ragged and not (whole and all(n > 0 for n in sizes)):
-        raise InputError(f"{told}; the shape {shape!r} has other than positive whole numbers")

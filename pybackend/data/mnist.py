@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InputError
-from pybackend.job.job import whole_number
+from pybackend.job.arguments import check_whole_number
 
 Array = npt.NDArray[Any]
 
@@ -73,7 +73,7 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
         Where a named file is missing or is no ``mnist.npz``.
     """
     if limit is not None:
-        limit = whole_number("limit", limit, least=1)
+        limit = check_whole_number("limit", limit, least=1)
     found = _find(path)
     parts = {
         "x_train": found.x_train[:limit],

@@ -14,7 +14,8 @@ from pybackend.doctor.reach import look, look_alone
 from pybackend.doctor.session import within
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.launchers import launcher_for
-from pybackend.launchers.spark.slots import check_slots, is_connect, slots_of
+from pybackend.launchers.spark.session import is_connect
+from pybackend.launchers.spark.slots import check_slots, slots_of
 
 _PACKAGES = tuple(TITLES)
 _ALONE_SECONDS = 60.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.data.arrays import structure
 from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
-from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import over_all_rows
 from pybackend.engine.sources import Sources
 from pybackend.job.job import Job
+from pybackend.job.messages import Order
 from pybackend.job.values import encode_value
-from pybackend.model.load import load
+from pybackend.model.inputs import reshape_rows
+from pybackend.model.load import load_job_model
 
 
 class HeldOut:
@@ -71,17 +73,15 @@ class Scored:
     seconds: float
 
 
-def score(
-    job: Job, collective: Collective, order: Mapping[str, Any], folder: Path, sources: Sources
-) -> Scored:
+def score(job: Job, collective: Collective, order: Order, folder: Path, sources: Sources) -> Scored:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
     The value of ``"evaluate"`` are the figures over all rows; of ``"predict"`` the outputs of its
     own rows, None where it has none.
     """
-    model = load(job, folder).model
-    counts = {**order["counts"], **sources.settled(job, collective, folder)}
-    columns = shaped_for(SpooledRows(folder / "train"), model)
+    model = load_job_model(job, folder).model
+    counts = {**order.counts, **sources.settled(job, collective, folder)}
+    columns = reshape_rows(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     found: Any = None
     if job.kind == "evaluate":

@@ -23,7 +23,8 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.sparse import all_slices
 from pybackend.engine.split import SplitStep
 from pybackend.engine.steps import Position, StepOrSkip, is_plain, replaced, rows_in, uncompiled
-from pybackend.model.masks import ValidCount, masks_reach_the_loss
+from pybackend.engine.valid_steps import ValidStepCounter
+from pybackend.model.masks import has_masked_loss
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class GradientExchange:
         self._position = position
         self._wire = wire
         self._may_be_empty = may_be_empty
-        self._masked = masks_reach_the_loss(model)
-        self._valid = ValidCount(model) if self._masked else None
+        self._masked = has_masked_loss(model)
+        self._valid = ValidStepCounter(model) if self._masked else None
         self._rows: Any = None
         self._kinds: Kinds = []
         # Of the step being traced: its calls of apply, and the last of its exchanges.
@@ -97,7 +98,7 @@ class GradientExchange:
         train_step, apply = model.train_step, optimizer.apply
         with ExitStack() as stack:
             if self._valid is not None:
-                watched = self._valid.watching(model.compute_loss)
+                watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(replaced(model, "compute_loss", watched))
             if model.jit_compile:
                 # XLA compiles what lies before and after the exchange, but not the exchange.

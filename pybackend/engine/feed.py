@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.data.arrays import structure
-from pybackend.data.rows import Reshaped, Rows, as_rows
+from pybackend.data.rows import Rows, as_rows
 from pybackend.data.sharding import Visits, bounds, share_batches, steps_per_epoch
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
@@ -150,42 +150,3 @@ class Feed:
         for tensor, (_, shape) in zip(tensors, spec.values(), strict=True):
             tensor.set_shape([None, *shape])
         return structure(dict(zip(spec, tensors, strict=True)))
-
-
-def shaped_for(columns: Rows, model: Any) -> Rows:
-    """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
-
-    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model of that input; anything that fits
-    already, or cannot fit, is left to Keras. Several inputs go by their names, or by their order.
-    """
-    try:
-        expected = model.input_shape
-    except (AttributeError, TypeError):  # not built
-        return columns
-    for key, wanted in _shapes_by_key(expected, model, columns).items():
-        own = columns.spec[key][1]
-        shape = tuple(n for n in wanted if n is not None)
-        if own == shape or len(shape) < len(wanted):
-            continue
-        if int(np.prod(own)) != int(np.prod(shape)):
-            raise InputError(
-                f"the rows have shape {own}, but the model's input"
-                f"{f' {key[2:]!r}' if key != 'x' else ''} has shape {shape}"
-            )
-        columns = Reshaped(columns, key, shape)
-    return columns
-
-
-def _shapes_by_key(expected: Any, model: Any, columns: Rows) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of a row of the model's inputs, by the column that each is fed with."""
-    keys = [key for key in columns.spec if key.partition("/")[0] == "x"]
-    if keys == ["x"] and isinstance(expected, tuple):
-        return {"x": expected[1:]}
-    if isinstance(expected, Mapping):
-        return {f"x/{n}": s[1:] for n, s in expected.items() if f"x/{n}" in keys}
-    if not isinstance(expected, list) or len(expected) != len(keys):
-        return {}
-    names = [f"x/{tensor.name}" for tensor in model.inputs]
-    if set(names) == set(keys):
-        return {name: shape[1:] for name, shape in zip(names, expected, strict=True)}
-    return {k: s[1:] for k, s in zip(keys, expected, strict=True) if k.startswith("x/#")}

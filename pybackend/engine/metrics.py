@@ -69,6 +69,16 @@ def _summed_metrics(model: Any, collective: Collective) -> dict[str, Any]:
     return {name: plain(value) for name, value in model.get_metrics_result().items()}
 
 
+def unsummed_metrics(model: Any) -> list[str]:
+    """Names of metrics of custom classes: whether their state sums up, only they know."""
+    return [
+        metric.name
+        for container in model.metrics
+        for metric in getattr(container, "metrics", [container])
+        if not type(metric).update_state.__module__.startswith("keras.")
+    ]
+
+
 def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.steps import replaced
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import Job
-from pybackend.model.load import Loaded
-from pybackend.model.serialization import Format, model_from_bytes, model_to_bytes, sha256_of
+from pybackend.job.messages import Emit, Note
+from pybackend.model.file_checks import Format
+from pybackend.model.load import LoadedModel
+from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
 
 _NO_SETTINGS = (
     "the model will come back without its compile settings, which hold functions of R: compile it "
@@ -32,7 +33,7 @@ class Saving:
     compiled: bool
 
 
-def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object]) -> Saving:
+def loadable(loaded: LoadedModel, job: Job, emit: Emit) -> Saving:
     """How the model can be read back: HDF5 where it can be.
 
     Found before training: to fail after hours of it would be too late.
@@ -43,7 +44,7 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
         Where it cannot.
     """
     ways = [Saving("h5", True), Saving("keras", True)]
-    if loaded.is_of_r:  # no argument of the driver's could name a function of R
+    if loaded.is_from_r:  # no argument of the driver's could name a function of R
         ways.append(Saving("h5", False))
         if _holds_functions(loaded.model):  # Keras might take one for its own of the same name
             ways = [way for way in ways if not way.compiled]
@@ -69,10 +70,10 @@ def loadable(loaded: Loaded, job: Job, emit: Callable[[dict[str, Any]], object])
             continue
         _check_size(len(data), job)
         if not way.compiled:
-            emit({"event": "note", "text": _NO_SETTINGS})
+            emit(Note(_NO_SETTINGS))
         return way
     assert failure is not None
-    raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_of_r else failure
+    raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure
 
 
 def _check_size(size: int, job: Job) -> None:

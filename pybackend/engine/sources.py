@@ -20,6 +20,7 @@ from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in,
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of
+from pybackend.job.messages import Order
 from pybackend.tf_config import make_tf_config
 
 Counts = dict[str, list[int]]
@@ -56,13 +57,13 @@ class Sources:
         return counts
 
 
-def read_sources(job: Job, rank: int, folder: Path, order: Mapping[str, Any]) -> Sources:
+def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
     """Write down the rows of all data sets that this worker reads for itself.
 
     Parameters
     ----------
     order
-        What the launcher has sent: ``peers`` are the addresses of all workers.
+        What the launcher has sent: its ``peers`` are the addresses of all workers.
 
     Raises
     ------
@@ -91,10 +92,10 @@ def read_sources(job: Job, rank: int, folder: Path, order: Mapping[str, Any]) ->
     return Sources(tuple(names), stream)
 
 
-def _context(job: Job, rank: int, order: Mapping[str, Any]) -> WorkerContext:
+def _context(job: Job, rank: int, order: Order) -> WorkerContext:
     """This worker's place, as the user's functions are told it."""
-    peers = order["peers"]
-    return WorkerContext(rank, job.workers, tuple(peers), make_tf_config(peers, rank))
+    peers = order.peers
+    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
 
 
 def _settled(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:

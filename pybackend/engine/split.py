@@ -6,14 +6,20 @@ XLA compiles no call back to the host, so the exchange stands between two compil
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from pybackend.engine.steps import StepOrSkip, replaced, rows_in
 
-if TYPE_CHECKING:
-    from pybackend.engine.exchange import GradientExchange
+
+class Exchange(Protocol):
+    """What stands between the two compiled parts: see `GradientExchange`."""
+
+    def begin_step(self, rows: Any) -> None: ...
+    def zeros(self) -> list[Any]: ...
+    def weight_and_loss(self, rows: Any) -> tuple[Any, Any]: ...
+    def averaged(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]: ...
 
 
 class SplitStep:
@@ -28,7 +34,7 @@ class SplitStep:
         model: Any,
         train_step: Callable[[Any], Any],
         apply: Callable[..., Any],
-        exchange: GradientExchange,
+        exchange: Exchange,
     ) -> None:
         self._model = model
         self._train_step = train_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import keras
@@ -14,10 +14,10 @@ from pybackend.collective import Collective, all_sum
 from pybackend.engine.evaluate import HeldOut
 from pybackend.engine.feed import Feed
 from pybackend.engine.flat import Agreement
-from pybackend.engine.metrics import over_all_rows
+from pybackend.engine.metrics import over_all_rows, unsummed_metrics
 from pybackend.engine.stream import StreamFeed
 from pybackend.errors import ClusterError
-from pybackend.model.checks import unsummed_metrics
+from pybackend.job.messages import Emit, EpochEnded, Note
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -105,7 +105,7 @@ class EpochSync(keras.callbacks.Callback):
         coupling: Coupling,
         feed: Feed | StreamFeed,
         held_out: HeldOut | None,
-        emit: Callable[[dict[str, Any]], object],
+        emit: Emit,
         epochs: int,
     ) -> None:
         super().__init__()
@@ -155,15 +155,7 @@ class EpochSync(keras.callbacks.Callback):
             agreed.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(agreed)
-        self._emit(
-            {
-                "event": "epoch",
-                "epoch": epoch + 1,
-                "epochs": self._epochs,
-                "seconds": time.monotonic() - self._began,
-                "logs": logs,
-            }
-        )
+        self._emit(EpochEnded(epoch + 1, self._epochs, time.monotonic() - self._began, dict(logs)))
 
     def _tell_about_metrics(self) -> None:
         self._told = True  # not before an epoch: Keras builds the metrics in its first step
@@ -172,7 +164,7 @@ class EpochSync(keras.callbacks.Callback):
                 f"metric {name!r} is of your own class: its variables are summed over the "
                 "workers, which is right for sums and counts only"
             )
-            self._emit({"event": "note", "text": text})
+            self._emit(Note(text))
 
     def _statistics(self) -> Sequence[Any]:
         return [v for v in self.model.non_trainable_weights if "float" in str(v.dtype)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.evaluate import HeldOut, build_metrics
 from pybackend.engine.exchange import GradientExchange, Wire
-from pybackend.engine.feed import Feed, shaped_for
+from pybackend.engine.feed import Feed
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.local_steps import LocalSteps
 from pybackend.engine.metrics import plain
@@ -37,15 +37,15 @@ from pybackend.engine.sync import (
     weights_digest,
 )
 from pybackend.errors import InputError
+from pybackend.job import options
 from pybackend.job.job import Job
-from pybackend.model.checks import (
-    callbacks_for,
-    check_callbacks,
-    check_loss_of_rows,
-    check_model,
-)
-from pybackend.model.load import load
-from pybackend.model.masks import masks_reach_the_loss
+from pybackend.job.messages import Emit, Note, Order
+from pybackend.model.callbacks import check_callbacks, select_callbacks
+from pybackend.model.checks import check_model
+from pybackend.model.inputs import reshape_rows
+from pybackend.model.load import load_job_model
+from pybackend.model.losses import check_loss_is_mean
+from pybackend.model.masks import has_masked_loss
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Trained:
 def train(
     job: Job,
     collective: Collective,
-    order: Mapping[str, Any],
+    order: Order,
     folder: Path,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
     sources: Sources,
 ) -> Trained:
     """Train this worker's replica with the others.
@@ -85,9 +85,9 @@ def train(
         What this worker has read for itself.
     """
     rank = collective.rank
-    loaded = load(job, folder)
+    loaded = load_job_model(job, folder)
     model = loaded.model
-    counts = {**order["counts"], **sources.settled(job, collective, folder)}
+    counts = {**order.counts, **sources.settled(job, collective, folder)}
     feed, columns = _feed(job, collective, counts, folder, model, sources.stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
@@ -101,7 +101,7 @@ def train(
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, columns)
     if "validation" in counts:
-        rows = shaped_for(SpooledRows(folder / "validation", job.in_memory), model)
+        rows = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(rows, counts["validation"], job.batch_size)
     began = time.monotonic()
     history, steps = _fit(model, collective, feed, held_out, callbacks, job, emit)
@@ -135,14 +135,14 @@ def _feed(
 ) -> tuple[Feed | StreamFeed, Rows]:
     """The local batches, and rows like theirs."""
     if stream is not None:
-        if job.workers > 1 and masks_reach_the_loss(model):
+        if job.workers > 1 and has_masked_loss(model):
             raise InputError(
                 "masks reach the loss of this model, so that its steps must be weighted by what "
                 "they hold: pass the rows themselves, not a function `data`"
             )
         from_function = StreamFeed(stream, collective, job.steps_per_epoch)
         return from_function, from_function.sample
-    columns = shaped_for(SpooledRows(folder / "train", job.in_memory), model)
+    columns = reshape_rows(SpooledRows(folder / "train", job.in_memory), model)
     feed = Feed(
         columns,
         counts["train"],
@@ -163,7 +163,7 @@ def _fit(
     held_out: HeldOut | None,
     callbacks: list[Any],
     job: Job,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
 ) -> tuple[dict[str, list[Any]], int]:
     """History and steps taken."""
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -177,12 +177,12 @@ def _fit(
         return dict(fitted.history), sync.steps_done
     _share_state(model, collective, emit)
     coupling = _coupling(model, collective, feed, job, emit)
-    own = callbacks_for(collective.rank, callbacks)
+    own = select_callbacks(collective.rank, callbacks)
     if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
         options["initial_epoch"] = epoch_to_resume(callbacks, collective)
         own.append(ShareRestored(collective))
     sync = EpochSync(collective, coupling, feed, held_out, emit, job.epochs)
-    last = StopTogether(collective, coupling, job.verify_weights)
+    last = StopTogether(collective, coupling, job.exchange.verify_weights)
     try:
         with coupling.installed():
             fitted = model.fit(feed.dataset(), callbacks=[sync, *own, last], **options)
@@ -191,9 +191,7 @@ def _fit(
     return dict(fitted.history), sync.steps_done
 
 
-def _share_state(
-    model: Any, collective: Collective, emit: Callable[[dict[str, Any]], object]
-) -> None:
+def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
     """Give all ranks rank 0's weights, and tell where they were not equal before."""
     differing = ranks_that_differ(model, collective)
     if differing:
@@ -201,7 +199,7 @@ def _share_state(
             f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
             "worker 0 (seeded by rank?): all start from worker 0's"
         )
-        emit({"event": "note", "text": text})
+        emit(Note(text))
     separate_randomness(model, collective.rank)
     broadcast_state(model, collective)
 
@@ -211,27 +209,28 @@ def _coupling(
     collective: Collective,
     feed: Feed | StreamFeed,
     job: Job,
-    emit: Callable[[dict[str, Any]], object],
+    emit: Emit,
 ) -> GradientExchange | LocalSteps:
-    if model.jit_compile and not is_plain(model) and job.local_steps == 1:
+    exchange = job.exchange
+    if model.jit_compile and not is_plain(model) and isinstance(exchange, options.Exchange):
         text = "jit_compile is off: XLA cannot compile the exchange inside a train_step of your own"
-        emit({"event": "note", "text": text})
+        emit(Note(text))
         model.jit_compile = False
     nominal = collective.world_size * job.batch_size
-    if job.local_steps > 1:
+    if isinstance(exchange, options.LocalSteps):
         return LocalSteps(
             model,
             collective,
-            every=job.local_steps,
-            learning_rate=job.outer_learning_rate,
-            momentum=job.outer_momentum,
+            every=exchange.steps,
+            learning_rate=exchange.learning_rate,
+            momentum=exchange.momentum,
             may_be_empty=feed.may_be_empty,
             nominal_rows=nominal,
-            compression=job.compression,
+            compression=exchange.compression,
         )
-    wire = Wire(nominal, job.bucket_mb * 1e6, job.compression)
+    wire = Wire(nominal, exchange.bucket_mb * 1e6, exchange.compression)
     graph = None
-    if job.transport == "tf":
+    if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), wire.bucket_bytes)
     return GradientExchange(model, collective, Position(feed), wire, feed.may_be_empty, graph)
 
@@ -247,8 +246,8 @@ def _build(model: Any, columns: Rows) -> None:
 def _check_loss(model: Any, columns: Rows, job: Job) -> None:
     """Try the loss on two rows, where several workers average it and masks do not weight it."""
     count = len(columns)
-    averaged = job.workers > 1 and job.local_steps == 1 and is_plain(model)
-    if averaged and count and not masks_reach_the_loss(model):
+    averaged = job.workers > 1 and isinstance(job.exchange, options.Exchange) and is_plain(model)
+    if averaged and count and not has_masked_loss(model):
         # One row serves twice where there is no second.
         rows = [structure(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
-        check_loss_of_rows(model, rows)
+        check_loss_is_mean(model, rows)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import numbers
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import (
+    as_number,
+    check_choice,
+    check_flag,
+    check_seconds,
+    check_whole_number,
+)
+from pybackend.job.codec import decode, encode
+from pybackend.job.options import Exchange, LocalSteps, check_exchange
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings hold without trouble.
@@ -41,12 +48,19 @@ class Job:
         ``"train"``, ``"evaluate"`` or ``"predict"`` with a Keras model, or ``"run"`` a function.
     workers
         World size.
-    epochs, batch_size, steps_per_epoch, shuffle, in_memory, class_weight, transport, compression,
-    bucket_mb, local_steps, outer_learning_rate, outer_momentum, verify_weights
+    epochs, batch_size, steps_per_epoch, shuffle, class_weight
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
     batches
         Rows of all workers together by step, if the data came in batches of their own; None: as
         ``batch_size`` says.
+    initial_epoch
+        Epochs that were trained before: the first one of this training has this index.
+    validation_freq
+        Validate after every so many epochs, or after the epochs of these numbers (from 1).
+    exchange
+        What workers exchange; what the default `Exchange` says if they exchange nothing.
+    in_memory
+        As in `DataOptions`.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     is_seeded
@@ -70,19 +84,15 @@ class Job:
     kind: Literal["train", "evaluate", "predict", "run"]
     workers: int
     epochs: int = 1
+    initial_epoch: int = 0
+    validation_freq: int | tuple[int, ...] = 1
     batch_size: int = 32
     batches: tuple[int, ...] | None = None
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
     in_memory: bool = False
     class_weight: tuple[tuple[int, float], ...] | None = None
-    transport: Literal["tcp", "tf"] = "tcp"
-    compression: Literal["fp16", "bf16"] | None = None
-    bucket_mb: float = 25.0
-    local_steps: int = 1
-    outer_learning_rate: float = 1.0
-    outer_momentum: float = 0.0
-    verify_weights: bool = False
+    exchange: Exchange | LocalSteps = field(default_factory=Exchange)
     seed: int = 0
     is_seeded: bool = False
     model_uri: str | None = None
@@ -98,44 +108,20 @@ class Job:
     @property
     def needs_tensorflow_server(self) -> bool:
         """Whether TensorFlow itself will listen in the workers, or may do so."""
-        return self.kind == "run" or (self.transport == "tf" and self.workers > 1)
+        return self.kind == "run" or (
+            isinstance(self.exchange, Exchange)
+            and self.exchange.transport == "tf"
+            and self.workers > 1
+        )
 
     def to_json(self) -> str:
         """JSON text of the job."""
-        return json.dumps(asdict(self))
+        return encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """Read back what `to_json` wrote."""
-        return cls(**json.loads(text))
-
-
-def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Check that an argument is a whole number in a range; R's 3 (a double) is one."""
-    number = _number(value)
-    if number is None or not number.is_integer():
-        raise InputError(f"`{name}` must be a whole number, not {value!r}")
-    if number < least or (most is not None and number > most):
-        span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"`{name}` must be {span}, not {value!r}")
-    return int(value)
-
-
-def positive_seconds(name: str, value: Any) -> float:
-    """Check that an argument is a positive, finite number of seconds."""
-    number = _number(value)
-    if number is None or not (math.isfinite(number) and number > 0):
-        raise InputError(f"`{name}` must be a positive number of seconds, not {value!r}")
-    return number
-
-
-def _number(value: Any) -> float | None:
-    """The value as a float where it is a real number (numpy's too), else None."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    try:
-        return float(value) if is_number else None
-    except OverflowError:  # a whole number beyond the floats
-        return math.inf
+        return decode(text, cls)
 
 
 def train_job(arguments: Mapping[str, Any]) -> Job:
@@ -155,15 +141,9 @@ def run_job(workers: Any, verbose: Any) -> Job:
     """Check the numbers of a `barrier_run` job."""
     return Job(
         kind="run",
-        workers=whole_number("workers", workers, least=1, most=MAX_WORKERS),
-        verbose=whole_number("verbose", verbose, least=0, most=2),
+        workers=check_whole_number("workers", workers, least=1, most=MAX_WORKERS),
+        verbose=check_whole_number("verbose", verbose, least=0, most=2),
     )
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be True or False, not {value!r}")
-    return value
 
 
 def _model_uri(value: Any) -> str:
@@ -178,37 +158,18 @@ def _model_uri(value: Any) -> str:
 
 def _check_together(job: Job) -> None:
     """Refuse arguments that exclude each other."""
-    if job.local_steps > 1 and job.transport != "tcp":
-        raise InputError("`local_steps` needs transport='tcp': it sends weights, not gradients")
-    if job.compression is not None and job.transport != "tcp":
-        raise InputError("`compression` needs transport='tcp'")
-    if job.local_steps == 1 and (job.outer_momentum or job.outer_learning_rate != 1.0):
+    if job.initial_epoch >= job.epochs:
         raise InputError(
-            "`outer_learning_rate` and `outer_momentum` act between local steps: set `local_steps` "
-            "to 2 or more"
+            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
+            f"not {job.initial_epoch}"
         )
 
 
-def _one_of(name: str, value: Any, *, choices: list[Any]) -> Any:
-    # True == 1 in Python, and 1 is no choice.
-    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
-        listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-        raise InputError(f"`{name}` must be {listed}, not {value!r}")
-    return value
-
-
-def _positive(name: str, value: Any) -> float:
-    number = _number(value)
-    if number is None or math.isnan(number) or number <= 0:
-        raise InputError(f"`{name}` must be a positive number, not {value!r}")
-    return number
-
-
-def _momentum(value: Any) -> float:
-    number = _number(value)
-    if number is None or not 0 <= number < 1:
-        raise InputError(f"`outer_momentum` must be a number from 0 to below 1, not {value!r}")
-    return number
+def _validation_freq(value: Any) -> int | tuple[int, ...]:
+    if isinstance(value, (list, tuple, set, frozenset, range)) and value:
+        epochs = {check_whole_number("validation_freq", epoch, least=1) for epoch in value}
+        return tuple(sorted(epochs))
+    return check_whole_number("validation_freq", value, least=1)
 
 
 def _class_weight(value: Any) -> tuple[tuple[int, float], ...]:
@@ -219,7 +180,7 @@ def _class_weight(value: Any) -> tuple[tuple[int, float], ...]:
         )
     pairs = []
     for key, weight in value.items():
-        number = _number(weight)
+        number = as_number(weight)
         try:
             label = int(key)  # R's names are text
         except (TypeError, ValueError):
@@ -235,23 +196,19 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    "workers": partial(whole_number, "workers", least=1, most=MAX_WORKERS),
-    "epochs": partial(whole_number, "epochs", least=1),
-    "batch_size": partial(whole_number, "batch_size", least=1),
-    "steps_per_epoch": _optional(partial(whole_number, "steps_per_epoch", least=1)),
-    "shuffle": partial(_one_of, "shuffle", choices=[True, False, "shard", "global"]),
+    "workers": partial(check_whole_number, "workers", least=1, most=MAX_WORKERS),
+    "epochs": partial(check_whole_number, "epochs", least=1),
+    "initial_epoch": partial(check_whole_number, "initial_epoch", least=0),
+    "validation_freq": _validation_freq,
+    "batch_size": partial(check_whole_number, "batch_size", least=1),
+    "steps_per_epoch": _optional(partial(check_whole_number, "steps_per_epoch", least=1)),
+    "shuffle": partial(check_choice, "shuffle", choices=[True, False, "shard", "global"]),
     "model_uri": _optional(_model_uri),
-    "in_memory": partial(_flag, "in_memory"),
+    "in_memory": partial(check_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
-    "transport": partial(_one_of, "transport", choices=["tcp", "tf"]),
-    "compression": partial(_one_of, "compression", choices=[None, "fp16", "bf16"]),
-    "bucket_mb": partial(_positive, "bucket_mb"),
-    "local_steps": partial(whole_number, "local_steps", least=1),
-    "outer_learning_rate": partial(_positive, "outer_learning_rate"),
-    "outer_momentum": _momentum,
-    "verify_weights": partial(_flag, "verify_weights"),
-    "seed": partial(whole_number, "seed", least=0, most=2**31 - 1),
-    "timeout": partial(positive_seconds, "timeout"),
-    "safe_mode": partial(_flag, "safe_mode"),
-    "verbose": partial(whole_number, "verbose", least=0, most=2),
+    "exchange": check_exchange,
+    "seed": partial(check_whole_number, "seed", least=0, most=2**31 - 1),
+    "timeout": partial(check_seconds, "timeout"),
+    "safe_mode": partial(check_flag, "safe_mode"),
+    "verbose": partial(check_whole_number, "verbose", least=0, most=2),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ class WorkerReport:
     model_sha256
         Digest of the model file, on the rank that wrote it.
     failure
-        None where the worker succeeded.
+        None if the worker succeeded.
     """
 
     rank: int
@@ -49,9 +48,3 @@ class WorkerReport:
     def ok(self) -> bool:
         """Whether the worker succeeded."""
         return self.failure is None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WorkerReport:
-        """Read back what `dataclasses.asdict` wrote."""
-        failure = values.get("failure")
-        return cls(**{**values, "failure": Failure.from_dict(failure) if failure else None})

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.launchers.base import Emit, Launcher, Outcome
+from pybackend.job.messages import Emit
+from pybackend.launchers.base import Launcher, Outcome
 
 __all__ = [
     "Emit",

@@ -1,16 +1,14 @@
-"""What every launcher is, what it returns, and how it raises a failure."""
+"""What every launcher is, and what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from pybackend.errors import WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit
 from pybackend.job.report import WorkerReport
-
-Emit = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Launcher(Protocol):
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """Run a job to its end.
+        """Run a job to its end, and leave nothing behind: it can be called again, for a restart.
 
         Parameters
         ----------
@@ -55,10 +53,3 @@ class Launcher(Protocol):
         WorkerFailedError
             A worker failed; all others are ended first.
         """
-
-
-def raise_first_failure(reports: Sequence[WorkerReport]) -> None:
-    """Raise `WorkerFailedError` where any worker failed, the first by time as the cause."""
-    failures = [r.failure for r in reports if r.failure is not None]
-    if failures:
-        raise WorkerFailedError(root_cause_first(failures))

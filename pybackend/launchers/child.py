@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -17,15 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pybackend
 from pybackend.errors import Failure
+from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Order, PrintedLine, Reported, read_event
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Emit
+from pybackend.launchers.stall import StallWatch
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen
 from pybackend.worker import JOB, REPORT
@@ -39,6 +41,10 @@ _START = (
 )
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
+_STALL_ADVICE = (
+    "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or look after "
+    "the disk with that host's folder for temporary files"
+)
 
 
 class Child:
@@ -54,7 +60,7 @@ class Child:
     host
         Address of this machine at which the other workers reach it.
     emit
-        Receives the worker's events (dicts with ``"event"``), called from a thread.
+        Receives the worker's events, called from a thread.
     environment
         Variables for the worker besides this process's own.
     rscript
@@ -80,6 +86,7 @@ class Child:
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
+        self._has_reported = threading.Event()
         self._server = listen(host)
         self._reservation = _reserve(host) if job.needs_tensorflow_server else None
         self.address = address_of(self._server)
@@ -127,41 +134,44 @@ class Child:
         self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
         self._read(self._process.stdout, self._pass_on_line)
 
-    def go(self, order: Mapping[str, Any]) -> None:
-        """Tell the worker what it could not know before all were started."""
+    def go(self, order: Order) -> None:
+        """Send the worker what it could not know before all were started."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.write(encode(order).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:  # it has died already; its report or its exit status tells why
+        except BrokenPipeError:  # it has died already; its report or its exit status says why
             pass
 
     def wait(self) -> WorkerReport:
         """Wait for its report, or for an end without one, which makes one up."""
-        status = self._until_reported()
+        failure = self._wait_for_report()
         for reader in self._readers:
-            # Children of the worker may hold its pipes open for ever: do not wait for them.
+            # Children of the worker may hold its pipes open forever: do not wait for them.
             reader.join(timeout=1)
         try:
-            report = WorkerReport.from_dict(json.loads((self.folder / REPORT).read_text()))
+            report = decode((self.folder / REPORT).read_text(), WorkerReport)
         except (OSError, ValueError):
-            return WorkerReport(self.rank, self.host, self.pid, failure=self._died(status))
+            failure = failure or self._describe_end(0)
+            return WorkerReport(self.rank, self.host, self.pid, failure=failure)
         if report.failure is None:
             return report
-        failure = {**vars(report.failure), "log": tuple(self._log)}
-        return WorkerReport(**{**vars(report), "failure": Failure(**failure)})
+        return replace(report, failure=replace(report.failure, log=tuple(self._log)))
 
-    def _until_reported(self) -> int:
-        """The exit status; 0 of a process that has reported, and lives until it is let go."""
+    def _wait_for_report(self) -> Failure | None:
+        """Why there will be none; None of a process that has reported, and lives until `kill`."""
         assert self._process is not None
-        while not (self.folder / REPORT).exists():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = self._process.wait(timeout=_LOOK_SECONDS)
+        watch = StallWatch(self.pid, self.job.timeout)
+        while not self._has_reported.wait(_LOOK_SECONDS) and not (self.folder / REPORT).exists():
+            status = self._process.poll()
+            if status is not None:
                 self._has_ended = True
                 self._end_group(signal.SIGKILL)
-                return status
-        return 0
+                return self._describe_end(status)
+            if reason := watch.look():
+                return self._fail("WorkerStalled", reason, _STALL_ADVICE)
+        return None
 
     def kill(self) -> None:
         """End the process and everything it has started."""
@@ -177,7 +187,9 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=2)
             self._end_group(signal.SIGKILL)
-            process.wait()
+            # The system ends no process that waits for a frozen disk.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
 
     def model(self) -> tuple[str, bytes] | None:
         """Format and content of the trained model's file, where the worker wrote one."""
@@ -229,7 +241,11 @@ class Child:
         self._readers.append(reader)
 
     def _pass_on_event(self, line: bytes) -> None:
-        self._emit({**json.loads(line), "rank": self.rank})
+        event = read_event(line)
+        if isinstance(event, Reported):
+            self._has_reported.set()
+        else:
+            self._emit(replace(event, rank=self.rank))
 
     def _pass_on_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
@@ -237,13 +253,13 @@ class Child:
             return
         self._log.append(text)
         if self.job.verbose > 1:
-            self._emit({"event": "line", "rank": self.rank, "text": text})
+            self._emit(PrintedLine(text, self.rank))
 
     def _end_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone
             os.killpg(self.pid, number)
 
-    def _died(self, status: int) -> Failure:
+    def _describe_end(self, status: int) -> Failure:
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             message = f"the process was ended by {known.get(-status, f'signal {-status}')}"
@@ -256,10 +272,13 @@ class Child:
             else "see the last lines that it printed; without any, it has ended itself (exit, "
             "quit), or crashed in compiled code"
         )
+        return self._fail("ProcessDied", message, advice)
+
+    def _fail(self, exception_type: str, message: str, advice: str) -> Failure:
         return Failure(
             self.rank,
             self.host,
-            exception_type="ProcessDied",
+            exception_type=exception_type,
             message=message,
             log=tuple(self._log),
             time=time.time(),

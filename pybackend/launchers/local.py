@@ -16,9 +16,11 @@ from pybackend.data.arrays import Columns, rows_of, shard
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Emit, Outcome, raise_first_failure
+from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
+from pybackend.launchers.failures import Failures
 from pybackend.net.rendezvous import new_token
 from pybackend.tf_config import check_alone
 
@@ -44,7 +46,7 @@ class LocalLauncher:
             name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
             for name, columns in datasets.items()
         }
-        events: queue.Queue[dict[str, Any]] = queue.Queue()
+        events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
             children = []
             for rank, variables in enumerate(_share_of_machine(job.workers)):
@@ -55,16 +57,17 @@ class LocalLauncher:
             for name, parts in shards.items():
                 shares_all = name == "train" and job.shuffle == "global"
                 _write(children, name, [datasets[name]] if shares_all else parts)
-            order = {
-                "token": new_token(),
-                "peers": [child.address for child in children],
-                "reserved": [child.reserved for child in children],
-                "counts": {name: [rows_of(p) for p in parts] for name, parts in shards.items()},
-            }
+            order = Order(
+                token=new_token(),
+                peers=tuple(child.address for child in children),
+                reserved=tuple(child.reserved for child in children if child.reserved),
+                counts={name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+            )
             for child in children:
                 child.go(order)
-            reports = _watch(children, events, on_event)
-            raise_first_failure(reports)
+            failures = Failures(on_event)
+            reports = _watch(children, events, failures)
+            failures.raise_any()
             return Outcome(reports, children[0].model())
 
 
@@ -77,7 +80,7 @@ def launcher_of(target: Any) -> LocalLauncher | None:
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:
-    """Each child's part of a data set, or all of it once where all share it."""
+    """Write each child's part of a data set, or all of it once if all share it."""
     folders = [child.folder / name for child in children]
     for folder, part in zip(folders, parts, strict=False):
         write_columns(folder, part)
@@ -86,7 +89,7 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
 
 
 def _watch(
-    children: Sequence[Child], events: queue.Queue[dict[str, Any]], on_event: Emit
+    children: Sequence[Child], events: queue.Queue[Event | WorkerReport], failures: Failures
 ) -> list[WorkerReport]:
     """Collect all reports; once one worker has failed, the others get a short grace."""
     reports: dict[int, WorkerReport] = {}
@@ -95,8 +98,8 @@ def _watch(
         try:
             report = child.wait()
         except Exception as error:  # whatever it is, it must not leave the launcher waiting
-            report = _failed(child, type(error).__name__, str(error))
-        events.put({"event": "ended", "report": report})
+            report = _fail(child, type(error).__name__, str(error))
+        events.put(report)
 
     for child in children:
         threading.Thread(target=wait_for, args=(child,), daemon=True).start()
@@ -107,18 +110,19 @@ def _watch(
             event = events.get(timeout=0.1)
         except queue.Empty:
             continue
-        if event["event"] != "ended":
-            on_event(event)
+        if not isinstance(event, WorkerReport):
+            failures(event)
             continue
-        report: WorkerReport = event["report"]
-        reports[report.rank] = report
-        if not report.ok:
+        reports[event.rank] = event
+        if not event.ok:
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     stopped = "ended by the launcher because another worker had failed"
-    return [reports.get(c.rank) or _failed(c, "Stopped", stopped) for c in children]
+    ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
+    failures.add(report.failure for report in ordered if report.failure is not None)
+    return ordered
 
 
-def _failed(child: Child, exception_type: str, message: str) -> WorkerReport:
+def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
     failure = Failure(child.rank, child.host, exception_type, message, time=time.time())
     return WorkerReport(child.rank, child.host, child.pid, failure=failure)
 

@@ -16,45 +16,53 @@ from pybackend.r.function import RFunction
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model, and what else came from the driver: ``callbacks`` and ``custom_objects``."""
 
     model: Any
     extras: dict[str, Any]
-    is_of_r: bool
-    """Whether a function written in R has built it: its losses may be functions of R, too."""
+    is_from_r: bool
+    """Whether an R function has built it: its losses may be R functions, too."""
 
 
-def load(job: Job, folder: Path) -> Loaded:
-    """Set Keras up as on the driver, and load the model."""
-    set_keras_up(job)
-    # A function of the user's builds the same weights on all ranks.
+def load_job_model(job: Job, folder: Path) -> LoadedModel:
+    """Configure Keras as on the driver, and load the model from a worker's folder.
+
+    Raises
+    ------
+    InputError
+        The user's function returned something else.
+    SerializationError
+        The file cannot be loaded.
+    """
+    configure_keras(job)
+    # A user's function builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
-    extras = _unpickled(folder / EXTRAS) or {}
+    extras = _unpickle(folder / EXTRAS) or {}
     if job.model_source == "function":
-        function = _unpickled(folder / MODEL_FUNCTION)
-        return Loaded(_built(function), extras, isinstance(function, RFunction))
+        function = _unpickle(folder / MODEL_FUNCTION)
+        return LoadedModel(_build(function), extras, isinstance(function, RFunction))
     model = model_from_bytes(
         (folder / MODEL_FILE).read_bytes(),
         custom_objects=extras.get("custom_objects"),
         safe_mode=job.safe_mode,
     )
-    return Loaded(model, extras, False)
+    return LoadedModel(model, extras, False)
 
 
-def set_keras_up(job: Job) -> None:
+def configure_keras(job: Job) -> None:
     """Give Keras the driver's global settings."""
     keras.config.set_floatx(job.floatx)
     keras.config.set_dtype_policy(job.dtype_policy)
     keras.config.set_image_data_format(job.image_data_format)
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickle(path: Path) -> Any:
     """Read a file that the launcher on this machine wrote from the driver's own objects."""
     return cloudpickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def _built(function: Any) -> Any:
+def _build(function: Any) -> Any:
     model = function()
     if not isinstance(model, keras.Model):
         raise InputError(f"the `model` function returned {type(model).__name__}, not a Keras model")

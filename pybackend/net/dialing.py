@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.rendezvous import split_address
+from pybackend.net.stream import Stream
 
 # The system answers for a process that is busy: where nothing has answered by then, the network is
 # at fault. Three lost packets are borne.
@@ -27,9 +27,7 @@ _NETWORK_ERRORS = {
 _AT_ONCE = 64
 
 
-def dial(
-    peers: Sequence[str], rank: int, other: int, patience: float = REACH_SECONDS
-) -> socket.socket:
+def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SECONDS) -> Stream:
     """A TCP connection from ``rank`` to ``other``, within `REACH_SECONDS` or ``patience``.
 
     Parameters
@@ -46,7 +44,7 @@ def dial(
     """
     host, port = split_address(peers[other])
     try:
-        return socket.create_connection((host, port), timeout=min(patience, REACH_SECONDS))
+        return Stream.connect((host, port), min(patience, REACH_SECONDS))
     except OSError as error:
         if isinstance(error, TimeoutError) or error.errno in _NETWORK_ERRORS:
             raise ClusterError(

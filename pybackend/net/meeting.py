@@ -1,30 +1,65 @@
-"""Where workers meet that have no barrier of their own: at the driver, over proven connections.
+"""The members of a gang meet at the driver, over authenticated connections: the driver's side.
 
-Each worker holds one connection. On it travel, as lines of JSON, its messages to all others, its
-events, and its results in parts; back come the lists of everyone's messages. The open connection
-is also the worker's lifeline: when it closes, the driver is gone or has given up.
+Each member holds one connection (`pybackend.net.meeting_client`). On it travel, as lines of JSON,
+its message to all others, its events, and its results in parts. Back comes one answer: everyone's
+messages, or that all are to meet elsewhere, because one of them has not reached the driver. The
+answer is decided once, so that all members get the same one:
+
+- everyone's messages, as soon as all have joined;
+- elsewhere, when a member is missing some seconds after the first one came, or has lost its
+  connection before it joined. A member that has joined goes elsewhere only if it is told to, and
+  one that cannot join makes sure by its absence that the others are.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import json
+import math
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import get_args
 
-from pybackend.errors import ClusterError
-from pybackend.net.rendezvous import Doorkeeper, address_of, connect, end, listen
+from pybackend.job.codec import decode, encode
+from pybackend.job.messages import Event
+from pybackend.net.rendezvous import Acceptor, address_of, listen
+from pybackend.net.stream import Stream
 
-_PURPOSE = "meeting"
+PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 20
-# base64 makes four bytes of three, and some are left for the rest of the line.
-_PART = 3 << 17
-_CONNECT_SECONDS = 10.0
+# How long a member that has stopped reading may keep its answer waiting.
+_SEND_SECONDS = 30.0
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Join:
+    """A member's message to all others."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some bytes of a result, in base64."""
+
+    name: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All members' messages, by rank."""
+
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MeetElsewhere:
+    """Some member has not come: the others are not to wait here."""
 
 
 class MeetingServer:
@@ -37,210 +72,146 @@ class MeetingServer:
     token, workers
         Of the job.
     announced
-        Address by which workers reach the driver, where that is another one.
+        Address by which members reach the driver, if that is another one.
+    patience
+        Seconds after the first member's connection in which the last one must come, or all are
+        sent elsewhere; infinite if there is nowhere else to meet.
 
     Attributes
     ----------
     address
-        ``host:port`` for the workers.
+        ``host:port`` for the members.
     queue
-        Events of the workers, in the order of their coming.
+        Events of the members, in the order of their arrival. Others may put None to wake a reader.
     """
 
-    def __init__(self, host: str, token: str, workers: int, announced: str | None = None) -> None:
-        self.queue: queue.Queue[dict[str, Any]] = queue.Queue()
+    def __init__(
+        self,
+        host: str,
+        token: str,
+        workers: int,
+        announced: str | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        self.queue: queue.Queue[Event | None] = queue.Queue()
         self._workers = workers
+        self._patience = patience
         self._lock = threading.Lock()
-        self._connections: dict[int, socket.socket] = {}
-        # Each worker's messages, one per gathering.
-        self._messages: dict[int, list[Any]] = {rank: [] for rank in range(workers)}
+        self._streams: dict[int, Stream] = {}
+        self._joined: dict[int, str] = {}
+        self._answer: bytes | None = None
         self._parts: dict[tuple[int, str], bytearray] = {}
         self._readers: list[threading.Thread] = []
-        self._first = float("inf")
-        self._closed = False
+        self._first = math.inf
+        self._closed = threading.Event()
         server = listen(host)
         self.address = address_of(server, announced)
-        self._door = Doorkeeper(server, token, _PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
 
     def __enter__(self) -> MeetingServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.close()
+        self._acceptor.close()
         with self._lock:
-            self._closed = True
-            for connection in self._connections.values():
-                end(connection)
+            self._closed.set()
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.close()
 
     def drain(self, timeout: float) -> None:
-        """Wait until the workers that have ended have been heard to their last word."""
+        """Wait until everything sent by members that have ended was read."""
         deadline = time.monotonic() + timeout
         for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def result(self, rank: int, name: str) -> bytes | None:
-        """What a worker has sent under a name; None where it has sent nothing."""
+        """What a member has sent under a name; None if it has sent nothing."""
         with self._lock:
             parts = self._parts.get((rank, name))
             return None if parts is None else bytes(parts)
 
     def missing(self) -> tuple[list[int], float]:
-        """Ranks that have not come yet, and seconds since the first has."""
+        """Ranks that have not joined yet, and seconds since the first has."""
         with self._lock:
-            absent = [rank for rank, messages in self._messages.items() if not messages]
+            absent = [rank for rank in range(self._workers) if rank not in self._joined]
             return absent, max(0.0, time.monotonic() - self._first)
 
-    def _welcome(self, connection: socket.socket, rank: int) -> None:
+    def _welcome(self, stream: Stream, rank: int) -> None:
         with self._lock:
-            is_known = 0 <= rank < self._workers and rank not in self._connections
-            # A greeting may end after the door has been closed.
-            is_expected = is_known and not self._closed
+            is_known = 0 <= rank < self._workers and rank not in self._streams
+            # A greeting may end after the server has been closed.
+            is_expected = is_known and not self._closed.is_set()
             if is_expected:
-                self._connections[rank] = connection
+                self._streams[rank] = stream
+            is_first = is_expected and len(self._streams) == 1
+            answer = self._answer
         if not is_expected:  # Spark tries a task again; the others do not wait for it
-            connection.close()
+            stream.close()
             return
-        _keep_alive(connection)
-        reader = threading.Thread(target=self._read, args=(connection, rank), daemon=True)
+        stream.keep_alive()
+        reader = threading.Thread(target=self._read, args=(stream, rank), daemon=True)
         self._readers.append(reader)
         reader.start()
+        if answer is not None:
+            _send(stream, answer)
+        if is_first and math.isfinite(self._patience):
+            threading.Thread(target=self._wait_for_all, daemon=True).start()
 
-    def _read(self, connection: socket.socket, rank: int) -> None:
+    def _wait_for_all(self) -> None:
+        self._closed.wait(self._patience)
+        with self._lock:
+            is_complete = len(self._streams) == self._workers
+        if not is_complete:
+            self._decide(MeetElsewhere())
+
+    def _read(self, stream: Stream, rank: int) -> None:
         try:
-            with connection.makefile("rb") as lines:
-                while line := lines.readline(_LONGEST_LINE):
-                    self._take(rank, json.loads(line))
-        except (OSError, ValueError, KeyError, TypeError):  # the worker is gone, or out of its mind
+            while line := stream.read_line(_LONGEST_LINE):
+                self._take(rank, line)
+        except (OSError, ValueError):  # the member is gone, or what it sends makes no sense
             pass
         finally:
-            end(connection)
-
-    def _take(self, rank: int, event: dict[str, Any]) -> None:
-        if event["event"] == "part":
+            stream.close()
             with self._lock:
-                content = self._parts.setdefault((rank, event["name"]), bytearray())
-                content += base64.b64decode(event["data"])
-        elif event["event"] == "join":
-            self._join(rank, event["message"])
-        else:
-            self.queue.put({**event, "rank": rank})
+                has_left = rank not in self._joined
+            if has_left and math.isfinite(self._patience):
+                self._decide(MeetElsewhere())
 
-    def _join(self, rank: int, message: Any) -> None:
+    def _take(self, rank: int, line: bytes) -> None:
+        message: Join | Part | Event = decode(line, Join, Part, *get_args(Event))
+        if isinstance(message, Part):
+            with self._lock:
+                content = self._parts.setdefault((rank, message.name), bytearray())
+                content += base64.b64decode(message.data)
+        elif isinstance(message, Join):
+            self._join(rank, message.message)
+        else:
+            self.queue.put(replace(message, rank=rank))
+
+    def _join(self, rank: int, message: str) -> None:
         with self._lock:
             self._first = min(self._first, time.monotonic())
-            messages = self._messages[rank]
-            messages.append(message)
-            gathering = len(messages)
-            if any(len(others) < gathering for others in self._messages.values()):
+            self._joined[rank] = message
+            if len(self._joined) < self._workers:
                 return
-            everyone = [self._messages[peer][gathering - 1] for peer in range(self._workers)]
-            connections = list(self._connections.values())
-        line = json.dumps(everyone).encode() + b"\n"
-        for connection in connections:
-            with contextlib.suppress(OSError):  # one that has died meanwhile
-                connection.sendall(line)
+            everyone = tuple(self._joined[peer] for peer in range(self._workers))
+        self._decide(Everyone(everyone))
+
+    def _decide(self, answer: Everyone | MeetElsewhere) -> None:
+        """Send every member the same answer: the first one that was decided on."""
+        with self._lock:
+            if self._answer is not None or self._closed.is_set():
+                return
+            line = self._answer = encode(answer).encode() + b"\n"
+            streams = list(self._streams.values())
+        with ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
+            list(pool.map(lambda stream: _send(stream, line), streams))
 
 
-class MeetingClient:
-    """A worker's side.
-
-    Parameters
-    ----------
-    address, token, rank
-        Of the driver's `MeetingServer`, of the job, and of this worker.
-    on_lost
-        Called from a thread when the driver closes the connection.
-
-    Raises
-    ------
-    ClusterError
-        Where the driver cannot be reached.
-    """
-
-    def __init__(self, address: str, token: str, rank: int, on_lost: Callable[[], None]) -> None:
-        self._rank = rank
-        self._on_lost = on_lost
-        self._lock = threading.Lock()
-        self._closed = False
-        try:
-            self._connection = _connected_in_time(address, token, rank)
-        except OSError as error:
-            raise ClusterError(
-                f"worker {rank} on {socket.gethostname()} cannot reach the driver at {address}: "
-                f"{error}. Set spark.driver.host to an address of the driver that the executors "
-                "reach, and open its ports to them"
-            ) from error
-        self._connection.settimeout(None)
-        _keep_alive(self._connection)
-        self._answers: queue.Queue[list[Any] | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def __call__(self, event: dict[str, Any]) -> bool:
-        """Send one event; returns whether it went out."""
-        try:
-            with self._lock:
-                self._connection.sendall(json.dumps(event).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def gather(self, message: Any) -> list[Any]:
-        """Everyone's messages by rank, when all workers have sent theirs.
-
-        Raises
-        ------
-        ClusterError
-            Where the driver has given up.
-        """
-        self({"event": "join", "message": message})
-        answer = self._answers.get()
-        if answer is None:
-            raise ClusterError("the driver has ended the job before all workers had met")
-        return answer
-
-    def send(self, name: str, content: bytes) -> None:
-        """Send a result, whatever its size."""
-        for start in range(0, max(1, len(content)), _PART):
-            data = base64.b64encode(content[start : start + _PART]).decode()
-            if not self({"event": "part", "name": name, "data": data}):
-                raise ClusterError(f"worker {self._rank} has lost the driver while sending {name}")
-
-    def close(self) -> None:
-        """Close the connection, after what was sent has gone out."""
-        self._closed = True
-        end(self._connection)
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
-            for line in lines:
-                self._answers.put(json.loads(line))
-        self._answers.put(None)
-        if not self._closed:
-            self._on_lost()
-
-
-def _connected_in_time(address: str, token: str, rank: int) -> socket.socket:
-    """Try again for a while: a door with a crowd before it turns people away."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    while True:
-        try:
-            return connect(address, token, rank, _PURPOSE, _CONNECT_SECONDS)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.5)
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Have the system notice within half a minute that the other machine is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": 10,
-        "TCP_KEEPINTVL": 5,
-        "TCP_KEEPCNT": 3,
-        # Keepalive rests while sent bytes wait for an answer; this does not. In milliseconds.
-        "TCP_USER_TIMEOUT": 30_000,
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):  # macOS names them otherwise
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def _send(stream: Stream, answer: bytes) -> None:
+    try:
+        stream.send_all(answer, _SEND_SECONDS)
+    except OSError:  # without its answer a member must not go on
+        with contextlib.suppress(OSError):
+            stream.close()

@@ -15,10 +15,10 @@ import secrets
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 
 from pybackend.errors import ClusterError
+from pybackend.net.stream import Stream
 
 _NONCE = 32
 _DIGEST = 32
@@ -81,32 +81,25 @@ def own_address(peer: str) -> str | None:
         return None
 
 
-def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> socket.socket:
-    """A connection that has proven the token both ways; within ``seconds`` for each half.
+def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:
+    """Connect, and prove the token both ways; within ``seconds`` for each half.
 
     Raises
     ------
     OSError
-        Where nobody listens there, or not for this job.
+        If nobody listens there, or not for this job.
     """
-    connection = socket.create_connection(split_address(address), seconds)
+    stream = Stream.connect(split_address(address), seconds)
     try:
-        greet_as_client(connection, token, rank, purpose, patience=seconds)
+        greet_as_client(stream, token, rank, purpose, patience=seconds)
     except OSError:
-        connection.close()
+        stream.close()
         raise
-    return connection
-
-
-def end(connection: socket.socket) -> None:
-    """Close a connection. Closing alone does not wake a thread that reads from it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    return stream
 
 
 def greet_as_client(
-    connection: socket.socket,
+    stream: Stream,
     token: str,
     rank: int,
     purpose: str,
@@ -120,46 +113,44 @@ def greet_as_client(
     Raises
     ------
     OSError
-        Where the other end closes, is silent, or does not know the token.
+        If the other end closes, is silent, or does not know the token.
     """
-    connection.settimeout(patience)
-    theirs = _receive(connection, _NONCE, patience)
-    connection.settimeout(GREETING_SECONDS)
+    theirs = stream.read_exactly(_NONCE, patience)
     ours = secrets.token_bytes(_NONCE)
     who = _RANK.pack(rank)
-    connection.sendall(ours + who + _proof(token, b"client", purpose, theirs, ours, who))
-    answer = _receive(connection, _DIGEST)
-    if not hmac.compare_digest(answer, _proof(token, b"server", purpose, theirs, ours, who)):
+    proof = _prove(token, b"client", purpose, theirs, ours, who)
+    stream.send_all(ours + who + proof, GREETING_SECONDS)
+    answer = stream.read_exactly(_DIGEST, GREETING_SECONDS)
+    if not hmac.compare_digest(answer, _prove(token, b"server", purpose, theirs, ours, who)):
         raise ConnectionError("the listening end does not know this job's token")
 
 
-def greet_as_server(connection: socket.socket, token: str, purpose: str) -> int:
+def greet_as_server(stream: Stream, token: str, purpose: str) -> int:
     """Have a connected client prove the token, and prove it to the client; returns its rank.
 
     Raises
     ------
     OSError
-        Where the client closes, is silent, or does not know the token.
+        If the client closes, is silent, or does not know the token.
     """
-    connection.settimeout(GREETING_SECONDS)
     ours = secrets.token_bytes(_NONCE)
-    connection.sendall(ours)
-    message = _receive(connection, _NONCE + _RANK.size + _DIGEST)
+    stream.send_all(ours, GREETING_SECONDS)
+    message = stream.read_exactly(_NONCE + _RANK.size + _DIGEST, GREETING_SECONDS)
     theirs = message[:_NONCE]
     who = message[_NONCE:-_DIGEST]
-    expected = _proof(token, b"client", purpose, ours, theirs, who)
+    expected = _prove(token, b"client", purpose, ours, theirs, who)
     if not hmac.compare_digest(message[-_DIGEST:], expected):
-        raise ConnectionError("a client that does not know this job's token was turned away")
-    connection.sendall(_proof(token, b"server", purpose, ours, theirs, who))
+        raise ConnectionError("a client that does not know this job's token was rejected")
+    stream.send_all(_prove(token, b"server", purpose, ours, theirs, who), GREETING_SECONDS)
     rank: int = _RANK.unpack(who)[0]
     return rank
 
 
-class Doorkeeper:
+class Acceptor:
     """Accepts connections in the background and passes on those that prove the token.
 
-    Each greeting has a thread of its own, so that a silent stranger delays nobody; strangers
-    beyond ``crowd`` at a time are turned away unheard.
+    Each greeting has its own thread, so that a silent stranger delays nobody; while
+    ``most_greetings`` are under way, further connections are closed at once.
     """
 
     def __init__(
@@ -167,16 +158,16 @@ class Doorkeeper:
         server: socket.socket,
         token: str,
         purpose: str,
-        welcome: Callable[[socket.socket, int], None],
-        crowd: int = 64,
+        welcome: Callable[[Stream, int], None],
+        most_greetings: int = 64,
     ) -> None:
         self._server = server
         self._token = token
         self._purpose = purpose
         self._welcome = welcome
-        self._places = threading.BoundedSemaphore(crowd)
+        self._slots = threading.BoundedSemaphore(most_greetings)
         self._closed = False
-        threading.Thread(target=self._accept, name="tfdist-door", daemon=True).start()
+        threading.Thread(target=self._accept, name="tfdist-accept", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; connections passed on stay open."""
@@ -189,39 +180,25 @@ class Doorkeeper:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection, _ = self._server.accept()
+                stream = Stream.accept(self._server)
             except OSError:
                 return
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            if self._slots.acquire(blocking=False):
+                threading.Thread(target=self._greet, args=(stream,), daemon=True).start()
             else:
-                connection.close()
+                stream.close()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, stream: Stream) -> None:
         try:
-            rank = greet_as_server(connection, self._token, self._purpose)
+            rank = greet_as_server(stream, self._token, self._purpose)
         except OSError:
-            connection.close()
+            stream.close()
         else:
-            connection.settimeout(None)
-            self._welcome(connection, rank)
+            self._welcome(stream, rank)
         finally:
-            self._places.release()
+            self._slots.release()
 
 
-def _proof(token: str, side: bytes, purpose: str, *parts: bytes) -> bytes:
+def _prove(token: str, side: bytes, purpose: str, *parts: bytes) -> bytes:
     message = b"|".join([b"tfdist", side, purpose.encode()]) + b"".join(parts)
     return hmac.new(token.encode(), message, hashlib.sha256).digest()
-
-
-def _receive(connection: socket.socket, size: int, patience: float = GREETING_SECONDS) -> bytes:
-    deadline = time.monotonic() + patience
-    received = b""
-    while len(received) < size:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the greeting took too long")
-        part = connection.recv(size - len(received))
-        if not part:
-            raise ConnectionError("the other end closed the connection during the greeting")
-        received += part
-    return received

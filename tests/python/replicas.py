@@ -196,6 +196,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
     from pybackend.collective import join_mesh
     from pybackend.engine.sources import Sources
     from pybackend.engine.train import train
+    from pybackend.job.messages import Note, Order
     from pybackend.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
@@ -212,11 +213,12 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
         job = Job.from_json((own / JOB).read_text())
         notes: list[str] = []
 
-        def emit(event: dict[str, Any], notes: list[str] = notes) -> None:
-            notes.extend([event["text"]] if event["event"] == "note" else [])
+        def emit(event: Any, notes: list[str] = notes) -> None:
+            notes.extend([event.text] if isinstance(event, Note) else [])
 
         try:
-            trained = train(job, collective, {"counts": {"train": rows}}, own, emit, Sources())
+            order = Order("", (), counts={"train": rows})
+            trained = train(job, collective, order, own, emit, Sources())
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,

@@ -16,6 +16,9 @@ import pytest
 
 import pybackend
 from pybackend import (
+    DataOptions,
+    Exchange,
+    LocalSteps,
     TrainResult,
     barrier_evaluate,
     barrier_predict,
@@ -93,35 +96,20 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(data=(X[:2], Y[:2]), workers=3),
         "`data` has 2 rows, fewer than workers=3",
     ),
-    "transport unknown": (train(transport="mpi"), "`transport` must be 'tcp' or 'tf', not 'mpi'"),
-    "compression unknown": (
-        train(compression="int8"),
-        "`compression` must be None, 'fp16' or 'bf16', not 'int8'",
+    "exchange text": (train(exchange="tcp"), "`exchange` must be an Exchange or a LocalSteps"),
+    "exchange class": (
+        train(exchange=LocalSteps),
+        "`exchange` must be an Exchange or a LocalSteps",
     ),
-    "compression of TensorFlow's": (
-        train(compression="fp16", transport="tf"),
-        "`compression` needs transport='tcp'",
+    "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
+    "data_options dict": (
+        train(data_options={"in_memory": True}),
+        "`data_options` must be a DataOptions, e.g. pybackend.DataOptions(in_memory=True)",
     ),
-    "local_steps zero": (train(local_steps=0), "`local_steps` must be at least 1"),
-    "local_steps of TensorFlow's": (
-        train(local_steps=2, transport="tf"),
-        "`local_steps` needs transport='tcp'",
-    ),
-    "outer_momentum alone": (train(outer_momentum=0.9), "set `local_steps` to 2 or more"),
-    "outer_momentum one": (
-        train(local_steps=2, outer_momentum=1),
-        "`outer_momentum` must be a number from 0 to below 1",
-    ),
-    "outer_learning_rate zero": (
-        train(local_steps=2, outer_learning_rate=0),
-        "`outer_learning_rate` must be a positive number",
-    ),
-    "bucket_mb negative": (train(bucket_mb=-1), "`bucket_mb` must be a positive number"),
     "shuffle unknown": (
         train(shuffle="globally"),
         "`shuffle` must be True, False, 'shard' or 'global'",
     ),
-    "verify_weights text": (train(verify_weights="yes"), "`verify_weights` must be True or False"),
     "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
     "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
     "class_weight NaN": (
@@ -182,11 +170,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "the function is called as data(context)",
     ),
     "weight of arrays": (train(weight="w"), "`weight` is about columns, of which `data` has none"),
-    "tensors": (train(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
-    "categories": (train(categories={"a": "red"}), "`categories` of 'a' must be a list"),
-    "tfrecord_spec of arrays": (train(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is about"),
-    "repartition": (train(repartition=1), "`repartition` must be True or False"),
-    "in_memory": (train(in_memory="yes"), "`in_memory` must be True or False"),
+    "data_options of arrays": (
+        train(data_options=DataOptions(tfrecord_spec={"a": "int64"})),
+        "`tfrecord_spec` is about",
+    ),
+    "initial_epoch": (train(initial_epoch=1), "`initial_epoch` must be below `epochs` (1,"),
+    "validation_split": (train(validation_split=1), "`validation_split` must be a number from 0"),
+    "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
     "model_uri ending": (train(model_uri="model.pb"), "`model_uri` must end in .h5 or .keras"),
     "data path": (train(data="/no/such/place"), "there is no file or folder '/no/such/place'"),

@@ -13,6 +13,7 @@ from conftest import build_dense, largest_difference
 from test_exact_cases import dense
 
 from pybackend import ClusterError, WorkerFailedError, barrier_train
+from pybackend.job.options import Exchange
 
 
 def callbacks() -> list[Any]:
@@ -149,6 +150,6 @@ def test_weights_that_drift_apart_are_found(rows: Any, verify_weights: bool) -> 
             epochs=2,
             batch_size=125,
             callbacks=[MoveWeights()],
-            verify_weights=verify_weights,
+            exchange=Exchange(verify_weights=verify_weights),
             verbose=0,
         )

@@ -225,7 +225,7 @@ def test_sockets_that_hold_little_split_every_message(algorithm: str) -> None:
             for link in member.links.values():
                 # The system's least; as little to receive into stalls the loopback itself,
                 # whose packets are larger.
-                link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+                link.stream.set_buffers(sending=1, receiving=4 << 20)
         together(members, lambda member: member.all_reduce(buffers[member.rank]))
         gathered = together(members, lambda member: member.all_gather(parts[member.rank]))
     for buffer, arrays in zip(buffers, gathered, strict=True):

@@ -19,7 +19,8 @@ from test_collective import LONG, form, mesh, together
 
 from pybackend.collective import Compression, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.rendezvous import Doorkeeper, address_of, greet_as_client, listen, new_token
+from pybackend.net.rendezvous import Acceptor, address_of, greet_as_client, listen, new_token
+from pybackend.net.stream import Stream
 
 PROGRAM = (
     "import socket, sys; from pybackend.collective import join_mesh;"
@@ -211,8 +212,8 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
             return connection
 
         # They wait in each listener's queue before any of the ranks.
-        turned_away = [stranger(server, bytes(68)) for server in servers]
-        turned_away += [stranger(server, b"GET / HTTP/1.1\r\n" * 10) for server in servers]
+        rejected = [stranger(server, bytes(68)) for server in servers]
+        rejected += [stranger(server, b"GET / HTTP/1.1\r\n" * 10) for server in servers]
         silent = [stranger(server, b"") for server in servers]
         for server in servers:
             stranger(server, b"x").close()
@@ -220,7 +221,7 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
         members = [stack.enter_context(closing(m)) for m in form(servers, token, 5.0)]
         sums = together(members, lambda member: all_sum(member, [member.rank]))
         assert [array.tolist() for array in sums] == [[3.0]] * 3
-        for connection in turned_away:
+        for connection in rejected:
             with suppress(ConnectionResetError):
                 answer = connection.recv(1000)
                 assert len(answer) == 32  # the challenge, and then the end
@@ -241,8 +242,8 @@ def test_a_crowd_of_strangers_is_outwaited() -> None:
             stranger = socket.create_connection(theirs.getsockname(), timeout=30)
             crowd.append(stack.enter_context(stranger))
             assert stranger.recv(1) != b""  # heard: the place is taken
-        turned_away = socket.create_connection(theirs.getsockname(), timeout=30)
-        assert stack.enter_context(turned_away).recv(1) == b""
+        rejected = socket.create_connection(theirs.getsockname(), timeout=30)
+        assert stack.enter_context(rejected).recv(1) == b""
         first = pool.submit(join_mesh, mine, peers, 0, token, LONG)
         threading.Timer(0.3, lambda: [stranger.close() for stranger in crowd]).start()
         for joined in (first, late):
@@ -250,7 +251,7 @@ def test_a_crowd_of_strangers_is_outwaited() -> None:
 
 
 @pytest.mark.parametrize("right_token", [False, True], ids=["wrong token", "wrong rank"])
-def test_who_is_not_expected_is_turned_away(right_token: bool) -> None:
+def test_who_is_not_expected_is_rejected(right_token: bool) -> None:
     token = new_token()
     with ExitStack() as stack:
         servers = [stack.enter_context(listen("127.0.0.1")) for _ in range(3)]
@@ -259,10 +260,10 @@ def test_who_is_not_expected_is_turned_away(right_token: bool) -> None:
         first = ThreadPoolExecutor(1)
         joining = first.submit(join_mesh, servers[0], peers, 0, token, LONG)
         first.shutdown(wait=False)
-        with socket.create_connection(address, timeout=30) as stranger:
+        with closing(Stream.connect(address, 30)) as stranger:
             if right_token:
                 greet_as_client(stranger, token, 1, "mesh")  # rank 0 connects to rank 1
-                assert stranger.recv(1) == b""
+                assert stranger.peek(1, 30) == b""
             else:
                 with pytest.raises(OSError):
                     greet_as_client(stranger, new_token(), 2, "mesh")
@@ -297,10 +298,10 @@ def test_a_peer_that_never_answers_is_named_after_the_timeout() -> None:
 def test_a_peer_of_another_job_is_no_peer() -> None:
     with listen("127.0.0.1") as mine, listen("127.0.0.1") as foreign:
         peers = [address_of(mine), address_of(foreign)]
-        keeper = Doorkeeper(foreign, new_token(), "mesh", lambda connection, rank: None)
+        acceptor = Acceptor(foreign, new_token(), "mesh", lambda connection, rank: None)
         with pytest.raises(PeerLostError, match=r"worker 1 .* closed the connection"):
             join_mesh(mine, peers, 0, new_token(), LONG)
-        keeper.close()
+        acceptor.close()
 
 
 def test_a_peer_that_never_connects_is_named_after_the_timeout() -> None:
@@ -314,19 +315,19 @@ def test_a_peer_that_dies_while_the_mesh_forms_ends_the_wait_at_once() -> None:
     token = new_token()
     with listen("127.0.0.1") as mine, listen("127.0.0.1") as theirs:
         peers = [address_of(mine), address_of(theirs), closed_address()]
-        keeper = Doorkeeper(theirs, token, "mesh", lambda connection, rank: connection.close())
+        acceptor = Acceptor(theirs, token, "mesh", lambda connection, rank: connection.close())
         with pytest.raises(PeerLostError, match=r"worker 1 .* it closed the connection"):
             join_mesh(mine, peers, 0, token, LONG)
-        keeper.close()
+        acceptor.close()
 
 
 def test_a_peer_that_is_silent_while_costs_are_measured_is_named() -> None:
     token = new_token()
     with ExitStack() as stack, listen("127.0.0.1") as mine, listen("127.0.0.1") as theirs:
         peers = [address_of(mine), address_of(theirs)]
-        keeper = Doorkeeper(
+        acceptor = Acceptor(
             theirs, token, "mesh", lambda connection, rank: stack.callback(connection.close)
         )
         with pytest.raises(PeerLostError, match=r"worker 1 .* it was silent for 0\.5 s"):
             join_mesh(mine, peers, 0, token, 0.5)
-        keeper.close()
+        acceptor.close()

@@ -104,18 +104,6 @@ def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, messa
         ({"features": []}, "`features` must be names of columns"),
         ({"features": {"a/b": "c"}}, "`features` has an entry named 'a/b'"),
         ({"weight": 1}, "`weight` must be the name of a column, not 1"),
-        ({"repartition": "no"}, "`repartition` must be True or False"),
-        ({"tensors": ["a"]}, "`tensors` must map names of columns"),
-        ({"tensors": {"a": "uint8"}}, "`tensors` of 'a' must be (dtype, shape)"),
-        ({"tensors": {"a": ("text", (1,))}}, "`tensors` of 'a' must be (dtype, shape)"),
-        ({"tensors": {"a": ("str", (1,))}}, "'str' is no type of numbers"),
-        ({"tensors": {"a": ("uint8", (0,))}}, "has other than positive whole numbers"),
-        ({"tensors": {"a": ("uint8", (None, 3))}}, "has other than positive whole numbers"),
-        ({"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
-        ({"categories": {"a": []}}, "`categories` of 'a' must be different values"),
-        ({"tensors": {"a": ("uint8", (True, 2))}}, "has other than positive whole numbers"),
-        ({"categories": {"a": [[1], [2]]}}, "`categories` of 'a' must be different values"),
-        ({"categories": {"a": ["x", "x"]}}, "`categories` of 'a' must be different values"),
     ],
 )
 def test_what_can_be_no_choice_is_refused_before_any_table_is_looked_at(

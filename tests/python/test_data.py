@@ -26,6 +26,7 @@ from pybackend.data.sharding import global_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.sources import dataset_of
 from pybackend.engine.stream import StreamFeed
+from pybackend.job.options import DataOptions
 
 LEVELS = ["cat", "dog", "owl"]
 
@@ -63,7 +64,7 @@ def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_mode
         epochs=2,
         batch_size=25,
         shuffle=False,
-        repartition=False,
+        data_options=DataOptions(repartition=False),
         validation_data=str(tmp_path / "1.parquet"),
         verbose=0,
     )
@@ -76,9 +77,9 @@ def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_mode
     assert largest_difference(dense_model, result.model) <= 1e-6
     expected = dense_model.evaluate(x[180:], y[180:], verbose=0, return_dict=True)
     assert result.history["val_loss"][-1] == pytest.approx(expected["loss"], abs=1e-6)
-    categories = {"animal": LEVELS}
+    categories = DataOptions(categories={"animal": LEVELS})
     figures = barrier_evaluate(
-        None, dense_model, path, label="animal", categories=categories, workers=2, verbose=0
+        None, dense_model, path, label="animal", data_options=categories, workers=2, verbose=0
     )
     everything = dense_model.evaluate(x, y, verbose=0, return_dict=True)
     assert figures["loss"] == pytest.approx(everything["loss"], abs=1e-6)
@@ -97,7 +98,7 @@ def test_files_are_shuffled_globally_as_arrays_are(
         batch_size=30,
         seed=5,
         shuffle="global",
-        in_memory=True,
+        data_options=DataOptions(in_memory=True),
         verbose=0,
     )
     orders = global_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
@@ -139,10 +140,9 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
         features={"numbers": ["features", "age"], "animal": "animal", "words": "words"},
         label="target",
         weight="weight",
-        tensors={"words": ("int32", (None,))},
+        data_options=DataOptions(tensors={"words": ("int32", (None,))}, repartition=False),
         workers=2,
         batch_size=250,
-        repartition=False,
         shuffle=False,
         seed=3,
         verbose=0,

@@ -14,7 +14,10 @@ from conftest import build_dense
 from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.engine.sync import separate_randomness
 from pybackend.job.job import Job
-from pybackend.model.checks import check_callbacks, check_loss_of_rows, check_model
+from pybackend.job.options import Exchange, LocalSteps
+from pybackend.model.callbacks import check_callbacks
+from pybackend.model.checks import check_model
+from pybackend.model.losses import check_loss_is_mean
 
 TWO = Job(kind="train", workers=2)
 
@@ -276,8 +279,8 @@ def own_compute_loss() -> Any:
     ids=["sum", "sum in a list", "dice", "tversky", "add_loss", "compute_loss"],
 )
 def test_a_loss_must_be_a_mean_over_rows(model: Any) -> None:
-    with pytest.raises(InputError, match="no mean over the rows of a batch"):
-        check_loss_of_rows(model(), [ONE, OTHER])
+    with pytest.raises(InputError, match="not a mean over the rows of a batch"):
+        check_loss_is_mean(model(), [ONE, OTHER])
 
 
 @pytest.mark.parametrize(
@@ -295,7 +298,7 @@ def test_a_loss_must_be_a_mean_over_rows(model: Any) -> None:
     ids=["mse", "mean", "per row", "regularizers"],
 )
 def test_means_over_rows_are_taken(model: Any) -> None:
-    check_loss_of_rows(model(), [ONE, OTHER])
+    check_loss_is_mean(model(), [ONE, OTHER])
 
 
 class Inside(keras.layers.Layer):
@@ -335,7 +338,7 @@ def masks_and_activities() -> Any:
         (lambda: compiled_with(OwnApply(0.1)), {}, "apply_gradients of its own"),
         (
             lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
-            {"local_steps": 2},
+            {"exchange": LocalSteps(2)},
             "use_ema=True exclude each other",
         ),
         (masks_and_activities, {}, "has an activity regularizer"),
@@ -375,7 +378,7 @@ def test_a_stop_in_the_middle_of_an_epoch_comes_after_the_same_step(
         epochs=5,
         batch_size=32,
         callbacks=[StopInTheMiddle(str(tmp_path))],
-        transport=transport,
+        exchange=Exchange(transport=transport),
         verbose=0,
     )
     assert result.epochs == 2
@@ -471,7 +474,7 @@ def test_rows_that_do_not_fit_the_model_are_refused_on_the_driver(dense_model: A
 
 
 def test_refused_callbacks() -> None:
-    with pytest.raises(InputError, match=r"object, which is no keras\.callbacks\.Callback"):
+    with pytest.raises(InputError, match=r"object, which is not a keras\.callbacks\.Callback"):
         check_callbacks([object()])
 
 

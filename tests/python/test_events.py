@@ -7,13 +7,14 @@ import queue
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-
 from pybackend.net.events import EventClient, EventServer
+
 from pybackend.net.rendezvous import greet_as_client, listen, new_token, own_address
+from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 
@@ -77,9 +78,9 @@ def test_json_without_a_greeting_is_not_read() -> None:
 def test_what_is_no_json_ends_that_connection_only() -> None:
     with EventServer("127.0.0.1", TOKEN) as server:
         friend = EventClient(server.address, TOKEN, 1)
-        with socket.create_connection(where(server), timeout=30) as broken:
+        with closing(Stream.connect(where(server), 30)) as broken:
             greet_as_client(broken, TOKEN, 0, "events")
-            broken.sendall(b'{"event": "first"}\n{"event": \n{"event": "never"}\n')
+            broken.send_all(b'{"event": "first"}\n{"event": \n{"event": "never"}\n')
             assert server.queue.get(timeout=30) == {"event": "first"}
         friend({"event": "second"})
         assert server.queue.get(timeout=30) == {"event": "second"}
@@ -137,13 +138,12 @@ def test_a_driver_that_goes_away_does_not_stop_the_worker() -> None:
 
 def test_the_end_of_the_server_ends_its_connections() -> None:
     with EventServer("127.0.0.1", TOKEN) as server:
-        client = socket.create_connection(where(server), timeout=30)
+        client = Stream.connect(where(server), 30)
         greet_as_client(client, TOKEN, 0, "events")
-        client.sendall(b'{"event": "first"}\n')
+        client.send_all(b'{"event": "first"}\n')
         server.queue.get(timeout=30)
-    with client:
-        client.settimeout(30)
-        assert client.recv(1) == b""
+    with closing(client):
+        assert client.peek(1, 30) == b""
 
 
 def test_a_closed_server_listens_no_more() -> None:

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from replicas import Case, check_equal, chosen, train_all
 
+from pybackend.job.options import Exchange
+
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")
 Y = _RNG.integers(0, 3, 101)
+SMALL_BUCKETS = {"exchange": Exchange(bucket_mb=1e-5)}
 WORDS = _RNG.integers(1, 20, (101, 6))
 WORDS[:, 4:] *= _RNG.integers(0, 2, (101, 2))  # zeros, which a mask leaves out
 SEQUENCES = _RNG.normal(size=(101, 6, 2)).astype("float32")
@@ -255,7 +258,7 @@ def embedding_cases() -> dict[str, Case]:
         "embedding of int32, empty steps": Case(
             classified_words(sgd), (WORDS[:7].astype("int32"), Y[:7]), batch_size=1
         ),
-        "embedding, buckets": Case(classified_words(sgd), (WORDS, Y), settings={"bucket_mb": 1e-5}),
+        "embedding, buckets": Case(classified_words(sgd), (WORDS, Y), settings=SMALL_BUCKETS),
     }
 
 
@@ -276,7 +279,7 @@ def model_cases() -> dict[str, Case]:
             subclassed(TwoUpdates, steps_per_execution=2),
             (X[:7], Y[:7]),
             batch_size=1,
-            settings={"bucket_mb": 1e-5},
+            settings=SMALL_BUCKETS,
             custom_objects={"TwoUpdates": TwoUpdates},
         ),
         "two updates, eager": Case(
@@ -428,13 +431,10 @@ def way_cases() -> dict[str, Case]:
         "jit_compile, own train_step": Case(
             subclassed(OwnStep, jit_compile=True), (X, Y), custom_objects=own
         ),
-        "buckets": Case(dense(optimizer=momentum), (X, Y), settings={"bucket_mb": 1e-5}),
-        "buckets, 3 steps": Case(
-            dense(steps_per_execution=3), (X, Y), settings={"bucket_mb": 1e-5}
-        ),
+        "buckets": Case(dense(optimizer=momentum), (X, Y), settings=SMALL_BUCKETS),
+        "buckets, 3 steps": Case(dense(steps_per_execution=3), (X, Y), settings=SMALL_BUCKETS),
         "shuffle=global": Case(dense(), (X, Y), settings={"shuffle": "global"}),
         "shuffle=False": Case(dense(), (X, Y), settings={"shuffle": False}),
-        "one local step": Case(dense(), (X, Y), settings={"local_steps": 1}),
         # Seven rows in batches of one: three or four steps, one of which has no row on a rank.
         "empty steps": Case(dense(optimizer=momentum), (X[:7], Y[:7]), batch_size=1),
         "empty steps, jit": Case(dense(jit_compile=True), (X[:7], Y[:7]), batch_size=1),
@@ -454,9 +454,7 @@ def way_cases() -> dict[str, Case]:
             trainable_only=True,
         ),
         "empty steps, mask": Case(tagger(), (WORDS[:7], TAGS[:7]), batch_size=1),
-        "empty steps, buckets": Case(
-            dense(), (X[:7], Y[:7]), batch_size=1, settings={"bucket_mb": 1e-5}
-        ),
+        "empty steps, buckets": Case(dense(), (X[:7], Y[:7]), batch_size=1, settings=SMALL_BUCKETS),
         "empty steps, accumulation": Case(
             dense(optimizer=lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=3)),
             (X[:7], Y[:7]),

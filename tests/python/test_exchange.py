@@ -16,6 +16,7 @@ from pybackend.collective import Alone
 from pybackend.engine.exchange import GradientExchange, Wire
 from pybackend.engine.feed import Feed
 from pybackend.engine.steps import Position
+from pybackend.job.options import Exchange
 
 FLOOD = X.copy()
 FLOOD[1] = 1e30  # of rank 1; its loss is beyond what half precision can hold
@@ -140,7 +141,7 @@ def test_moving_statistics_agree(trained: dict[str, Any]) -> None:
 def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str) -> None:
     options: Any = {"workers": 2, "epochs": 3, "batch_size": 50, "seed": 1, "verbose": 0}
     exact = barrier_train(None, dense_model, rows, **options)
-    close = barrier_train(None, dense_model, rows, compression=kind, **options)
+    close = barrier_train(None, dense_model, rows, exchange=Exchange(compression=kind), **options)
     assert largest_difference(exact.model, close.model) < 0.01
     assert len({w.weights_sha256 for w in close.workers}) == 1
 
@@ -151,6 +152,7 @@ def test_tensorflows_collectives_reach_the_same(
 ) -> None:
     options: Any = {"workers": 2, "epochs": 2, "batch_size": 36, "seed": 1, "verbose": 0}
     tcp = barrier_train(None, dense_model, rows, **options)
-    tf = barrier_train(None, dense_model, rows, transport="tf", bucket_mb=bucket_mb, **options)
+    exchange = Exchange(transport="tf", bucket_mb=bucket_mb)
+    tf = barrier_train(None, dense_model, rows, exchange=exchange, **options)
     assert largest_difference(tcp.model, tf.model) <= 1e-6
     assert len({w.weights_sha256 for w in tf.workers}) == 1

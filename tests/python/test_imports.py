@@ -7,8 +7,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,10 +56,10 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
         yield from running(node)
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Full names of the modules, or names in modules, that a tree imports anywhere."""
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Full names of the modules, or names in modules, that nodes import."""
     names = set()
-    for node in running(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -67,10 +68,10 @@ def imported(tree: ast.AST) -> set[str]:
     return names
 
 
-def inner(name: str) -> set[str]:
-    """The modules of this package that a module imports."""
+def inner(name: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = running) -> set[str]:
+    """The modules of this package that a module imports, by default when it runs."""
     found = set()
-    for full in imported(SOURCES[name]):
+    for full in imported(nodes(SOURCES[name])):
         parts = full.split(".")
         if parts[0] != "pybackend" or len(parts) == 1:
             continue
@@ -106,14 +107,22 @@ def test_only_version_and_place_are_taken_from_the_package_itself(name: str) -> 
             assert node.attr in ("__version__", "__file__")
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    reached = {name: inner(name) for name in SOURCES}
+# The package itself names all that it exports for type checkers, and imports them when asked.
+@pytest.mark.parametrize("nodes", [running, ast.walk])
+def test_no_module_imports_itself_through_others(nodes: Any) -> None:
+    reached = {name: inner(name, nodes) for name in SOURCES if name != "__init__"}
     for _ in SOURCES:
         reached = {
-            name: others.union(*(reached[other] for other in others))
+            name: others.union(*(reached.get(other, set()) for other in others))
             for name, others in reached.items()
         }
     assert {name for name, others in reached.items() if name in others} == set()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_only_a_worker_imports_the_engine(name: str) -> None:
+    used = {other for other in inner(name, ast.walk) if other.partition(".")[0] == "engine"}
+    assert used == set() or name.partition(".")[0] in ("engine", "worker")
 
 
 def test_the_checks_see_imports_inside_functions() -> None:
@@ -128,7 +137,7 @@ def test_only_public_names_of_other_packages_are_used(name: str) -> None:
     text = ast.unparse(tree)
     for inside in ("keras.src", "tensorflow.python", "tf.python", "tensorflow.compat"):
         assert inside not in text
-    for full in imported(tree):
+    for full in imported(running(tree)):
         hidden = [part for part in full.split(".") if part.startswith("_") and part[:2] != "__"]
         assert hidden == []
     for node in ast.walk(tree):

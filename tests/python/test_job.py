@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import FrozenInstanceError
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
-from pybackend.job.job import (
-    MAX_WORKERS,
-    Job,
-    positive_seconds,
-    run_job,
-    train_job,
-    whole_number,
-)
+from pybackend.job.job import MAX_WORKERS, Job, run_job, train_job
+from pybackend.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
     "workers": 2,
@@ -44,7 +36,12 @@ ARGUMENTS: dict[str, Any] = {
         epochs=st.integers(1),
         batch_size=st.integers(1),
         steps_per_epoch=st.none() | st.integers(1),
+        validation_freq=st.integers(1) | st.lists(st.integers(1), min_size=1).map(tuple),
         shuffle=st.booleans(),
+        class_weight=st.none() | st.just(((0, 1.0), (1, 5.0))),
+        exchange=st.builds(Exchange, transport=st.sampled_from(["tcp", "tf"]))
+        | st.builds(Exchange, bucket_mb=st.sampled_from([1.0, float("inf")]))
+        | st.builds(LocalSteps, steps=st.integers(2, 500), momentum=st.floats(0, 0.99)),
         seed=st.integers(0, 2**31 - 1),
         timeout=st.floats(0.001, 1e9),
         model_source=st.sampled_from(["file", "function"]),
@@ -62,45 +59,6 @@ def test_a_job_cannot_be_changed() -> None:
         Job("run", 2).workers = 3  # type: ignore[misc]
 
 
-@settings(deadline=None)
-@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
-def test_whole_numbers_of_every_type_are_taken_from_the_least_on(value: int, least: int) -> None:
-    for same in (value, float(value), np.int64(value), np.float64(value), Fraction(value)):
-        if value < least:
-            with pytest.raises(InputError, match=rf"`n` must be at least {least}, not "):
-                whole_number("n", same, least=least)
-        else:
-            number = whole_number("n", same, least=least)
-            assert (number, type(number)) == (value, int)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, "3", True, np.True_, 2.5, math.nan, math.inf, -math.inf, 3 + 0j, [3], b"3", 10**400],
-    ids=lambda value: repr(value)[:20],
-)
-def test_what_is_no_whole_number_is_refused_with_its_name(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^`epochs` must be a whole number, not "):
-        whole_number("epochs", value, least=1)
-
-
-def test_the_largest_number_is_told() -> None:
-    with pytest.raises(InputError, match=r"^`verbose` must be from 0 to 2, not 3$"):
-        whole_number("verbose", 3, least=0, most=2)
-
-
-@settings(deadline=None)
-@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
-def test_positive_seconds_are_taken(value: float) -> None:
-    assert positive_seconds("timeout", value) == value
-
-
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, None, "5", 10**400])
-def test_other_seconds_are_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^`timeout` must be a positive number of seconds"):
-        positive_seconds("timeout", value)
-
-
 def test_a_training_job_takes_the_numbers_of_r() -> None:
     job = train_job(
         {**ARGUMENTS, "workers": 2.0, "epochs": 3.0, "steps_per_epoch": 7.0, "seed": np.int32(1)}
@@ -111,6 +69,18 @@ def test_a_training_job_takes_the_numbers_of_r() -> None:
     assert '"workers": 2,' in job.to_json()
 
 
+def test_a_training_job_takes_the_epochs_of_r() -> None:
+    job = train_job({**ARGUMENTS, "initial_epoch": 1.0, "validation_freq": [3.0, 1]})
+    assert (job.initial_epoch, job.validation_freq) == (1, (1, 3))
+    assert type(job.initial_epoch) is int
+    assert train_job({**ARGUMENTS, "validation_freq": 2.0}).validation_freq == 2
+
+
+def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
+    assert train_job({**ARGUMENTS, "exchange": None}).exchange == Exchange()
+    assert train_job({**ARGUMENTS, "exchange": LocalSteps(2)}).exchange == LocalSteps(2)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -118,6 +88,14 @@ def test_a_training_job_takes_the_numbers_of_r() -> None:
         ("workers", MAX_WORKERS + 1),
         ("workers", "two"),
         ("epochs", 0),
+        ("initial_epoch", -1),
+        ("initial_epoch", 3),
+        ("validation_freq", 0),
+        ("validation_freq", []),
+        ("validation_freq", [1, 0]),
+        ("validation_freq", "often"),
+        ("exchange", "tcp"),
+        ("exchange", Exchange),
         ("batch_size", 0),
         ("batch_size", 1.5),
         ("steps_per_epoch", 0),

@@ -11,23 +11,24 @@ from replicas import Case, Trained, check_equal, chosen, difference, train_all
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend.data.sharding import bounds, deal, order, steps_per_epoch
+from pybackend.job.options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
-DILOCO = {"local_steps": 3, "outer_learning_rate": 0.7, "outer_momentum": 0.9}
+DILOCO = {"exchange": LocalSteps(3, learning_rate=0.7, momentum=0.9)}
+TWO_STEPS = {"exchange": LocalSteps(2)}
+THREE_STEPS = {"exchange": LocalSteps(3)}
 CASES = {
-    "local sgd": Case(dense(), (X, Y), settings={"local_steps": 3}),
+    "local sgd": Case(dense(), (X, Y), settings=THREE_STEPS),
     "diloco": Case(dense(**ADAM), (X, Y), settings=DILOCO, tolerance=1e-5),
-    "longer than an epoch": Case(dense(), (X, Y), settings={"local_steps": 100}),
-    "steps without rows": Case(dense(), (X[:7], Y[:7]), batch_size=1, settings={"local_steps": 2}),
-    "several steps at once": Case(
-        dense(steps_per_execution=3), (X, Y), settings={"local_steps": 2}
-    ),
-    "eager": Case(dense(run_eagerly=True), (X, Y), settings={"local_steps": 2}),
-    "jit_compile": Case(dense(jit_compile=True), (X, Y), settings={"local_steps": 3}),
+    "longer than an epoch": Case(dense(), (X, Y), settings={"exchange": LocalSteps(100)}),
+    "steps without rows": Case(dense(), (X[:7], Y[:7]), batch_size=1, settings=TWO_STEPS),
+    "several steps at once": Case(dense(steps_per_execution=3), (X, Y), settings=TWO_STEPS),
+    "eager": Case(dense(run_eagerly=True), (X, Y), settings=TWO_STEPS),
+    "jit_compile": Case(dense(jit_compile=True), (X, Y), settings=THREE_STEPS),
     "own train_step": Case(
         subclassed(OwnStep),
         (X, Y),
-        settings={"local_steps": 3},
+        settings=THREE_STEPS,
         custom_objects={"OwnStep": OwnStep},
         trainable_only=True,
     ),
@@ -42,9 +43,8 @@ def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
 def simulate(case: Case) -> Any:
     """Two replicas in this process, each on its shard, and the outer step by its definition."""
     x, y = case.data
-    every = case.settings["local_steps"]
-    rate = case.settings.get("outer_learning_rate", 1.0)
-    momentum = case.settings.get("outer_momentum", 0.0)
+    exchange = case.settings["exchange"]
+    every, rate, momentum = exchange.steps, exchange.learning_rate, exchange.momentum
     replicas = []
     for _ in range(2):
         keras.utils.set_random_seed(1)

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from conftest import wait_for
@@ -14,6 +15,7 @@ from pybackend.errors import ClusterError
 from pybackend.net import meeting
 from pybackend.net.meeting import MeetingClient, MeetingServer
 from pybackend.net.rendezvous import greet_as_client, new_token
+from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 
@@ -101,12 +103,12 @@ def test_a_rank_comes_once_and_is_one_of_the_job(join: Join, rank: int) -> None:
 def test_a_greeting_that_ends_after_the_driver_has_left_is_no_welcome() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 1) as server:
         host, port = server.address.split(":")
-        connection = socket.create_connection((host, int(port)), timeout=10)
+        stream = Stream.connect((host, int(port)), 10)
         # The driver's thread waits for this greeting when it closes.
-        wait_for(lambda: connection.recv(1, socket.MSG_PEEK))
-    with connection:
-        greet_as_client(connection, TOKEN, 0, "meeting")
-        assert connection.recv(1) == b""
+        assert stream.peek(1, 10)
+    with closing(stream):
+        greet_as_client(stream, TOKEN, 0, "meeting")
+        assert stream.peek(1, 10) == b""
 
 
 def test_a_door_with_a_crowd_is_tried_again(join: Join) -> None:
@@ -145,7 +147,7 @@ def test_a_driver_that_is_not_there_is_named() -> None:
 def test_what_is_no_line_of_json_ends_the_connection() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 2) as server:
         host, port = server.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            greet_as_client(connection, TOKEN, 0, "meeting")
-            connection.sendall(b"not json\n")
-            assert connection.recv(1) == b""
+        with closing(Stream.connect((host, int(port)), 10)) as stream:
+            greet_as_client(stream, TOKEN, 0, "meeting")
+            stream.send_all(b"not json\n")
+            assert stream.peek(1, 10) == b""

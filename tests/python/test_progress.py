@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pybackend.api.progress import epoch_line, printer
+from pybackend.job.messages import EpochEnded, PrintedLine, Reported
 
-EPOCH: dict[str, Any] = {
-    "event": "epoch",
-    "rank": 0,
-    "epoch": 1,
-    "epochs": 3,
-    "seconds": 4.06,
-    "logs": {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]},
-}
-LINE = {"event": "line", "rank": 1, "text": "hello"}
+EPOCH = EpochEnded(1, 3, 4.06, {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]})
+LINE = PrintedLine("hello", rank=1)
 
 
 def test_an_epoch_is_one_line() -> None:
@@ -29,6 +24,6 @@ def test_an_epoch_is_one_line() -> None:
 )
 def test_what_each_level_shows(verbose: int, shown: list[str], capsys: Any) -> None:
     show = printer(verbose)
-    for event in (EPOCH, {**EPOCH, "rank": 1}, LINE, {"event": "unknown"}):
+    for event in (EPOCH, replace(EPOCH, rank=1), LINE, Reported()):
         show(event)
     assert capsys.readouterr().out.splitlines() == shown

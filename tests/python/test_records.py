@@ -17,7 +17,7 @@ from conftest import spark_session
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
 from pybackend.launchers.spark import records
-from pybackend.launchers.spark.barrier import this_python
+from pybackend.launchers.spark.python import driver_python
 
 ALL = (
     "byte tinyint, short smallint, int int, long bigint, flag boolean, float float, "
@@ -158,7 +158,7 @@ def test_a_task_that_is_run_again_writes_its_rows_once(spark: Any, tmp_path: Pat
                 raise OSError("the disk had a moment")
             yield batch
 
-    with this_python(spark):
+    with driver_python(spark):
         rows = spark.range(0, 30_000, 1, 1).mapInArrow(fail_once, "id long")
     written = write_tfrecords(rows, tmp_path / "data")
     assert flag.exists()

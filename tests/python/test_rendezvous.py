@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,29 +17,30 @@ from hypothesis import strategies as st
 
 from pybackend.errors import ClusterError
 from pybackend.net.rendezvous import (
-    Doorkeeper,
+    Acceptor,
     address_of,
     greet_as_client,
     greet_as_server,
     listen,
     new_token,
 )
+from pybackend.net.stream import Stream
 
 TOKEN = new_token()
+LONG = 30.0
 NONCE = 32
 GREETING = 32 + 4 + 32  # nonce, rank, proof
 
 
 @contextmanager
-def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+def connected() -> Iterator[tuple[Stream, Stream]]:
     """Both ends of a TCP connection, the connecting one first."""
     with (
         listen("127.0.0.1") as server,
-        socket.create_connection(server.getsockname(), timeout=30) as client,
+        closing(Stream.connect(server.getsockname(), 30)) as client,
+        closing(Stream.accept(server)) as accepted,
     ):
-        accepted, _ = server.accept()
-        with accepted:
-            yield client, accepted
+        yield client, accepted
 
 
 def beside(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -50,37 +51,29 @@ def beside(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
     return future
 
 
-def read(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes, fewer only where the other end closes."""
-    received = b""
-    while len(received) < size and (part := connection.recv(size - len(received))):
-        received += part
-    return received
+def wait_until_closed(stream: Stream) -> None:
+    """Read what the other end still sends; `TimeoutError` if it does not close."""
+    with suppress(ConnectionError):
+        while True:
+            stream.read_exactly(1, LONG)
 
 
-def wait_until_closed(connection: socket.socket) -> None:
-    """Read what the other end still sends; `TimeoutError` where it does not close."""
-    with suppress(ConnectionResetError):
-        while connection.recv(4096):
-            pass
-
-
-Welcomed = queue.Queue[tuple[int, socket.socket]]
+Welcomed = queue.Queue[tuple[int, Stream]]
 
 
 @contextmanager
-def door(crowd: int = 64) -> Iterator[tuple[tuple[str, int], Doorkeeper, Welcomed]]:
-    """A doorkeeper with the token: its address, itself, and whom it lets in."""
+def accepting(most_greetings: int = 64) -> Iterator[tuple[tuple[str, int], Acceptor, Welcomed]]:
+    """An acceptor with the token: its address, itself, and whom it lets in."""
     welcomed: Welcomed = queue.Queue()
     server = listen("127.0.0.1")
     address = server.getsockname()
-    keeper = Doorkeeper(
-        server, TOKEN, "test", lambda connection, rank: welcomed.put((rank, connection)), crowd
+    acceptor = Acceptor(
+        server, TOKEN, "test", lambda stream, rank: welcomed.put((rank, stream)), most_greetings
     )
     try:
-        yield address, keeper, welcomed
+        yield address, acceptor, welcomed
     finally:
-        keeper.close()
+        acceptor.close()
         while not welcomed.empty():
             welcomed.get()[1].close()
 
@@ -119,9 +112,9 @@ def test_a_server_without_the_token_is_refused_by_the_client() -> None:
     with connected() as (client, accepted):
 
         def pretend() -> None:
-            accepted.sendall(bytes(NONCE))
-            read(accepted, GREETING)
-            accepted.sendall(bytes(32))
+            accepted.send_all(bytes(NONCE))
+            accepted.read_exactly(GREETING, LONG)
+            accepted.send_all(bytes(32))
 
         pretender = beside(pretend)
         with pytest.raises(ConnectionError, match="listening end does not know"):
@@ -133,8 +126,8 @@ def test_a_server_that_echoes_the_clients_own_proof_is_refused() -> None:
     with connected() as (client, accepted):
 
         def pretend() -> None:
-            accepted.sendall(bytes(NONCE))
-            accepted.sendall(read(accepted, GREETING)[-32:])
+            accepted.send_all(bytes(NONCE))
+            accepted.send_all(accepted.read_exactly(GREETING, LONG)[-32:])
 
         pretender = beside(pretend)
         with pytest.raises(ConnectionError, match="listening end does not know"):
@@ -147,23 +140,23 @@ def record(rank: int) -> tuple[bytes, bytes, bytes]:
     with connected() as (client, near), connected() as (far, accepted):
         server = beside(greet_as_server, accepted, TOKEN, "test")
         greeter = beside(greet_as_client, client, TOKEN, rank, "test")
-        challenge = read(far, NONCE)
-        near.sendall(challenge)
-        answer = read(near, GREETING)
-        far.sendall(answer)
-        proof = read(far, 32)
-        near.sendall(proof)
+        challenge = far.read_exactly(NONCE, LONG)
+        near.send_all(challenge)
+        answer = near.read_exactly(GREETING, LONG)
+        far.send_all(answer)
+        proof = far.read_exactly(32, LONG)
+        near.send_all(proof)
         greeter.result()
         assert server.result() == rank
     return challenge, answer, proof
 
 
-def test_a_recorded_greeting_opens_no_door() -> None:
+def test_a_recorded_greeting_is_of_no_use() -> None:
     _, answer, _ = record(3)
     with connected() as (client, accepted):
         server = beside(greet_as_server, accepted, TOKEN, "test")
-        read(client, NONCE)
-        client.sendall(answer)
+        client.read_exactly(NONCE, LONG)
+        client.send_all(answer)
         with pytest.raises(ConnectionError, match="does not know this job's token"):
             server.result()
 
@@ -171,8 +164,8 @@ def test_a_recorded_greeting_opens_no_door() -> None:
 def test_a_recorded_server_convinces_no_client() -> None:
     challenge, _, proof = record(3)
     with connected() as (client, accepted):
-        accepted.sendall(challenge)
-        accepted.sendall(proof)
+        accepted.send_all(challenge)
+        accepted.send_all(proof)
         with pytest.raises(ConnectionError, match="listening end does not know"):
             greet_as_client(client, TOKEN, 3, "test")
 
@@ -181,9 +174,9 @@ def test_a_greeting_with_another_rank_is_refused() -> None:
     with connected() as (client, near), connected() as (far, accepted):
         server = beside(greet_as_server, accepted, TOKEN, "test")
         greeter = beside(greet_as_client, client, TOKEN, 1, "test")
-        near.sendall(read(far, NONCE))
-        answer = read(near, GREETING)
-        far.sendall(answer[:NONCE] + struct.pack(">i", 2) + answer[-32:])
+        near.send_all(far.read_exactly(NONCE, LONG))
+        answer = near.read_exactly(GREETING, LONG)
+        far.send_all(answer[:NONCE] + struct.pack(">i", 2) + answer[-32:])
         with pytest.raises(ConnectionError, match="does not know this job's token"):
             server.result()
         near.close()
@@ -194,40 +187,36 @@ def test_a_greeting_with_another_rank_is_refused() -> None:
 @settings(deadline=None)
 @given(st.binary(min_size=GREETING + 1, max_size=GREETING + 100))
 def test_no_bytes_are_a_proof_and_none_beyond_the_greeting_are_read(sent: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(sent)
-        with pytest.raises(ConnectionError, match="turned away"):
+    with connected() as (theirs, ours):
+        theirs.send_all(sent)
+        with pytest.raises(ConnectionError, match="was rejected"):
             greet_as_server(ours, TOKEN, "test")
-        assert ours.recv(200) == sent[GREETING:]
+        assert ours.socket.recv(200) == sent[GREETING:]
 
 
 def test_a_greeting_that_arrives_byte_by_byte_is_understood() -> None:
     with connected() as (client, near), connected() as (far, accepted):
-        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = beside(greet_as_server, accepted, TOKEN, "test")
         greeter = beside(greet_as_client, client, TOKEN, 5, "test")
-        near.sendall(read(far, NONCE))
-        for byte in read(near, GREETING):
-            far.sendall(bytes([byte]))
-        near.sendall(read(far, 32))
+        near.send_all(far.read_exactly(NONCE, LONG))
+        for byte in near.read_exactly(GREETING, LONG):
+            far.send_all(bytes([byte]))
+        near.send_all(far.read_exactly(32, LONG))
         greeter.result()
         assert server.result() == 5
 
 
 def test_a_silent_server_is_given_up_after_the_patience() -> None:
-    with connected() as (client, _):
-        client.settimeout(None)
-        with pytest.raises(TimeoutError):
-            greet_as_client(client, TOKEN, 0, "test", patience=0.05)
+    with connected() as (client, _), pytest.raises(TimeoutError):
+        greet_as_client(client, TOKEN, 0, "test", patience=0.05)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n"])
-def test_a_client_that_closes_midway_is_told_so(sent: bytes) -> None:
+def test_a_client_that_closes_midway_is_reported(sent: bytes) -> None:
     with connected() as (client, accepted):
-        client.sendall(sent)
-        client.shutdown(socket.SHUT_WR)
-        with pytest.raises(ConnectionError, match="closed the connection during the greeting"):
+        client.send_all(sent)
+        client.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match="closed the connection"):
             greet_as_server(accepted, TOKEN, "test")
 
 
@@ -254,73 +243,73 @@ def test_listening_on_a_foreign_address_is_a_cluster_error() -> None:
         listen("192.0.2.1")  # an address that belongs to nobody (RFC 5737)
 
 
-def test_the_door_lets_in_who_knows_the_token() -> None:
-    with door() as (address, _, welcomed):
-        clients = [socket.create_connection(address, timeout=30) for _ in range(5)]
+def test_the_acceptor_lets_in_who_knows_the_token() -> None:
+    with accepting() as (address, _, welcomed):
+        clients = [Stream.connect(address, 30) for _ in range(5)]
         for rank, client in enumerate(clients):
             greet_as_client(client, TOKEN, rank, "test")
         for rank, client in enumerate(clients):
-            client.sendall(bytes([rank]))
+            client.send_all(bytes([rank]))
             client.close()
         said = {}
         for _ in clients:
-            rank, connection = welcomed.get(timeout=30)
-            with connection:
-                said[rank] = read(connection, 2)
+            rank, stream = welcomed.get(timeout=30)
+            with closing(stream):
+                said[rank] = stream.read_exactly(1, LONG)
+                assert stream.peek(1, LONG) == b""
     assert said == {rank: bytes([rank]) for rank in range(5)}
 
 
-def test_strangers_are_turned_away_and_delay_nobody() -> None:
-    with door() as (address, _, welcomed):
-        silent = [socket.create_connection(address, timeout=30) for _ in range(10)]
-        rude = socket.create_connection(address, timeout=30)
-        rude.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(GREETING))
-        wrong = socket.create_connection(address, timeout=30)
+def test_strangers_are_rejected_and_delay_nobody() -> None:
+    with accepting() as (address, _, welcomed), ExitStack() as stack:
+
+        def connect() -> Stream:
+            return stack.enter_context(closing(Stream.connect(address, 30)))
+
+        for _ in range(10):
+            connect()  # and says nothing
+        rude = connect()
+        rude.send_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(GREETING))
         with pytest.raises(OSError):
-            greet_as_client(wrong, new_token(), 0, "test")
+            greet_as_client(connect(), new_token(), 0, "test")
         wait_until_closed(rude)
-        with socket.create_connection(address, timeout=30) as friend:
-            greet_as_client(friend, TOKEN, 7, "test")
-            rank, connection = welcomed.get(timeout=30)
-            connection.close()
+        greet_as_client(connect(), TOKEN, 7, "test")
+        rank, stream = welcomed.get(timeout=30)
+        stream.close()
         assert rank == 7
         assert welcomed.empty()
-        for connection in [*silent, rude, wrong]:
-            connection.close()
 
 
-def test_a_crowd_of_strangers_beyond_the_limit_is_not_even_heard() -> None:
-    with door(crowd=2) as (address, _, _):
-        first = [socket.create_connection(address, timeout=30) for _ in range(2)]
-        challenges = [read(connection, NONCE) for connection in first]
-        with socket.create_connection(address, timeout=30) as third:
-            assert read(third, 1) == b""
-        assert [len(c) for c in challenges] == [NONCE, NONCE]
-        for connection in first:
-            connection.close()
+def test_strangers_beyond_the_limit_are_closed_at_once() -> None:
+    with accepting(most_greetings=2) as (address, _, _), ExitStack() as stack:
+        first = [stack.enter_context(closing(Stream.connect(address, 30))) for _ in range(2)]
+        for stream in first:
+            assert len(stream.read_exactly(NONCE, LONG)) == NONCE
+        third = stack.enter_context(closing(Stream.connect(address, 30)))
+        assert third.peek(1, LONG) == b""
 
 
-def test_a_closed_door_listens_no_more_and_keeps_who_is_in() -> None:
+def test_a_closed_acceptor_listens_no_more_and_keeps_who_is_in() -> None:
     with (
-        door() as (address, keeper, welcomed),
-        socket.create_connection(address, timeout=30) as friend,
+        accepting() as (address, acceptor, welcomed),
+        closing(Stream.connect(address, 30)) as friend,
     ):
         greet_as_client(friend, TOKEN, 1, "test")
-        _, connection = welcomed.get(timeout=30)
-        keeper.close()
+        _, stream = welcomed.get(timeout=30)
+        acceptor.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=30)
-        friend.sendall(b"still here")
-        with connection:
-            assert read(connection, 10) == b"still here"
+        friend.send_all(b"still here")
+        with closing(stream):
+            assert stream.read_exactly(10, LONG) == b"still here"
 
 
-def test_the_thread_of_a_closed_door_ends() -> None:
+def test_the_thread_of_a_closed_acceptor_ends() -> None:
     before = set(threading.enumerate())
-    with door() as (_, keeper, _):
+    with accepting() as (_, acceptor, _):
         threads = set(threading.enumerate()) - before
-        assert [thread.name for thread in threads] == ["tfdist-door"]
-        keeper.close()
+        assert [thread.name for thread in threads] == ["tfdist-accept"]
+        acceptor.close()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pybackend.api.result import TrainResult
 from pybackend.errors import Failure, InputError, root_cause_first
+from pybackend.job.codec import decode, encode
 from pybackend.job.report import WorkerReport
 
 CONTENT = b"\x89HDF\r\n\x1a\n not really"
@@ -66,7 +67,7 @@ reports = st.builds(
 @settings(deadline=None)
 @given(reports)
 def test_a_report_travels_as_json(report: WorkerReport) -> None:
-    again = WorkerReport.from_dict(json.loads(json.dumps(asdict(report))))
+    again = decode(encode(report), WorkerReport)
     assert again == report
     assert again.ok == (report.failure is None)
 

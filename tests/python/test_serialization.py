@@ -18,8 +18,8 @@ import pytest
 import tensorflow as tf
 
 from pybackend.errors import InputError, SerializationError
+from pybackend.model.base64_text import decode_base64
 from pybackend.model.serialization import (
-    decode_base64,
     load_model,
     model_from_base64,
     model_from_bytes,
@@ -558,13 +558,3 @@ def test_a_file_without_a_version_is_refused(model: Any) -> None:
         del opened.attrs["keras_version"]
     with pytest.raises(SerializationError, match=r"written by Keras \(unknown\)"):
         model_from_bytes(file.getvalue())
-
-
-def test_a_file_in_which_hdf5_loops_for_ever_is_given_up(monkeypatch: Any) -> None:
-    from pathlib import Path
-
-    from pybackend.model import hdf5, serialization
-
-    monkeypatch.setattr(hdf5, "_TRIAL_SECONDS", 3.0)
-    with pytest.raises(SerializationError, match="did not end within 3 s"):
-        serialization.load_model(Path(__file__).with_name("files") / "endless.h5")

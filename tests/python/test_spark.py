@@ -25,6 +25,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.api.mnist import digit_model
+from pybackend.job.options import DataOptions
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark.attach import attach_spark
@@ -191,7 +192,7 @@ def test_text_bytes_named_inputs_and_weights(spark: Any, rows: Any) -> None:
         features={"image": "image", "numbers": "numbers"},
         label="animal",
         weight="weight",
-        tensors={"image": ("uint8", (2, 3))},
+        data_options=DataOptions(tensors={"image": ("uint8", (2, 3))}),
         workers=2,
         batch_size=250,
         seed=3,
@@ -217,7 +218,7 @@ def test_a_seed_repeats_the_order_of_a_dataframe(spark: Any, rows: Any) -> None:
 
 def test_partitions_are_kept_where_asked_for(spark: Any, rows: Any) -> None:
     by_label = frame(spark, *rows).repartition(2, "label")
-    common: Any = {"repartition": False, "verbose": 0}
+    common: Any = {"data_options": DataOptions(repartition=False), "verbose": 0}
     sizes = {
         r["n"]
         for r in by_label.selectExpr("spark_partition_id() AS p")

@@ -16,10 +16,11 @@ from pybackend.data.tfrecord.decode import decoded
 from pybackend.data.tfrecord.manifest import NAME as MANIFEST
 from pybackend.data.tfrecord.manifest import TEMPORARY, Manifest, manifest_in
 from pybackend.data.tfrecord.part import Marks, checksum_of
-from pybackend.data.tfrecord.schema import check_spec, schema_of_spec
+from pybackend.data.tfrecord.schema import schema_of_spec
 from pybackend.data.tfrecord.survey import count_of, sampled_spec
 from pybackend.data.tfrecord.types import fields_of, schema_of
 from pybackend.errors import InputError
+from pybackend.job.options import check_tfrecord_spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +75,7 @@ class RecordFiles:
             Names the file that is missing, damaged, or not what its manifest says.
         """
         if tfrecord_spec is not None:
-            check_spec(tfrecord_spec)
+            check_tfrecord_spec(tfrecord_spec)
         folder = folder_at(uri)
         manifest = manifest_in(folder)
         if manifest is None:

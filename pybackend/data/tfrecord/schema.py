@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 _TYPES = {"int64": "int64", "float32": "float", "bytes": "binary", "string": "string"}
 _NAMES = {INT64: "int64", FLOAT: "float32", BYTES: "bytes"}
 _LIST = "[]"
-
-
-def check_spec(spec: Any) -> None:
-    """Refuse what is no `tfrecord_spec`, before anything is read."""
-    if not isinstance(spec, Mapping) or not spec:
-        raise InputError(
-            "`tfrecord_spec` must map the names of features to their types, e.g. "
-            f'{{"image": "bytes", "label": "int64"}}, not {spec!r}'
-        )
-    for name, kind in spec.items():
-        if not isinstance(name, str):
-            raise InputError(f"`tfrecord_spec` has the name {name!r}; expected a string")
-        if not isinstance(kind, str) or kind.removesuffix(_LIST) not in _TYPES:
-            raise InputError(
-                f"`tfrecord_spec` has the type {kind!r} for {name!r}; expected "
-                f"{', '.join(map(repr, _TYPES))}, or one of these with '[]' behind it for arrays"
-            )
 
 
 def schema_of_spec(spec: Mapping[str, str]) -> pa.Schema:

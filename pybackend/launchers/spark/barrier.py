@@ -6,12 +6,9 @@ none, and each task runs one worker process (`spark_task`).
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import re
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,29 +19,42 @@ from typing import Any
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
 from pybackend.data.packed import Counts, blobs, layout_of, rows_to_send
-from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
+from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Emit, Outcome
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import Failures
+from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier_task import (
     SCHEMA,
     SET_COLUMN,
     Blobs,
     RowsOfFrame,
     Task,
-    failures_in,
 )
-from pybackend.launchers.spark.jobs import IdleWatch, SparkJob, job_of
+from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.log import quiet_log
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
+from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_connect, is_one_machine, setting
+from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
+from pybackend.launchers.spark.task_failure import find_failures
+from pybackend.net.deadline import within
 from pybackend.net.dialing import network_advice
-from pybackend.net.events import EventServer
+from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _HASH = "__tfdist_hash__"
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_AT_ONCE = 2000
+# Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
+_MEET_SECONDS = 15.0
+_LOOK_SECONDS = 0.1
+_RESTORE_SECONDS = 10.0
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
 _RESULT_SHARE = 0.9
 
@@ -70,18 +80,25 @@ class SparkLauncher:
         token = new_token()
         loopback = is_one_machine(session)
         with ExitStack() as stack:
-            stack.enter_context(this_python(session))
+            stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
-            server = _event_server(stack, session, token)
+            server = _meeting_server(stack, session, token, job.workers)
             driver = server.address if server else None
-            task = Task(job, files, source, token, driver, loopback, counts)
+            task = Task(Member(job, files, source, token, driver, loopback, counts))
             stack.enter_context(small_batches(session))
-            rows = _collect(session, frame.mapInArrow(task, SCHEMA, barrier=True), server, on_event)
+            size = sum(map(len, files.values()))
+            plan = ask(
+                session,
+                "a plan",
+                lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
+                size,
+            )
+            rows = _collect(session, plan, server, on_event)
         if not rows:
-            raise _nothing_returned(datasets)
-        told = [row["report"] for row in rows if row["report"] is not None]
-        reports = [WorkerReport.from_dict(json.loads(text)) for text in told]
+            raise _explain_no_rows(datasets)
+        texts = [row["report"] for row in rows if row["report"] is not None]
+        reports = [decode(text, WorkerReport) for text in texts]
         pieces = [row for row in rows if row["model"] is not None]
         model = None
         if pieces:
@@ -91,20 +108,16 @@ class SparkLauncher:
 
 def launcher_of(target: Any) -> SparkLauncher | None:
     """A launcher if ``target`` is a ``SparkSession``, classic or Connect."""
-    from pyspark.sql import SparkSession
-
-    kinds: tuple[type, ...] = (SparkSession,)
-    connect = sys.modules.get("pyspark.sql.connect.session")
-    if connect is not None:
-        kinds = (SparkSession, connect.SparkSession)
-    return SparkLauncher(target) if isinstance(target, kinds) else None
+    return SparkLauncher(target) if is_session(target) else None
 
 
-def _nothing_returned(datasets: Mapping[str, Any]) -> InputError | ClusterError:
+def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Spark starts no task for a DataFrame that it knows to be empty; nor does it always say that
     its memory has run out."""
     for name, data in datasets.items():
-        if isinstance(data, DataFrameRows) and data.frame.isEmpty():
+        if isinstance(data, DataFrameRows) and run_watched(
+            data.frame.sparkSession, data.frame.isEmpty
+        ):
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
         "Spark has run the workers, but has not delivered what they returned: mostly its driver "
@@ -133,7 +146,8 @@ def input_frame(
 ) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
     """A DataFrame with one partition per worker, how a task reads it, and known numbers of rows."""
     if not datasets:
-        return session.range(0, job.workers, 1, job.workers), None, {}
+        numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
+        return numbers, None, {}
     kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError(
@@ -141,13 +155,12 @@ def input_frame(
             "arrays; files go with either"
         )
     if kinds == {True}:
-        return *_frame_of_rows(session, job, datasets), {}
+        _check_partitions(session, job, list(datasets.values()))
+        return *ask(session, "a plan", lambda: _frame_of_rows(job, datasets)), {}
     return _frame_of_blobs(session, job, datasets)
 
 
-def _frame_of_rows(
-    session: Any, job: Job, datasets: Mapping[str, DataFrameRows]
-) -> tuple[Any, RowsOfFrame]:
+def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any, RowsOfFrame]:
     source = RowsOfFrame({name: data.column_groups for name, data in datasets.items()})
     frames = [data.frame for data in datasets.values()]
     frame = frames[0]
@@ -155,7 +168,6 @@ def _frame_of_rows(
         marked = [f.selectExpr("*", f"{place} AS {SET_COLUMN}") for place, f in enumerate(frames)]
         frame = marked[0].unionByName(marked[1])
     if not next(iter(datasets.values())).choice.repartition:
-        _check_partitions(session, job, frames)
         return frame, source
     # Spread evenly, and mixed where partitions are sorted by label.
     frame = frame.repartition(job.workers)
@@ -167,15 +179,17 @@ def _frame_of_rows(
     return frame, source
 
 
-def _check_partitions(session: Any, job: Job, frames: Sequence[Any]) -> None:
-    if len(frames) > 1:
+def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows]) -> None:
+    if datasets[0].choice.repartition:
+        return
+    if len(datasets) > 1:
         raise InputError(
             "repartition=False keeps the partitions of one DataFrame, and `validation_data` is "
             "another: pass it as files, or leave `repartition` alone"
         )
     if is_connect(session):  # does not tell before; the tasks count themselves
         return
-    partitions = frames[0].rdd.getNumPartitions()
+    partitions = run_watched(session, lambda: int(datasets[0].frame.rdd.getNumPartitions()))
     if partitions != job.workers:
         raise InputError(
             f"repartition=False, but the DataFrame has {partitions} partitions, not workers="
@@ -191,12 +205,18 @@ def _frame_of_blobs(
     counts = rows_to_send(datasets, job.workers)
     sent = rows_to_send(datasets, job.workers, to_all)
     rows = list(blobs(datasets, keys, to_all))
-    if is_connect(session):
-        frame = session.createDataFrame(rows, BLOB_SCHEMA)
-    else:
-        sliced = session.sparkContext.parallelize(rows, len(rows))
-        frame = session.createDataFrame(sliced, BLOB_SCHEMA)
-    return frame.repartition(job.workers, "key"), Blobs(layout_of(datasets), sent), counts
+
+    def send() -> Any:
+        if is_connect(session):
+            frame = session.createDataFrame(rows, BLOB_SCHEMA)
+        else:
+            sliced = session.sparkContext.parallelize(rows, len(rows))
+            frame = session.createDataFrame(sliced, BLOB_SCHEMA)
+        return frame.repartition(job.workers, "key")
+
+    size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
+    frame = ask(session, "a DataFrame of the rows", send, size)
+    return frame, Blobs(layout_of(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
@@ -204,10 +224,16 @@ def _partition_keys(session: Any, workers: int) -> list[int]:
     found: dict[int, int] = {}
     candidates = 32 * workers
     while len(found) < workers:
-        places = session.range(candidates).selectExpr("id", f"pmod(hash(id), {workers}) AS place")
-        found = {row["place"]: row["id"] for row in places.collect()}
+        places = partial(_places, session, candidates, workers)
+        rows = run_watched(session, places)
+        found = {row["place"]: row["id"] for row in rows}
         candidates *= 4
     return [found[rank] for rank in range(workers)]
+
+
+def _places(session: Any, candidates: int, workers: int) -> list[Any]:
+    ids = session.range(candidates)
+    return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS place").collect())
 
 
 def driver_place(session: Any) -> tuple[str | None, str | None]:
@@ -222,8 +248,10 @@ def driver_place(session: Any) -> tuple[str | None, str | None]:
     return bound or host, host
 
 
-def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | None:
-    """Listen for progress where executors may reach this process; None where they cannot."""
+def _meeting_server(
+    stack: ExitStack, session: Any, token: str, workers: int
+) -> MeetingServer | None:
+    """Listen where executors may reach this process; None if there is no such address."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
     else:
@@ -231,7 +259,8 @@ def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | N
     if not host:
         return None
     try:
-        return stack.enter_context(EventServer(host, token, announced))
+        server = MeetingServer(host, token, workers, announced, patience=_MEET_SECONDS)
+        return stack.enter_context(server)
     except ClusterError:  # the driver is behind an address that is not its own: no live progress
         return None
 
@@ -239,42 +268,46 @@ def _event_server(stack: ExitStack, session: Any, token: str) -> EventServer | N
 def _collect(
     session: Any,
     result: Any,
-    server: EventServer | None = None,
+    server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
 ) -> list[Any]:
-    """Run the Spark job on a thread, events and Ctrl-C on this one; not longer than ``seconds``."""
+    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
-    outcome: queue.Queue[list[Any] | BaseException] = queue.Queue()
-    events = server.queue if server else queue.Queue[dict[str, Any]]()
-    failures: dict[int, Failure] = {}
+    events: queue.Queue[Event | None] = server.queue if server else queue.Queue()
+    failures = Failures(on_event)
 
-    def submit() -> None:
+    def collect() -> list[Any] | Exception:
         try:
-            outcome.put(rows_returned(result))
-        except BaseException as error:
-            outcome.put(error)
+            return rows_returned(result)
+        except Exception as error:
+            return error
+        finally:
+            events.put(None)
 
-    with job_of(session) as job:
-        thread = job.thread(submit)
-        watch = IdleWatch(job)
-        thread.start()
-        try:
-            while thread.is_alive() or not events.empty():
-                with suppress(queue.Empty):
-                    _handle(events.get(timeout=0.1), failures, on_event)
-                watch.look()
-                if time.monotonic() > deadline:
-                    raise ClusterError(TOO_LONG + network_advice())
-        except BaseException:
-            _end(job, thread)
-            raise
-    finished = outcome.get()
-    if isinstance(finished, BaseException):
-        _gather_failures(finished, failures, server, on_event)
-        if failures:
-            raise WorkerFailedError(root_cause_first(list(failures.values())))
-        raise explained(finished) from finished
+    def handle(seconds: float) -> None:
+        if event := events.get(timeout=seconds):
+            failures(event)
+
+    def pause() -> None:
+        with suppress(queue.Empty):
+            handle(_LOOK_SECONDS)
+        if time.monotonic() > deadline:
+            raise ClusterError(TOO_LONG + network_advice())
+
+    with quiet_log(session):
+        finished = run_watched(session, collect, pause)
+    while not events.empty():
+        handle(0)
+    if isinstance(finished, Exception):
+        failures.add(find_failures(str(finished)))
+        with suppress(queue.Empty):
+            # What a worker has sent may still be on its way when Spark has already given up.
+            while server and not failures:
+                handle(2)
+        failures.raise_any()
+        # Its own frames are Java's; what they say is in the message.
+        raise explain_spark_error(finished, session) from None
     return finished
 
 
@@ -286,88 +319,22 @@ def rows_returned(result: Any) -> list[Any]:
     return list(result.collect())
 
 
-def _end(job: SparkJob, thread: threading.Thread) -> None:
-    """Cancel a job, and wait a little for its end."""
-
-    def cancel() -> None:
-        # Again and again: a job that is just being submitted cannot be cancelled yet.
-        for _ in range(10):
-            with suppress(Exception):
-                job.cancel()
-            thread.join(timeout=1)
-            if not thread.is_alive():
-                return
-
-    # Not on this thread: a Connect server that is gone lets its client wait for minutes.
-    threading.Thread(target=cancel, daemon=True).start()
-    thread.join(timeout=10)
-
-
-def _gather_failures(
-    error: BaseException, failures: dict[int, Failure], server: EventServer | None, on_event: Emit
-) -> None:
-    """Add what Spark's own error tells of the workers, or what they have sent."""
-    failures.update({f.rank: f for f in failures_in(str(error))})
-    with suppress(queue.Empty):
-        # What a worker has sent may still be on its way when Spark has already given up.
-        while server and not failures:
-            _handle(server.queue.get(timeout=2), failures, on_event)
-
-
-def _handle(event: dict[str, Any], failures: dict[int, Failure], on_event: Emit) -> None:
-    if event["event"] == "failed":
-        failures[event["rank"]] = Failure.from_dict(event["failure"])
-    else:
-        on_event(event)
-
-
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
     """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory."""
-    before = session.conf.get(_RECORDS, None)
+    before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
     known = int(before or 0)  # 0 or less: no limit
-    session.conf.set(_RECORDS, str(min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE))
+    rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
+    ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
     try:
         yield
     finally:
-        if before is None:
-            session.conf.unset(_RECORDS)
-        else:
-            session.conf.set(_RECORDS, before)
+        with suppress(ClusterError):  # a session that is gone needs no settings
+            within(_RESTORE_SECONDS, lambda: _restore(session, before), ClusterError())
 
 
-@contextmanager
-def this_python(session: Any) -> Iterator[None]:
-    """On one machine, run the workers with the driver's Python unless another was chosen."""
-    is_ours = is_one_machine(session) and not is_connect(session)
-    if not is_ours or session.sparkContext.pythonExec != "python3":
-        yield
-        return
-    session.sparkContext.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        session.sparkContext.pythonExec = "python3"
-
-
-def explained(error: BaseException) -> BaseException:
-    """Spark's own failure as a `ClusterError` that begins with the part worth reading."""
-    if not isinstance(error, Exception):
-        return error
-    text = str(error)
-    advice = "see the executors' logs in the Spark web interface"
-    if "PYTHON_VERSION_MISMATCH" in text:
-        advice = "set PYSPARK_PYTHON to the same minor version of Python on driver and executors"
-    elif "No module named" in text:
-        advice = "install it for the executors' Python, or set PYSPARK_PYTHON to one that has it"
-    elif "Cannot run program" in text:
-        advice = "set PYSPARK_PYTHON to a Python that exists on every executor"
-    # Java's frames say nothing about the cause; Python's own last line does.
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
-    named = r"(?:: |Caused by: )?[\w.$]*(Error|Exception|Interrupt)\b"
-    causes = [line for line in lines if re.match(named, line)]
-    headline = causes[-1] if causes else lines[0]
-    return ClusterError(
-        f"Spark could not run the job: {headline}\n\nWhat to do: {advice}\n\n"
-        "Spark's message:\n" + "\n".join(lines)[:3000]
-    )
+def _restore(session: Any, before: str | None) -> None:
+    if before is None:
+        session.conf.unset(_RECORDS)
+    else:
+        session.conf.set(_RECORDS, before)

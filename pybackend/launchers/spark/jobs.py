@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.spark.slots import is_connect
+from pybackend.launchers.spark.session import ask, is_connect, silence
 from pybackend.net.rendezvous import new_token
 
-# How long no task of a job may run: then something else holds the slots, or there are none.
+# How long no task of a job may run: then something else has the slots, or there are none.
 _IDLE_SECONDS = 60.0
+# How long Spark's driver may say nothing while a job runs; its garbage collection takes seconds.
+_SILENT_SECONDS = 60.0
+_ASK_EVERY_SECONDS = 1.0
 _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
 )
+_Value = TypeVar("_Value")
 
 
 class SparkJob(Protocol):
     """What one thread submits to Spark and another watches; a context manager."""
+
+    session: Any
 
     def __enter__(self) -> SparkJob: ...
 
@@ -33,7 +41,7 @@ class SparkJob(Protocol):
         """Have Spark end the tasks; to be called again while the job has not ended."""
 
     def is_busy(self) -> bool:
-        """Whether any of its tasks runs; True where Spark does not tell."""
+        """Ask Spark whether any of its tasks runs; True if it answers without saying so."""
 
 
 def job_of(session: Any) -> SparkJob:
@@ -41,34 +49,133 @@ def job_of(session: Any) -> SparkJob:
     return ConnectJob(session) if is_connect(session) else ClassicJob(session)
 
 
-class IdleWatch:
-    """Ends the wait for a job of which no task runs: nothing else would."""
+def run_watched(
+    session: Any,
+    call: Callable[[], _Value],
+    pause: Callable[[], object] | None = None,
+    idle_seconds: float | None = None,
+) -> _Value:
+    """The value of a call that runs a Spark job, for as long as the job takes.
 
-    def __init__(self, job: SparkJob) -> None:
+    Parameters
+    ----------
+    pause
+        Called again and again on this thread while the job runs; it returns soon. If it raises,
+        the job is cancelled. None: nothing is done meanwhile.
+    idle_seconds
+        How long no task may run; None: a minute.
+
+    Raises
+    ------
+    ClusterError
+        No task ran for so long, or Spark's driver has not answered for a minute. What the call
+        raises is passed on.
+    """
+    outcome: queue.Queue[tuple[list[_Value], BaseException | None]] = queue.Queue()
+
+    def submit() -> None:
+        try:
+            outcome.put(([call()], None))
+        except BaseException as error:
+            outcome.put(([], error))
+
+    with job_of(session) as job:
+        thread = job.thread(submit)
+        watch = IdleWatch(job, idle_seconds)
+        thread.start()
+        try:
+            while thread.is_alive():
+                pause() if pause else thread.join(timeout=0.1)
+                watch.look()
+        except BaseException:
+            _end(job, thread)
+            raise
+    value, error = outcome.get()
+    if error is not None:
+        raise error
+    return value[0]
+
+
+def _end(job: SparkJob, thread: threading.Thread) -> None:
+    """Cancel a job, and wait a little for its end."""
+
+    def cancel() -> None:
+        # Again and again: a job that is just being submitted cannot be cancelled yet.
+        for _ in range(10):
+            with suppress(Exception):
+                job.cancel()
+            thread.join(timeout=1)
+            if not thread.is_alive():
+                return
+
+    # Not on this thread: a Connect server that is gone lets its client wait for minutes.
+    threading.Thread(target=cancel, daemon=True).start()
+    thread.join(timeout=10)
+
+
+class IdleWatch:
+    """Ends the wait for a job of which no task runs, or whose driver is gone: nothing else would.
+
+    Parameters
+    ----------
+    idle_seconds
+        How long no task may run; None: a minute.
+    """
+
+    def __init__(self, job: SparkJob, idle_seconds: float | None = None) -> None:
         self._job = job
-        self._busy = self._looked = time.monotonic()
+        self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
+        # Last seen to run, last asked, and last heard of.
+        self._busy = self._asked = self._heard = time.monotonic()
+        self._answer: queue.Queue[bool] = queue.Queue()
+        self._is_waiting = False
         self.is_busy = False
-        """Whether a task ran when Spark was last asked."""
+        """Whether a task ran when Spark last answered."""
 
     def look(self) -> None:
-        """Ask Spark, once in a second; `ClusterError` where no task has run for a minute."""
+        """Ask Spark, once in a second, without waiting for the answer.
+
+        Raises
+        ------
+        ClusterError
+            No task has run, or Spark has not answered, for a minute.
+        """
         now = time.monotonic()
-        if now < self._looked + 1:
-            return
-        self._looked = now
-        self.is_busy = self._job.is_busy()
-        if self.is_busy:
-            self._busy = now
-        elif now > self._busy + _IDLE_SECONDS:
+        self._take_answer(now)
+        if not self._is_waiting and now >= self._asked + _ASK_EVERY_SECONDS:
+            self._asked, self._is_waiting = now, True
+            threading.Thread(target=self._ask, daemon=True).start()
+        if now > self._heard + _SILENT_SECONDS:
+            raise silence(self._job.session, "the state of a job", _SILENT_SECONDS)
+        if not self._is_waiting and now > self._busy + self._idle_seconds:
             raise ClusterError(_IDLE)
+
+    def _take_answer(self, now: float) -> None:
+        with suppress(queue.Empty):
+            self.is_busy = self._answer.get_nowait()
+            self._is_waiting = False
+            self._heard = now
+            if self.is_busy:
+                self._busy = now
+
+    def _ask(self) -> None:
+        # An error is no answer; the job's own thread gets one like it, and raises it.
+        while True:
+            with suppress(Exception):
+                self._answer.put(self._job.is_busy())
+                return
+            time.sleep(_ASK_EVERY_SECONDS)
+            if time.monotonic() > self._asked + _SILENT_SECONDS:
+                return
 
 
 class ClassicJob:
     """A job group of the SparkContext in the driver's own JVM."""
 
     def __init__(self, session: Any) -> None:
+        self.session = session
         self._context = session.sparkContext
-        self._tracker = self._context.statusTracker()
+        self._tracker = ask(session, "the state of jobs", self._context.statusTracker)
         self.group = _name()
 
     def __enter__(self) -> ClassicJob:
@@ -91,7 +198,7 @@ class ClassicJob:
 
     def cancel(self) -> None:
         """See `SparkJob`."""
-        self._context.cancelJobGroup(self.group)
+        ask(self.session, "the end of a job", lambda: self._context.cancelJobGroup(self.group))
 
     def is_busy(self) -> bool:
         """See `SparkJob`."""
@@ -105,28 +212,29 @@ class ConnectJob:
     """The operations of one thread under a tag of their own, in a Connect session."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
+        self.session = session
         self._tag = _name()
         self._thread: threading.Thread | None = None
         self._running: int | None = None
-        # The session's client has no progress before pyspark 4: then only events tell of tasks.
-        self._is_told = hasattr(session, "registerProgressHandler")
-        self._reports = self._is_told and _reports_progress(session)
+        # The session's client has no progress before pyspark 4: then only events show that tasks
+        # run.
+        self._has_progress = hasattr(session, "registerProgressHandler")
+        self._reports = self._has_progress and _reports_progress(session)
 
     def __enter__(self) -> ConnectJob:
-        if self._is_told:
-            self._session.registerProgressHandler(self._progress)
+        if self._has_progress:
+            self.session.registerProgressHandler(self._progress)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_told:
-            self._session.removeProgressHandler(self._progress)
+        if self._has_progress:
+            self.session.removeProgressHandler(self._progress)
 
     def thread(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
 
         def run() -> None:
-            self._session.addTag(self._tag)
+            self.session.addTag(self._tag)
             submit()
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -134,10 +242,12 @@ class ConnectJob:
 
     def cancel(self) -> None:
         """See `SparkJob`."""
-        self._session.interruptTag(self._tag)
+        ask(self.session, "the end of a job", lambda: self.session.interruptTag(self._tag))
 
     def is_busy(self) -> bool:
         """See `SparkJob`."""
+        # Progress comes by itself, and stops with the server: this shows that there is one.
+        self.session.conf.get("spark.sql.shuffle.partitions")
         if self._running is not None:
             return self._running > 0
         # While Spark still looks for slots there is no stage, and so no progress either.
@@ -151,8 +261,11 @@ class ConnectJob:
 
 def _reports_progress(session: Any) -> bool:
     """Whether the server tells its clients of running tasks: since Spark 4, unless set to 0."""
+    name = "spark.connect.progress.reportInterval"
     try:
-        interval = str(session.conf.get("spark.connect.progress.reportInterval"))
+        interval = str(ask(session, f"the setting {name}", lambda: session.conf.get(name)))
+    except ClusterError:
+        raise
     except Exception:  # the server does not know the setting, or does not show it
         return False
     return not interval.startswith(("0", "-"))

@@ -1,7 +1,7 @@
 """Before Spark moves rows: whether the network lets the executors' hosts reach each other.
 
 Spark's own transfers wait minutes for a host behind a firewall, and do so before any Python runs
-in a task. This stage moves nothing, and takes a fraction of a second where all is well.
+in a task. This stage moves nothing, and takes a fraction of a second if all is well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.spark.session import ask
 from pybackend.net.dialing import unreached
 
 SCHEMA = "rank int, problem string"
@@ -36,17 +37,22 @@ def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[
     ClusterError
         Names the two hosts, the address and what to do; after about ten seconds.
     """
-    rows = collect(session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True))
+    plan = ask(session, "a plan", lambda: _plan(session, workers))
+    rows = collect(plan)
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
     if problems:
         more = f" ({len(problems)} of {workers} workers cannot reach another)"
         raise ClusterError(problems[0] + more)
 
 
-def look(_: Iterator[Any]) -> Iterator[Any]:
-    """Runs in each task: a row of `SCHEMA` where another task's host cannot be reached.
+def _plan(session: Any, workers: int) -> Any:
+    return session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True)
 
-    Executors are known by the port of their connection with the driver. Mostly nobody listens
+
+def look(_: Iterator[Any]) -> Iterator[Any]:
+    """Runs in each task: a row of `SCHEMA` if another task's host cannot be reached.
+
+    Executors are known by the port of their connection with the driver. Usually nobody listens
     there, and the refusal shows that the way is free.
     """
     import pyarrow as pa

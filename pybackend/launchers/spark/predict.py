@@ -17,10 +17,10 @@ from pybackend.data.dataframe import kind_of
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
-from pybackend.launchers.spark.barrier import this_python
 from pybackend.launchers.spark.predict_task import PredictTask
+from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import is_connect
 
 _METADATA = "metadata.json"
 
@@ -65,7 +65,7 @@ def frame_of_predictions(
     ship_package(session)
     if is_connect(session):
         task = _with_artifact(task, session)
-    with this_python(session):
+    with driver_python(session):
         return sent.mapInArrow(task, schema)
 
 

@@ -100,10 +100,10 @@ class PredictTask:
         _set_up_tensorflow()
         import cloudpickle
 
-        from pybackend.model.load import set_keras_up
+        from pybackend.model.load import configure_keras
         from pybackend.model.serialization import model_from_bytes
 
-        set_keras_up(self.job)
+        configure_keras(self.job)
         # From the driver's own objects, as this task is.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
         model = model_from_bytes(
@@ -138,11 +138,11 @@ def predicted(
     import tensorflow as tf
 
     from pybackend.data.rows import as_rows
-    from pybackend.engine.feed import shaped_for
+    from pybackend.model.inputs import reshape_rows
 
     widths = _widths(model, tensors)
     rows = as_rows({key: dense(tensors[key], widths.get(key, 0)) for key in tensors})
-    rows = shaped_for(rows, model)
+    rows = reshape_rows(rows, model)
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))

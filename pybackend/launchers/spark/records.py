@@ -14,10 +14,12 @@ from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.publish import begin, discard, finish
 from pybackend.data.tfrecord.types import fields_of, schema_of
 from pybackend.errors import InputError
-from pybackend.launchers.spark.barrier import explained, this_python
+from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.records_task import SCHEMA, CallTask, ReadTask, WriteTask, refused
+from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import is_connect, slots_of
+from pybackend.launchers.spark.slots import slots_of
 from pybackend.net.rendezvous import new_token
 
 # What a task reads: enough for its start not to count, little enough for all tasks to have some.
@@ -92,7 +94,7 @@ def read(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     if not ranges:
         return session.createDataFrame([], kind)
     numbers = session.range(0, len(ranges), 1, len(ranges))
-    with this_python(session):
+    with driver_python(session):
         return numbers.mapInArrow(ReadTask(files, tuple(ranges)), kind)
 
 
@@ -110,10 +112,10 @@ def _where_tasks_see(session: Any, function: Callable[..., Any], *arguments: Any
 
 def _reports(session: Any, frame: Any, task: Any) -> list[Any]:
     try:
-        with this_python(session):
+        with driver_python(session):
             rows = frame.mapInArrow(task, SCHEMA).collect()
     except Exception as error:
-        raise refused(str(error)) or explained(error) from error
+        raise refused(str(error)) or explain_spark_error(error) from error
     return [json.loads(row["report"]) for row in rows]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.launchers.spark.slots import is_connect
+from pybackend.launchers.spark.session import ask, is_connect
 
 # The archive's content alone decides its bytes: Spark refuses a second file of one name that
 # differs from the first.
@@ -20,19 +20,23 @@ def ship_package(session: Any) -> None:
     """Make ``import pybackend`` give the executors what the driver has."""
     sources = package_sources()
     name = f"pybackend-{_digest(sources)[:16]}.zip"
+    what = "the place of this package's archive"
     if is_connect(session):
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            session.addArtifacts(str(_pack(sources, Path(folder) / name)), pyfile=True)
+            archive = _pack(sources, Path(folder) / name)
+            ask(session, what, lambda: session.addArtifacts(str(archive), pyfile=True))
         return
     from pyspark import SparkFiles
 
     # Executors fetch it at any time while the context lives: it has to stay that long, in the
     # folder that Spark removes with the context.
-    archive = Path(SparkFiles.getRootDirectory()) / "tfdist" / name
     shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
     if name not in shipped:
+        root = ask(session, what, SparkFiles.getRootDirectory)
+        archive = Path(root) / "tfdist" / name
         archive.parent.mkdir(exist_ok=True)
-        session.sparkContext.addPyFile(str(_pack(sources, archive)))
+        _pack(sources, archive)
+        ask(session, what, lambda: session.sparkContext.addPyFile(str(archive)))
         shipped.add(name)
 
 

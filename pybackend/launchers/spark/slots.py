@@ -1,19 +1,17 @@
-"""Whether a Spark session can start all workers at once, told before it is asked to."""
+"""Whether a Spark session can start all workers at once, known before it is asked to."""
 
 from __future__ import annotations
 
-import queue
 import re
-import threading
 import time
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.spark.session import ask, is_connect
 
 # Executors of a cluster register one after another once the session exists.
 _REGISTER_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0
-# Stands for all slots that Spark may have where it does not tell.
+# For all slots that Spark may have, if it does not say how many.
 _UNKNOWN = 2**31
 
 
@@ -54,48 +52,25 @@ def _allocates_dynamically(session: Any) -> bool:
 def _refuse_stopped(session: Any) -> None:
     try:
         if is_connect(session):
-            _ask_server(session)
+            if session.is_stopped:
+                raise ConnectionError("the session was stopped")
+            # Not the version, which a session remembers.
+            ask(session, "a setting", lambda: session.conf.get("spark.sql.shuffle.partitions"))
         else:
-            _ = session.sparkContext.defaultParallelism
+            ask(session, "its slots", lambda: session.sparkContext.defaultParallelism)
+    except ClusterError:
+        raise
     except Exception as error:
         raise ClusterError(
             f"this Spark session does not answer ({type(error).__name__}): it was stopped, or its "
             "server is gone. Start a new one"
-        ) from error
-
-
-def _ask_server(session: Any) -> None:
-    """Have the Connect server answer; its client would try again for minutes where it is gone."""
-    answer: queue.Queue[Exception | None] = queue.Queue()
-
-    def ask() -> None:
-        try:
-            # Not the version, which a session remembers.
-            session.conf.get("spark.sql.shuffle.partitions")
-            answer.put(None)
-        except Exception as error:
-            answer.put(error)
-
-    if session.is_stopped:
-        raise ConnectionError("the session was stopped")
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        error = answer.get(timeout=_ANSWER_SECONDS)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {_ANSWER_SECONDS:g} s") from None
-    if error is not None:
-        raise error
+        ) from None
 
 
 def slots_of(session: Any) -> int:
-    """Tasks that a session is known to run at once; 1 where Spark does not tell."""
+    """Tasks that a session is known to run at once; 1 if Spark does not say."""
     slots, _ = _slots(session)
     return 1 if slots == _UNKNOWN else slots
-
-
-def is_connect(session: Any) -> bool:
-    """Whether this is a Spark Connect session."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def is_one_machine(session: Any) -> bool:
@@ -104,15 +79,27 @@ def is_one_machine(session: Any) -> bool:
 
 
 def setting(session: Any, name: str) -> str | None:
-    """A setting of the session or its context, None where unset or hidden."""
-    if not is_connect(session):
-        value = session.sparkContext.getConf().get(name)
-        return None if value is None else str(value)
+    """A setting of the session or its context, None if unset or hidden."""
+    if is_connect(session):
+        return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
+    return _context_settings(session).get(name)
+
+
+def _shown_setting(session: Any, name: str) -> str | None:
     try:
         value = session.conf.get(name, None)
     except Exception:  # Connect refuses to show some
         return None
     return None if value is None else str(value)
+
+
+def _context_settings(session: Any) -> dict[str, str]:
+    """Settings of a SparkContext, which are fixed once it runs; reading them takes 30 ms."""
+    known: dict[str, dict[str, str]] = vars(session.sparkContext)
+    if "tfdist_settings" not in known:
+        pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
+        known["tfdist_settings"] = dict(pairs)
+    return known["tfdist_settings"]
 
 
 def _master(session: Any) -> str:
@@ -136,7 +123,7 @@ def _slots(session: Any) -> tuple[int, bool]:
 
 
 def _cores(session: Any) -> int | None:
-    """Cores of all executors, None where Spark does not tell.
+    """Cores of all executors, None if Spark does not say.
 
     In local mode, and in a cluster once its executors have registered, that is Spark's default
     parallelism, unless the user has set it to something else.
@@ -144,11 +131,12 @@ def _cores(session: Any) -> int | None:
     if setting(session, "spark.default.parallelism") is not None:
         return None
     if not is_connect(session):
-        return int(session.sparkContext.defaultParallelism)
+        return ask(session, "its slots", lambda: int(session.sparkContext.defaultParallelism))
     if setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
         return None
     # A range has as many partitions, and its plan says how many: unlike a job that counts them,
     # a plan needs no slot.
-    plan = session.sql("EXPLAIN SELECT id FROM range(1)").collect()[0][0]
+    explain = "EXPLAIN SELECT id FROM range(1)"
+    plan = ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
     splits = re.search(r"splits=(\d+)", plan)
     return int(splits[1]) if splits else None

@@ -7,7 +7,6 @@ report comes the same way.
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import re
@@ -24,16 +23,21 @@ from typing import Any
 import cloudpickle
 
 from pybackend.data.text import TEXT_SCHEMA, lines_of
-from pybackend.errors import ClusterError, Failure, InputError, WorkerFailedError, root_cause_first
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.codec import decode
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Emit, Outcome
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import Failures
+from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_frame
-from pybackend.launchers.spark.barrier_task import Task, failures_in
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
+from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import package_sources, ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
+from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
@@ -85,9 +89,10 @@ class SparklyrWorkers:
         with ExitStack() as stack:
             frame, source, counts = input_frame(session, job, datasets)
             meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
-            task = Task(job, files, source, token, meeting.address, loopback, counts)
-            archive = stack.enter_context(_archive(task))
-            view = stack.enter_context(_view(session, frame.mapInArrow(lines_of, TEXT_SCHEMA)))
+            member = Member(job, files, source, token, meeting.address, loopback, counts)
+            archive = stack.enter_context(_archive(session, member))
+            lines = ask(session, "a plan", lambda: frame.mapInArrow(lines_of, TEXT_SCHEMA))
+            view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
             error = None
@@ -102,12 +107,12 @@ class SparklyrWorkers:
             if error is None:
                 meeting.drain(_DRAIN_SECONDS)
             else:  # what the failed worker has sent may still be on its way
-                watch.wait_for_failure(_CAUSE_SECONDS)
+                watch.failures.wait(_CAUSE_SECONDS)
             watch.stop()
-            watch.raise_failure(_unwrapped(error) if error else "")
+            watch.raise_any(_unwrap(error) if error else "")
             if error is not None:
                 missed = _missed(self, job, meeting) if meeting.missing()[0] else []
-                raise _explained(_unwrapped(error), meeting.address, missed) from error
+                raise _explained(_unwrap(error), meeting.address, missed) from error
             return _outcome(meeting, job.workers, bool(datasets))
 
 
@@ -132,43 +137,42 @@ def _cancel(job: ClassicJob) -> None:
 
 
 @contextmanager
-def _archive(task: Task) -> Iterator[Path]:
-    """This package and the task in one file, in a folder that goes with the Spark application."""
+def _archive(session: Any, member: Member) -> Iterator[Path]:
+    """This package and the member in one file, in a folder that goes with the Spark application."""
     from pyspark import SparkFiles
 
-    root = SparkFiles.getRootDirectory()
+    root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
             for name, content in package_sources().items():
                 packed.writestr(name, content)
-            packed.writestr(TASK, cloudpickle.dumps(task))
+            packed.writestr(TASK, cloudpickle.dumps(member))
         yield path
 
 
 @contextmanager
 def _view(session: Any, frame: Any) -> Iterator[str]:
     name = f"tfdist_{new_token()[:12]}"
-    frame.createOrReplaceTempView(name)
+    ask(session, "a view", lambda: frame.createOrReplaceTempView(name))
     try:
         yield name
     finally:
-        session.catalog.dropTempView(name)
+        with suppress(ClusterError):  # a session that is gone has no views
+            ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
 class _Watch:
     """Passes on events while R waits for Spark, and cancels a job that cannot go on."""
 
     def __init__(self, job: ClassicJob, meeting: MeetingServer, on_event: Emit) -> None:
-        self.failures: dict[int, Failure] = {}
+        self.failures = Failures(on_event)
         self.trouble: ClusterError | None = None
         self._job = job
         self._meeting = meeting
-        self._on_event = on_event
         # When a task was first seen to run.
         self._busy_since = math.inf
         self._stopped = threading.Event()
-        self._has_failed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> _Watch:
@@ -178,17 +182,12 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def raise_failure(self, text: str) -> None:
-        """Raise what the workers have told, what Spark's text tells of them, or what was seen."""
-        self.failures.update({f.rank: f for f in failures_in(text)})
-        if self.failures:
-            raise WorkerFailedError(root_cause_first(list(self.failures.values())))
+    def raise_any(self, text: str) -> None:
+        """Raise what the workers reported, what Spark's text says of them, or what was seen."""
+        self.failures.add(find_failures(text))
+        self.failures.raise_any()
         if self.trouble is not None:
             raise self.trouble
-
-    def wait_for_failure(self, seconds: float) -> None:
-        """Wait until a worker has told its failure."""
-        self._has_failed.wait(seconds)
 
     def stop(self) -> None:
         """Pass on what has come, and end."""
@@ -212,13 +211,11 @@ class _Watch:
             except Exception:  # Spark does not answer now: R's own call will tell why
                 self._stopped.wait(1)
 
-    def _pass_on(self, event: dict[str, Any]) -> None:
-        if event["event"] == "failed":
-            self.failures[event["rank"]] = Failure.from_dict(event["failure"])
-            self._has_failed.set()
+    def _pass_on(self, event: Event | None) -> None:
+        if event is None:
             return
         with suppress(Exception):  # a console that is gone is no reason to lose what follows
-            self._on_event(event)
+            self.failures(event)
 
     def _look(self, idle: IdleWatch) -> None:
         """`ClusterError` where the workers will not meet any more."""
@@ -278,7 +275,7 @@ def _lacks_protobuf(session: Any, workers: int) -> bool:
     return any(f"ClassNotFoundException: {_PROTOBUF}" in text for text in said)
 
 
-def _unwrapped(error: Exception) -> str:
+def _unwrap(error: Exception) -> str:
     """sparklyr's message as one line, without Java's frames: it wraps what Spark says."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith("at "))
@@ -317,7 +314,7 @@ def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
             f"worker {', '.join(map(str, absent))} has ended without a report: see the logs of the "
             "executors"
         )
-    reports = [WorkerReport.from_dict(json.loads(text)) for text in texts if text is not None]
+    reports = [decode(text, WorkerReport) for text in texts if text is not None]
     found = ((kind, meeting.result(0, MODEL + kind)) for kind in ("h5", "keras"))
     models = [(kind, content) for kind, content in found if content is not None]
     return Outcome(reports, models[0] if models else None)

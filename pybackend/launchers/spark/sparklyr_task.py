@@ -1,6 +1,6 @@
 """One worker of a stage that sparklyr runs: R on an executor starts this, and this starts R.
 
-The first R is sparklyr's, and tells what it knows of its place. The second is the worker: R with
+The first R is sparklyr's, and passes on what it knows of the gang. The second is the worker: R with
 Python and TensorFlow embedded, started and watched as every other worker is.
 """
 
@@ -11,51 +11,43 @@ import os
 import signal
 import sys
 import zipfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 
 from pybackend.data.text import batches_of
-from pybackend.launchers.spark.barrier_task import Task
-from pybackend.net.meeting import MeetingClient
+from pybackend.errors import ClusterError
+from pybackend.job.codec import encode
+from pybackend.launchers.member import Member
+from pybackend.launchers.spark.task_failure import fail_task
+from pybackend.net.meeting_client import MeetingClient
 
 TASK = "task.pkl"
 # Names of what a worker sends to the driver; the model's is followed by its format.
 REPORT = "report"
 MODEL = "model."
+_DRIVER_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a worker is, in the terms of ``pyspark.BarrierTaskContext``."""
+class SparklyrGroup:
+    """A gang whose members R has started: they know addresses and cores, and meet at the driver."""
 
-    rank: int
-    addresses: list[str]
-    cores: int
-    meeting: MeetingClient
+    gpus = None  # R does not know which GPUs are the task's
 
-    def partitionId(self) -> int:
-        """The rank."""
-        return self.rank
+    def __init__(self, options: Mapping[str, Any], meeting: MeetingClient) -> None:
+        self._meeting = meeting
+        self.rank: int = options["rank"]
+        self.hosts = [address.rpartition(":")[0].strip("[]") for address in options["addresses"]]
+        self.cores: int = options["cores"]
 
-    def getTaskInfos(self) -> list[Any]:
-        """Where the executors of all tasks are, as ``host:port``."""
-        return [SimpleNamespace(address=address) for address in self.addresses]
-
-    def allGather(self, message: str) -> list[str]:
-        """Everyone's message by rank."""
-        return self.meeting.gather(message)
-
-    def cpus(self) -> int:
-        """Cores of a task."""
-        return self.cores
-
-    def resources(self) -> dict[str, Any]:
-        """Nothing: R is not told which GPUs are the task's."""
-        return {}
+    def gather(self, message: str) -> list[str]:
+        """See `Group`."""
+        everyone = self._meeting.gather(message)
+        if everyone is None:
+            raise ClusterError("the driver has ended the job before all workers had met")
+        return everyone
 
 
 def main(archive: str, rows: str, options: str) -> None:
@@ -64,7 +56,7 @@ def main(archive: str, rows: str, options: str) -> None:
     Parameters
     ----------
     archive
-        The driver's: this package, and a pickled `Task`.
+        The driver's: this package, and a pickled `Member`.
     rows
         File of this worker's rows, as `pybackend.data.text` writes them.
     options
@@ -73,26 +65,26 @@ def main(archive: str, rows: str, options: str) -> None:
     Raises
     ------
     RuntimeError
-        Where the worker failed, as in `Task.work`.
+        If the worker failed, as in `fail_task`.
     ClusterError
-        Where the driver cannot be reached.
+        If the driver cannot be reached.
     """
-    told = json.loads(options)
+    given = json.loads(options)
     with zipfile.ZipFile(archive) as packed:
         # Made by the driver of its own objects, and brought by Spark, as Spark's own tasks are.
-        task: Task = cloudpickle.loads(packed.read(TASK))
-    assert task.driver is not None
+        member: Member = cloudpickle.loads(packed.read(TASK))
     # Leaving this way ends the worker and removes its folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver has ended the job"))
-    meeting = MeetingClient(task.driver, task.token, told["rank"], _end_this_process)
-    try:
-        place = Place(told["rank"], told["addresses"], told["cores"], meeting)
-        report, model = task.work(place, batches_of(Path(rows)), meeting, told["rscript"])
+    token, rank = member.token, given["rank"]
+    with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
+        meeting.require()
+        group = SparklyrGroup(given, meeting)
+        report, model = member.work(group, batches_of(Path(rows)), meeting, given["rscript"])
+        if report.failure is not None:
+            fail_task(report.failure, meeting)
         if model is not None:
             meeting.send(MODEL + model[0], model[1])
-        meeting.send(REPORT, json.dumps(asdict(report)).encode())
-    finally:
-        meeting.close()
+        meeting.send(REPORT, encode(report).encode())
 
 
 def _end_this_process() -> None:

@@ -1,0 +1,72 @@
+"""Checks of single arguments: each returns the value in Python's own type, or names the argument.
+
+Numbers of any type are accepted: R's 3 is a double, and 3.0 is a whole number.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from pybackend.errors import InputError
+
+
+def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Check that an argument is a whole number in a range."""
+    number = as_number(value)
+    if number is None or not number.is_integer():
+        raise InputError(f"`{name}` must be a whole number, not {value!r}")
+    if number < least or (most is not None and number > most):
+        span = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"`{name}` must be {span}, not {value!r}")
+    return int(value)
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Check that an argument is a positive, finite number of seconds."""
+    number = as_number(value)
+    if number is None or not (math.isfinite(number) and number > 0):
+        raise InputError(f"`{name}` must be a positive number of seconds, not {value!r}")
+    return number
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Check that an argument is a positive number, which may be infinite."""
+    number = as_number(value)
+    if number is None or math.isnan(number) or number <= 0:
+        raise InputError(f"`{name}` must be a positive number, not {value!r}")
+    return number
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Check that an argument is a number from 0 to below 1."""
+    number = as_number(value)
+    if number is None or not 0 <= number < 1:
+        raise InputError(f"`{name}` must be a number from 0 to below 1, not {value!r}")
+    return number
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Check that an argument is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True or False, not {value!r}")
+    return value
+
+
+def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
+    """Check that an argument is one of a few values."""
+    # True == 1 in Python, and 1 is not a choice.
+    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
+        listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+        raise InputError(f"`{name}` must be {listed}, not {value!r}")
+    return value
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float if it is a real number (numpy's too), else None."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        return float(value) if is_number else None
+    except OverflowError:  # a whole number beyond the floats
+        return math.inf

@@ -1,0 +1,159 @@
+"""Frozen dataclasses as JSON text and back: what the processes of a job send each other.
+
+Every dataclass is an object that names its type; the reader lists the types that it accepts.
+Nothing but these types is ever built from a text.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_TYPE = "__type__"
+Message = TypeVar("Message")
+
+
+def encode(message: Any) -> str:
+    """One line of JSON text of a dataclass: its fields hold dataclasses, mappings with text as
+    keys, lists, tuples, numbers, text, None."""
+    return json.dumps(_pack(message))
+
+
+def decode(text: str | bytes, *kinds: type[Message]) -> Message:
+    """The dataclass that `encode` wrote.
+
+    Parameters
+    ----------
+    kinds
+        The types that it may have.
+
+    Raises
+    ------
+    ValueError
+        The text is not JSON, its type is not one of ``kinds``, or a field is unknown, absent, or
+        of the wrong type.
+    """
+    found: Message = _read_dataclass(json.loads(text), kinds, "the message")
+    return found
+
+
+def _pack(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        packed = {field.name: _pack(getattr(value, field.name)) for field in fields(value)}
+        return {_TYPE: type(value).__name__, **packed}
+    if isinstance(value, Mapping):
+        return {key: _pack(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_pack(item) for item in value]
+    return value
+
+
+def _read_dataclass(value: Any, kinds: Sequence[type], where: str) -> Any:
+    named = value.get(_TYPE) if isinstance(value, Mapping) else None
+    kind = next((kind for kind in kinds if kind.__name__ == named), None)
+    if kind is None:
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{where} is {_shorten(value)}, not {expected}")
+    hints = _hints_of(kind)
+    given = {name: item for name, item in value.items() if name != _TYPE}
+    if unknown := sorted(given.keys() - hints.keys()):
+        raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}")
+    if absent := sorted(_required(kind) - given.keys()):
+        raise ValueError(f"{kind.__name__} without {', '.join(absent)}")
+    read = {n: _read(item, hints[n], f"{kind.__name__}.{n}") for n, item in given.items()}
+    return kind(**read)
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+@cache
+def _required(kind: type) -> frozenset[str]:
+    return frozenset(
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    )
+
+
+def _read(value: Any, hint: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _read_union(value, get_args(hint), where)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _read_dataclass(value, [hint], where)
+    if origin is Literal:
+        if any(type(value) is type(choice) and value == choice for choice in get_args(hint)):
+            return value
+    elif reader := _CONTAINERS.get(origin):
+        return reader(value, get_args(hint), where)
+    elif _is_plain(value, hint):
+        return float(value) if hint is float else value
+    raise ValueError(f"{where} is {_shorten(value)}, not {hint}")
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint is None or hint is type(None):
+        return value is None
+    # JSON writes 1.0 as 1.0, but other writers may not.
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _read_union(value: Any, hints: Sequence[Any], where: str) -> Any:
+    if isinstance(value, Mapping) and _TYPE in value:
+        return _read_dataclass(value, [hint for hint in hints if isinstance(hint, type)], where)
+    # The exact type first: a whole number may be a float, too.
+    for hint in sorted(hints, key=lambda hint: hint is not type(value)):
+        try:
+            return _read(value, hint, where)
+        except ValueError:
+            continue
+    raise ValueError(f"{where} is {_shorten(value)}, not {' or '.join(map(str, hints))}")
+
+
+def _read_tuple(value: Any, hints: Sequence[Any], where: str) -> tuple[Any, ...]:
+    items = _list(value, where)
+    if hints[-1] is Ellipsis:
+        hints = [hints[0]] * len(items)
+    if len(items) != len(hints):
+        raise ValueError(f"{where} has {len(items)} items, not {len(hints)}")
+    return tuple(_read(item, hint, where) for item, hint in zip(items, hints, strict=True))
+
+
+def _read_list(value: Any, hints: Sequence[Any], where: str) -> list[Any]:
+    return [_read(item, hints[0], where) for item in _list(value, where)]
+
+
+def _read_mapping(value: Any, hints: Sequence[Any], where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is {_shorten(value)}, not an object")
+    return {key: _read(item, hints[1], f"{where}[{key!r}]") for key, item in value.items()}
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} is {_shorten(value)}, not a list")
+    return value
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+_CONTAINERS: dict[Any, Callable[[Any, Sequence[Any], str], Any]] = {
+    tuple: _read_tuple,
+    list: _read_list,
+    Sequence: _read_list,
+    dict: _read_mapping,
+    Mapping: _read_mapping,
+}

@@ -1,0 +1,114 @@
+"""What the processes of a job send each other, besides the job itself and the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from pybackend.errors import Failure
+from pybackend.job.codec import decode
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch has ended, the ``epoch``-th of at most ``epochs``.
+
+    ``logs`` are Keras's figures over all rows, ``seconds`` the wall time. The launcher sets
+    ``rank``, here and in all events.
+    """
+
+    epoch: int
+    epochs: int
+    seconds: float
+    logs: Mapping[str, Any]
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that the user should know, and that all ranks say alike."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """A line that a worker has printed."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker has failed."""
+
+    failure: Failure
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A worker's report lies in its folder; a launcher does not pass this on."""
+
+    rank: int = 0
+
+
+Event = EpochEnded | Note | PrintedLine | Failed | Reported
+Emit = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker could not know before all had been started.
+
+    Attributes
+    ----------
+    token
+        The job's secret, which every connection between workers proves.
+    peers
+        ``host:port`` at which each rank accepts the others.
+    reserved
+        ``host:port`` held for each rank's TensorFlow server; empty if the job needs none.
+    counts
+        Rows of each rank, by data set, of those that lie in the workers' folders.
+    """
+
+    token: str
+    peers: tuple[str, ...]
+    reserved: tuple[str, ...] = ()
+    counts: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What each member of a gang says when it meets the others.
+
+    Attributes
+    ----------
+    address, reserved
+        As in `Order`.
+    host
+        The member's host.
+    packages
+        What `pybackend.job.packages.installed` found there.
+    layouts
+        What `pybackend.data.spool.layouts_in` found in the worker's folder.
+    has_failed
+        Whether the member could not read its rows; then no worker starts.
+    """
+
+    address: str
+    host: str
+    packages: Mapping[str, Any]
+    layouts: Mapping[str, Any]
+    reserved: str | None = None
+    has_failed: bool = False
+
+
+def read_event(text: str | bytes) -> Event:
+    """The event that `encode` wrote; `ValueError` as in `decode`."""
+    event: Event = decode(text, *get_args(Event))
+    return event

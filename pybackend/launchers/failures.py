@@ -1,0 +1,43 @@
+"""What is known to have failed in a job, from events, reports and the cluster's errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from pybackend.errors import Failure, WorkerFailedError, root_cause_first
+from pybackend.job.messages import Emit, Event, Failed
+
+
+class Failures:
+    """The failures of a job, one per rank; all other events go to ``on_event``."""
+
+    def __init__(self, on_event: Emit) -> None:
+        self._on_event = on_event
+        self._by_rank: dict[int, Failure] = {}
+        self._any = threading.Event()
+
+    def __bool__(self) -> bool:
+        return self._any.is_set()
+
+    def __call__(self, event: Event) -> None:
+        """Keep a failure, or pass the event on."""
+        if isinstance(event, Failed):
+            self.add([event.failure])
+        else:
+            self._on_event(event)
+
+    def add(self, failures: Iterable[Failure]) -> None:
+        """Keep failures; of two of one rank the later call's."""
+        for failure in failures:
+            self._by_rank[failure.rank] = failure
+            self._any.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until another thread has added one."""
+        self._any.wait(seconds)
+
+    def raise_any(self) -> None:
+        """Raise `WorkerFailedError` if any worker failed, the first by time as the cause."""
+        if self._by_rank:
+            raise WorkerFailedError(root_cause_first(list(self._by_rank.values())))

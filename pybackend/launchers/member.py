@@ -1,0 +1,227 @@
+"""A member of a gang: it has a rank among others, runs one worker process, and reports.
+
+What it is part of, a task of Spark or of sparklyr, a process that ssh or Slurm has started, is
+behind `Group`; all else is the same everywhere. This file is imported on the workers' hosts.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pybackend.data.spool import check_layouts, layouts_in, settle
+from pybackend.errors import ClusterError, Failure, InputError
+from pybackend.job.codec import decode, encode
+from pybackend.job.job import Job
+from pybackend.job.messages import Arrival, Emit, Order
+from pybackend.job.packages import difference, installed
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.child import Child
+from pybackend.net.rendezvous import own_address, split_address
+
+
+class Group(Protocol):
+    """What a member knows of its gang."""
+
+    @property
+    def rank(self) -> int:
+        """This member's number."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The name or address of every member's host, by rank."""
+
+    @property
+    def cores(self) -> int:
+        """Cores that this member may use."""
+
+    @property
+    def gpus(self) -> Sequence[str] | None:
+        """Numbers of the GPUs that this member may use; None: nobody has divided them."""
+
+    def gather(self, message: str) -> list[str]:
+        """Everyone's messages by rank; all members call it together, once.
+
+        Raises
+        ------
+        ClusterError
+            If the members cannot meet.
+        """
+
+
+class Source(Protocol):
+    """How a member writes down the rows that it is given."""
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        """Write this worker's rows as they come, a folder for each data set."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """All that the members of a gang have in common.
+
+    Attributes
+    ----------
+    job, files
+        What the workers do, and the content by name of the files that they get.
+    source
+        How rows are read; None if there are none.
+    token
+        The job's secret.
+    driver
+        ``host:port`` at which the driver listens; None if it does not.
+    loopback
+        Whether all members are on one machine.
+    counts
+        Rows of every rank, by data set, if the driver knows them already.
+    """
+
+    job: Job
+    files: Mapping[str, bytes]
+    source: Source | None
+    token: str
+    driver: str | None
+    loopback: bool
+    counts: Mapping[str, list[int]] = field(default_factory=dict)
+
+    def work(
+        self, group: Group, batches: Iterable[Any], emit: Emit, rscript: str | None = None
+    ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
+        """Run one worker, to its report.
+
+        Parameters
+        ----------
+        batches
+            This member's rows, in whatever form ``source`` reads.
+        emit
+            Receives the worker's events.
+        rscript
+            As in `Child`.
+
+        Returns
+        -------
+        tuple
+            The report, which may be of a failure; on rank 0 also the model's format and content.
+        """
+        host = self._host(group)
+        with Child(self.job, group.rank, host, emit, _variables(group), rscript) as child:
+            child.start(self.files)
+            report = self._run(child, group, batches)
+            return report, child.model() if group.rank == 0 and report.ok else None
+
+    def _run(self, child: Child, group: Group, batches: Iterable[Any]) -> WorkerReport:
+        """Feed the worker, bring it together with the others, and wait for its end."""
+        error: Exception | None = None
+        try:
+            if self.source is None:
+                for _ in batches:
+                    pass
+            else:
+                self.source.spool(batches, child.rank, child.folder)
+        except Exception as caught:  # the others must know: else they would wait for this worker
+            error = caught
+        try:
+            everyone = _meet(child, group, error)
+            failure = self._find_obstacle(child, everyone, error)
+        except ClusterError as caught:
+            failure = _describe(child, error or caught)
+        if failure is not None:
+            return WorkerReport(child.rank, child.host, child.pid, failure=failure)
+        child.go(self._order(child, everyone))
+        return child.wait()
+
+    def _order(self, child: Child, everyone: Sequence[Arrival]) -> Order:
+        counts = dict(self.counts)
+        for name in everyone[0].layouts:
+            layouts = [arrival.layouts[name] for arrival in everyone]
+            settle(child.folder / name, layouts)
+            counts.setdefault(name, [layout["rows"] for layout in layouts])
+        return Order(
+            token=self.token,
+            peers=tuple(arrival.address for arrival in everyone),
+            reserved=tuple(arrival.reserved for arrival in everyone if arrival.reserved),
+            counts=counts,
+        )
+
+    def _find_obstacle(
+        self, child: Child, everyone: Sequence[Arrival], error: Exception | None
+    ) -> Failure | None:
+        """Why this worker does not start; of all that do not, one at least has the cause."""
+        if self.job.kind != "run":  # a function may do without TensorFlow
+            hosts = [arrival.host for arrival in everyone]
+            found = difference(hosts, [arrival.packages for arrival in everyone])
+            if found is not None:
+                rank, message = found
+                is_here = rank == child.rank
+                return _describe(child, ClusterError(message)) if is_here else _stop(child, rank)
+        failed = [rank for rank, arrival in enumerate(everyone) if arrival.has_failed]
+        if failed:
+            return _describe(child, error) if error else _stop(child, failed[0])
+        try:
+            check_layouts([arrival.layouts for arrival in everyone])
+        except InputError as caught:
+            return _describe(child, caught)
+        return None
+
+    def _host(self, group: Group) -> str:
+        """The address of this host at which the other members reach it."""
+        if self.loopback:
+            return "127.0.0.1"
+        address = _resolve(group.hosts[group.rank])
+        if self.driver and address.startswith("127."):
+            # Debian gives a machine's own name an address that no other machine can reach.
+            return own_address(split_address(self.driver)[0]) or address
+        return address
+
+
+def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
+    own = Arrival(
+        address=child.address,
+        reserved=child.reserved,
+        host=child.host,
+        packages=installed() if child.job.kind != "run" else {},
+        layouts={} if error else layouts_in(child.folder),
+        has_failed=error is not None,
+    )
+    return [decode(text, Arrival) for text in group.gather(encode(own))]
+
+
+def _variables(group: Group) -> dict[str, str]:
+    cores = str(max(1, group.cores))
+    variables = {"TF_NUM_INTRAOP_THREADS": cores, "OMP_NUM_THREADS": cores}
+    if group.gpus is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(group.gpus)
+    return variables
+
+
+def _resolve(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def _describe(child: Child, error: Exception) -> Failure:
+    is_ours = isinstance(error, (InputError, ClusterError))
+    return Failure(
+        child.rank,
+        child.host,
+        exception_type=type(error).__name__,
+        message=str(error),
+        traceback="" if is_ours else "".join(traceback.format_exception(error)),
+        time=time.time(),
+        # What to do about the cluster is in the message, which knows the hosts.
+        advice="" if isinstance(error, ClusterError) else "fix the data, or choose other columns",
+    )
+
+
+def _stop(child: Child, cause: int) -> Failure:
+    return Failure(
+        child.rank,
+        child.host,
+        exception_type="Stopped",
+        message=f"did not start because worker {cause} could not",
+        time=time.time(),
+    )

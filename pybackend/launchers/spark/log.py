@@ -1,0 +1,69 @@
+"""Spark's own log on the driver's terminal: without the stack of a failure that we explain."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pybackend.launchers.spark.session import is_connect
+
+# They write the stack of a task that failed: the first in local mode, the second always.
+_LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+_LOG4J = "org.apache.logging.log4j"
+# To return to, though log4j may say INFO: Spark's shells hide that by a filter, which setLogLevel()
+# removes.
+_USUAL = "WARN"
+
+
+@contextmanager
+def quiet_log(session: Any) -> Iterator[None]:
+    """Silence these loggers of a classic session's JVM; on a thread, as nothing waits for it.
+
+    SparkContext sets the level of everything, and does not say what it was. So log4j itself is
+    called, by SQL that the driver evaluates while it plans a query: no Spark job is run. Where SQL
+    may not do that, the log stays as it is.
+    """
+    if is_connect(session):  # the log is the server's
+        yield
+        return
+    is_over = threading.Event()
+    threading.Thread(target=_silence_until, args=(session, is_over), daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _silence_until(session: Any, is_over: threading.Event) -> None:
+    with suppress(Exception):
+        before = _levels(session)
+        _set_levels(session, dict.fromkeys(before, "OFF"))
+        is_over.wait()
+        _set_levels(session, before)
+
+
+def _levels(session: Any) -> dict[str, str]:
+    """Loggers to silence with the level to return to; one at OFF is silenced by another job."""
+    names = [f"'{_LOG4J}.LogManager', 'getLogger', '{name}'" for name in _LOGGERS]
+    found = (re.match(r"([\w.]+):(\w+)", text) for text in _evaluate(session, names))
+    levels = {match[1]: match[2] for match in found if match}
+    return {
+        name: level if level in ("ERROR", "FATAL") else _USUAL
+        for name, level in levels.items()
+        if level != "OFF"
+    }
+
+
+def _set_levels(session: Any, levels: dict[str, str]) -> None:
+    configurator = f"'{_LOG4J}.core.config.Configurator', 'setLevel'"
+    if levels:
+        _evaluate(session, [f"{configurator}, '{n}', '{level}'" for n, level in levels.items()])
+
+
+def _evaluate(session: Any, calls: Iterable[str]) -> list[str]:
+    columns = ", ".join(f"reflect({call})" for call in calls)
+    (row,) = session.sql(f"SELECT {columns} FROM VALUES (1) AS one(x)").collect()
+    return list(row)

@@ -1,0 +1,40 @@
+"""Callbacks of a training on several workers: what is one, and on which rank it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from pybackend.errors import InputError
+
+# These write files: once is enough, and right only on one rank.
+_RANK_0_ONLY = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+)
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Reject whatever is not a callback of Keras.
+
+    Raises
+    ------
+    InputError
+        Names its class.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise InputError(
+                f"`callbacks` holds {type(callback).__name__}, which is not a "
+                "keras.callbacks.Callback"
+            )
+
+
+def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
+    """Callbacks that run on one rank: those that write files run on rank 0 alone."""
+    return [c for c in callbacks if rank == 0 or not isinstance(c, _RANK_0_ONLY)]

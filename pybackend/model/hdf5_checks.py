@@ -1,0 +1,100 @@
+"""HDF5 files that must not be read: they never end, reach outside, or claim more than they hold."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import SerializationError
+
+# Reads what Keras will read, all names and attributes.
+_TRIAL = """
+import sys, h5py
+with h5py.File(sys.argv[1], "r") as file:
+    dict(file.attrs)
+    file.visititems(lambda name, item: dict(item.attrs) and None)
+"""
+_TRIAL_SECONDS = 20.0
+# Weights hardly shrink when they are compressed; HDF5's filters could inflate a thousandfold.
+_MOST_INFLATION = 100
+_SMALL_BYTES = 1 << 20
+
+
+def reject_endless_file(path: Path) -> None:
+    """Reject a damaged HDF5 file in which the HDF5 library would loop forever.
+
+    Another process tries it, as nothing else can end such a loop. Not needed if a digest has
+    shown the file to be intact; other damage is found by the reading itself.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-c", _TRIAL, str(path)],
+            capture_output=True,
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SerializationError(
+            f"the model file is corrupted: reading it did not end within {_TRIAL_SECONDS:g} s"
+        ) from error
+
+
+def reject_hostile_file(path: Path) -> None:
+    """Reject an HDF5 file that reaches outside itself, or would fill the memory when it is read.
+
+    No value is read: links, storage and claimed sizes are in the headers alone.
+
+    Raises
+    ------
+    SerializationError
+        Names the object: a soft or external link, external storage, a virtual data set, values of
+        variable length, or more bytes than the file can hold.
+    """
+    import h5py
+
+    size = path.stat().st_size
+    with h5py.File(path, "r") as file:
+        # Before any object is opened. It ends at the first name that is returned.
+        link = file.id.links.visit(_pick_link, info=True)
+        if link is not None:
+            raise _hostile(link.decode(errors="replace"), "is a link to another place")
+        names: list[str] = []
+        file.visit(names.append)
+        claimed = sum(_check_object(name, file[name]) for name in names)
+    if claimed > _SMALL_BYTES + _MOST_INFLATION * size:
+        raise SerializationError(
+            f"the model file claims to hold {claimed:,} bytes of values, but has {size:,} bytes "
+            "itself: do not load it, and ask its author for another"
+        )
+
+
+def _pick_link(name: bytes, link: Any) -> bytes | None:
+    """The name of a link that is not to an object of the file itself."""
+    import h5py
+
+    return None if link.type == h5py.h5l.TYPE_HARD else name
+
+
+def _check_object(name: str, item: Any) -> int:
+    """Bytes that an object claims to hold."""
+    import h5py
+
+    if not isinstance(item, h5py.Dataset):
+        return 0
+    if item.external:
+        raise _hostile(name, "keeps its values in another file")
+    if item.is_virtual:
+        raise _hostile(name, "takes its values from other data sets")
+    if item.dtype.hasobject:  # many values may lie in one place: their size is not known
+        raise _hostile(name, "has values of variable length")
+    return int(math.prod(item.shape or ()) * item.dtype.itemsize)
+
+
+def _hostile(name: str, what: str) -> SerializationError:
+    return SerializationError(
+        f"the model file was made by hand: {name!r} {what}; expected weights that lie in the file "
+        "itself. Do not load it, and ask its author for another"
+    )

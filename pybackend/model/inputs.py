@@ -1,0 +1,119 @@
+"""What a model takes: the shapes of its inputs, and rows and columns that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.data.rows import Reshaped, Rows
+from pybackend.errors import InputError
+
+
+def check_features(model: Any, features: Any, columns: int | None) -> None:
+    """Reject features that cannot fit the model's inputs.
+
+    Parameters
+    ----------
+    features
+        As users give them: a mapping if there are several inputs.
+    columns
+        How many numbers a row of the only input has, if that is known.
+
+    Raises
+    ------
+    InputError
+        Names the inputs, or the shape that is expected.
+    """
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    is_mapping = isinstance(features, Mapping)
+    if len(tensors) > 1:
+        inputs = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
+        names = sorted(inputs)
+        if not is_mapping or sorted(features) != names:
+            example = ", ".join(f"{name!r}: [...]" for name in names)
+            raise InputError(
+                f"the model has the inputs {', '.join(names)}: say which columns each is fed "
+                f"with, as features={{{example}}}"
+            )
+    elif len(tensors) == 1 and columns is not None:
+        shape = tuple(tensors[0].shape[1:])
+        if None not in shape and int(np.prod(shape)) != columns:
+            raise InputError(
+                f"the model's input has the shape {shape}, but `features` are {columns} columns "
+                "of one number each: name those of the training in `features`"
+            )
+
+
+def reshape_rows(rows: Rows, model: Any) -> Rows:
+    """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
+
+    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input; what fits already,
+    or has a shape that the model does not fix, is left to Keras. Several inputs go by their names,
+    or by their order.
+
+    Raises
+    ------
+    InputError
+        A row has more or fewer numbers than the input.
+    """
+    try:
+        expected = model.input_shape
+    except (AttributeError, TypeError):  # not built
+        return rows
+    for key, wanted in _shapes_by_column(expected, model, rows).items():
+        own = rows.spec[key][1]
+        shape = tuple(n for n in wanted if n is not None)
+        if own == shape or len(shape) < len(wanted):
+            continue
+        if int(np.prod(own)) != int(np.prod(shape)):
+            raise InputError(
+                f"the rows have shape {own}, but the model's input"
+                f"{f' {key[2:]!r}' if key != 'x' else ''} has shape {shape}"
+            )
+        rows = Reshaped(rows, key, shape)
+    return rows
+
+
+def make_symbolic_input(model: Any) -> Any:
+    """The model's inputs as symbolic tensors, in the model's structure.
+
+    Raises
+    ------
+    ValueError
+        The model was not built, so its inputs are not known.
+    """
+    try:
+        return model.input
+    except (AttributeError, ValueError):  # a subclassed model
+        pass
+    config = model.get_build_config() or {}
+    shape = config.get("input_shape")
+    if isinstance(shape, Mapping):
+        return {name: _make_tensor(one) for name, one in shape.items()}
+    if shape and isinstance(shape[0], (list, tuple)):
+        return [_make_tensor(one) for one in shape]
+    if not shape:
+        raise ValueError("it was not built")
+    return _make_tensor(shape)
+
+
+def _make_tensor(shape: Sequence[int | None]) -> Any:
+    return keras.KerasTensor((None, *shape[1:]), keras.config.floatx())
+
+
+def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[int | None, ...]]:
+    """Shapes of a row of the model's inputs, by the column that each is fed with."""
+    keys = [key for key in rows.spec if key.partition("/")[0] == "x"]
+    if keys == ["x"] and isinstance(expected, tuple):
+        return {"x": expected[1:]}
+    if isinstance(expected, Mapping):
+        return {f"x/{n}": s[1:] for n, s in expected.items() if f"x/{n}" in keys}
+    if not isinstance(expected, list) or len(expected) != len(keys):
+        return {}
+    names = [f"x/{tensor.name}" for tensor in model.inputs]
+    if set(names) == set(keys):
+        return {name: shape[1:] for name, shape in zip(names, expected, strict=True)}
+    return {k: s[1:] for k, s in zip(keys, expected, strict=True) if k.startswith("x/#")}

@@ -1,0 +1,246 @@
+"""HDF5 files made to read other files, to fill the memory, or never to end: all are rejected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from pybackend.errors import SerializationError
+from pybackend.model import hdf5_checks
+from pybackend.model.serialization import load_model, model_from_bytes, model_to_bytes, sha256_of
+
+STATE = "tfdist_optimizer_state"
+# A momentum of the optimizer below: the kernel's.
+MOMENTUM = f"{STATE}/2"
+SECRET = np.arange(40, dtype="float32") + 1000
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    """A model file with its optimizer's state."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model_to_bytes(model, include_optimizer=True)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that a model file has no business to read."""
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET.tobytes())
+    return path
+
+
+def alter(data: bytes, change: Callable[[Any], object], folder: Path) -> bytes:
+    """A model file that was changed by h5py."""
+    path = folder / "altered.h5"
+    path.write_bytes(data)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path.read_bytes()
+
+
+def kernel_of(file: Any) -> str:
+    """The name of the model's own kernel in a file."""
+    names: list[str] = []
+    file["model_weights"].visit(names.append)
+    return next(f"model_weights/{name}" for name in names if name.endswith("kernel"))
+
+
+def replace_with_external(file: Any, name: str, secret: Path) -> None:
+    """Have HDF5 take the values of a data set from another file."""
+    shape = file[name].shape
+    del file[name]
+    file.create_dataset(name, shape, "float32", external=[(str(secret), 0, SECRET.nbytes)])
+    assert np.array_equal(file[name][()].reshape(-1), SECRET)  # that is how one would read it
+
+
+@pytest.mark.parametrize("place", ["state", "weights"])
+def test_values_in_another_file_are_not_read(
+    data: bytes, secret: Path, tmp_path: Path, place: str
+) -> None:
+    def change(file: Any) -> None:
+        replace_with_external(file, MOMENTUM if place == "state" else kernel_of(file), secret)
+
+    hostile = alter(data, change, tmp_path)
+    for digest in (None, sha256_of(hostile)):
+        with pytest.raises(SerializationError, match="keeps its values in another file"):
+            model_from_bytes(hostile, sha256=digest)
+
+
+def link_outside(file: Any, folder: Path) -> None:
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["secret"] = SECRET.reshape(8, 5)
+    del file[MOMENTUM]
+    file[MOMENTUM] = h5py.ExternalLink(str(folder / "other.h5"), "/secret")
+
+
+def link_inside(file: Any, folder: Path) -> None:
+    del file[MOMENTUM]
+    file[MOMENTUM] = h5py.SoftLink("/" + kernel_of(file))
+
+
+def link_group(file: Any, folder: Path) -> None:
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["state"] = SECRET
+    del file[STATE]
+    file[STATE] = h5py.ExternalLink(str(folder / "other.h5"), "/")
+
+
+def link_optimizer_of_keras(file: Any, folder: Path) -> None:
+    file["optimizer_weights"] = h5py.SoftLink("/model_weights")
+
+
+@pytest.mark.parametrize("change", [link_outside, link_inside, link_group, link_optimizer_of_keras])
+def test_links_are_not_followed(data: bytes, tmp_path: Path, change: Any) -> None:
+    hostile = alter(data, lambda file: change(file, tmp_path), tmp_path)
+    with pytest.raises(SerializationError, match="is a link to another place"):
+        model_from_bytes(hostile)
+
+
+def test_virtual_data_sets_are_not_read(data: bytes, tmp_path: Path) -> None:
+    def change(file: Any) -> None:
+        with h5py.File(tmp_path / "other.h5", "w") as other:
+            other["secret"] = SECRET.reshape(8, 5)
+        layout = h5py.VirtualLayout((8, 5), "float32")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "secret", (8, 5))
+        del file[MOMENTUM]
+        file.create_virtual_dataset(MOMENTUM, layout)
+
+    with pytest.raises(SerializationError, match="takes its values from other data sets"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+def claim(file: Any, name: str, **options: Any) -> None:
+    """Claim 2**30 values, of which the file has none."""
+    del file[name]
+    file.create_dataset(name, (2**30,), "float32", chunks=(2**20,), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "fillvalue": 1.0}])
+@pytest.mark.parametrize("place", ["state", "weights"])
+def test_more_values_than_the_file_can_hold_are_not_read(
+    data: bytes, tmp_path: Path, place: str, options: Any
+) -> None:
+    def change(file: Any) -> None:
+        claim(file, MOMENTUM if place == "state" else kernel_of(file), **options)
+
+    with pytest.raises(SerializationError, match=r"claims to hold 4,294,967,\d+ bytes of values"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+def test_many_small_claims_add_up(data: bytes, tmp_path: Path) -> None:
+    def change(file: Any) -> None:
+        for number in range(200):
+            file.create_dataset(f"more/{number}", (2**18,), "float32", chunks=(2**18,))
+
+    with pytest.raises(SerializationError, match="claims to hold 209,"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+_MEASURE = """
+import resource, sys
+import pybackend
+good, hostile = (open(path, "rb").read() for path in sys.argv[1:])
+pybackend.model_from_bytes(good)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    pybackend.model_from_bytes(hostile)
+except pybackend.TfdistError as error:
+    assert "claims to hold" in str(error)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_claim_is_rejected_before_it_takes_memory(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "good.h5").write_bytes(data)
+    hostile = alter(data, lambda file: claim(file, MOMENTUM), tmp_path)
+    assert len(hostile) < 40_000
+    (tmp_path / "hostile.h5").write_bytes(hostile)
+    shown = subprocess.run(
+        [sys.executable, "-c", _MEASURE, tmp_path / "good.h5", tmp_path / "hostile.h5"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert int(shown.stdout) < 50_000  # KB
+
+
+def test_values_of_variable_length_are_not_read(data: bytes, tmp_path: Path) -> None:
+    def change(file: Any) -> None:
+        del file[MOMENTUM]
+        file.create_dataset(MOMENTUM, (40,), h5py.vlen_dtype("float32"))
+
+    with pytest.raises(SerializationError, match="has values of variable length"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((40,), "float32"), ((5, 8), "float32"), ((8, 5), "float64"), ((8, 5), "int32"), ((), "S9")],
+)
+def test_state_of_another_shape_or_type_is_rejected(
+    data: bytes, tmp_path: Path, shape: Any, dtype: str
+) -> None:
+    def change(file: Any) -> None:
+        del file[MOMENTUM]
+        file.create_dataset(MOMENTUM, shape, dtype)
+
+    with pytest.raises(SerializationError, match=r"expected float32 of shape \(8, 5\)"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+def drop_one(file: Any) -> None:
+    del file[MOMENTUM]
+
+
+def add_one(file: Any) -> None:
+    file[f"{STATE}/9"] = SECRET
+
+
+def rename_one(file: Any) -> None:
+    file.move(MOMENTUM, f"{STATE}/momentum")
+
+
+def make_group(file: Any) -> None:
+    del file[MOMENTUM]
+    file.create_group(MOMENTUM)
+
+
+def make_values(file: Any) -> None:
+    del file[STATE]
+    file[STATE] = SECRET
+
+
+@pytest.mark.parametrize("change", [drop_one, add_one, rename_one, make_group, make_values])
+def test_state_of_another_optimizer_is_rejected(data: bytes, tmp_path: Path, change: Any) -> None:
+    with pytest.raises(SerializationError, match="not that of its optimizer, SGD with 4 variables"):
+        model_from_bytes(alter(data, change, tmp_path))
+
+
+def test_files_may_be_compressed(data: bytes, tmp_path: Path) -> None:
+    def change(file: Any) -> None:
+        for name in (MOMENTUM, kernel_of(file)):
+            values = file[name][()]
+            del file[name]
+            file.create_dataset(name, data=values, compression="gzip", shuffle=True)
+
+    again, model = model_from_bytes(alter(data, change, tmp_path)), model_from_bytes(data)
+    for one, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_file_in_which_hdf5_loops_forever_is_given_up(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hdf5_checks, "_TRIAL_SECONDS", 3.0)
+    with pytest.raises(SerializationError, match="did not end within 3 s"):
+        load_model(Path(__file__).with_name("files") / "endless.h5")

@@ -1,0 +1,80 @@
+"""Options of a training: what cannot be, cannot be written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pybackend import DataOptions, Exchange, InputError, LocalSteps
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Exchange, {"transport": "mpi"}, "`transport` must be 'tcp' or 'tf', not 'mpi'"),
+        (Exchange, {"compression": "int8"}, "`compression` must be None, 'fp16' or 'bf16', not"),
+        (
+            Exchange,
+            {"transport": "tf", "compression": "fp16"},
+            "`compression` needs transport='tcp'",
+        ),
+        (Exchange, {"bucket_mb": -1}, "`bucket_mb` must be a positive number, not -1"),
+        (Exchange, {"verify_weights": "yes"}, "`verify_weights` must be True or False"),
+        (LocalSteps, {"steps": 1}, "`steps` must be at least 2, not 1"),
+        (LocalSteps, {"steps": 2.5}, "`steps` must be a whole number, not 2.5"),
+        (LocalSteps, {"steps": 2, "learning_rate": 0}, "`learning_rate` must be a positive"),
+        (LocalSteps, {"steps": 2, "momentum": 1}, "`momentum` must be a number from 0 to below 1"),
+        (LocalSteps, {"steps": 2, "compression": "zip"}, "`compression` must be None, 'fp16'"),
+        (LocalSteps, {"steps": 2, "verify_weights": None}, "`verify_weights` must be True or"),
+        (DataOptions, {"repartition": "no"}, "`repartition` must be True or False"),
+        (DataOptions, {"in_memory": "yes"}, "`in_memory` must be True or False"),
+        (DataOptions, {"tensors": ["a"]}, "`tensors` must map names of columns"),
+        (DataOptions, {"tensors": {"a": "uint8"}}, "`tensors` of 'a' must be (dtype, shape)"),
+        (DataOptions, {"tensors": {"a": ("text", (1,))}}, "`tensors` of 'a' must be (dtype"),
+        (DataOptions, {"tensors": {"a": ("str", (1,))}}, "'str' is not a type of numbers"),
+        (DataOptions, {"tensors": {"a": ("uint8", (0,))}}, "other than positive whole numbers"),
+        (DataOptions, {"tensors": {"a": ("uint8", (2.5,))}}, "other than positive whole numbers"),
+        (DataOptions, {"tensors": {"a": ("uint8", (None, 3))}}, "other than positive whole"),
+        (DataOptions, {"tensors": {"a": ("uint8", (True, 2))}}, "other than positive whole"),
+        (DataOptions, {"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
+        (DataOptions, {"categories": {"a": []}}, "`categories` of 'a' must be different values"),
+        (DataOptions, {"categories": {"a": [[1], [2]]}}, "`categories` of 'a' must be different"),
+        (DataOptions, {"categories": {"a": ["x", "x"]}}, "`categories` of 'a' must be different"),
+        (DataOptions, {"tfrecord_spec": ["a"]}, "`tfrecord_spec` must map the names of features"),
+        (DataOptions, {"tfrecord_spec": {"a": "int32"}}, "`tfrecord_spec` has the type 'int32'"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(kind: Any, options: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        kind(**options)
+    assert message in str(error.value)
+
+
+def test_numbers_of_r_become_pythons_own() -> None:
+    options = LocalSteps(3.0, learning_rate=1, momentum=np.float64(0.5))  # type: ignore[arg-type]
+    assert options == LocalSteps(3, 1.0, 0.5)
+    assert (type(options.steps), type(options.learning_rate)) == (int, float)
+    assert type(options.momentum) is float
+    assert Exchange(bucket_mb=math.inf).bucket_mb == math.inf
+
+
+def test_shapes_of_r_become_tuples_of_whole_numbers() -> None:
+    given: Any = {"a": ["uint8", [28.0, np.int32(28)]], "b": ["int32", [None]], "c": ["int8", 4]}
+    assert DataOptions(tensors=given).tensors == {
+        "a": ("uint8", (28, 28)),
+        "b": ("int32", (None,)),
+        "c": ("int8", (4,)),
+    }
+
+
+def test_options_without_entries_are_as_if_not_given() -> None:
+    assert DataOptions(tensors={}, categories={}) == DataOptions()
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Exchange().transport = "tf"  # type: ignore[misc]
