@@ -73,7 +73,7 @@ class ClusterSpec:
         return self.index + (self.role == "worker" and "chief" in self.cluster)
 
     def to_json(self) -> str:
-        """The TF_CONFIG text; lists where all indices are there, else mappings."""
+        """The TF_CONFIG text; roles with all indices as lists, others as mappings."""
         cluster = {k: [*v.values()] if _is_dense(v) else dict(v) for k, v in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.role, "index": self.index}})
 
@@ -93,18 +93,18 @@ def make_tf_config(
     ----------
     workers
         ``host:port`` of every worker in the same order on all machines; a mapping from index to
-        address where this process knows only some.
+        address if this process knows only some.
     index
         Of this process among those of its role; may be left out for the chief and evaluator.
     role
         ``"worker"``, ``"chief"``, ``"ps"`` or ``"evaluator"``.
     chief, ps, evaluator
-        Their addresses, where there are any.
+        Their addresses, if there are any.
 
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the mend.
+        Names the entry that is wrong, and the fix.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the mend.
+        Names the entry that is wrong, and the fix.
     """
     alone = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
     text = os.environ.get("TF_CONFIG") if text is None else text
@@ -134,7 +134,7 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ClusterError(f"TF_CONFIG is no JSON ({error}): use make_tf_config()") from error
+        raise ClusterError(f"TF_CONFIG is not JSON ({error}): use make_tf_config()") from error
     cluster, task = map(config.get, ("cluster", "task")) if isinstance(config, dict) else (0, 0)
     if not cluster or not isinstance(cluster, dict):
         raise ClusterError(f"TF_CONFIG has no `cluster` that maps roles to addresses: {alone}")
@@ -151,8 +151,8 @@ def check_same_cluster(texts: Sequence[str]) -> None:
     Raises
     ------
     ClusterError
-        Where one is wrong, two describe different clusters, or two processes claim the same
-        task. TensorFlow would wait for ever.
+        One is wrong, two describe different clusters, or two processes claim the same task.
+        TensorFlow would wait forever.
     """
     first: ClusterSpec | None = None
     claimed: dict[str, int] = {}
@@ -167,8 +167,8 @@ def check_same_cluster(texts: Sequence[str]) -> None:
             told = f"TF_CONFIG number {place}, of {task}, differs from number 0: {found}"
             raise ClusterError(f"{told}. Give all processes the same lists in the same order")
         if (other := claimed.setdefault(task, place)) != place:
-            told = f"TF_CONFIG numbers {other} and {place} both are of {task}"
-            raise ClusterError(f"{told}: give each process an index of its own")
+            told = f"TF_CONFIG numbers {other} and {place} both are for {task}"
+            raise ClusterError(f"{told}: give each process its own index")
 
 
 def check_alone() -> None:
@@ -237,11 +237,11 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     Raises
     ------
     ClusterError
-        Where TensorFlow could not use it, or would wait for ever.
+        TensorFlow could not use it, or would wait forever.
     """
     told = f"{entry} = {address!r}"
     if not isinstance(address, str):
-        raise ClusterError(f"{told} is no text: expected 'host:port'")
+        raise ClusterError(f"{told} is not text: expected 'host:port'")
     for pattern, fault in _FAULTS:
         if re.search(pattern, address):
             raise ClusterError(f"{told} {fault}")
@@ -249,7 +249,7 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     try:
         host = _canonical(host)
     except ValueError as error:
-        raise ClusterError(f"{told}: {host!r} is no host name or IP address") from error
+        raise ClusterError(f"{told}: {host!r} is not a host name or IP address") from error
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise ClusterError(f"{told} has port {port!r}: choose a free one from 1 to 65535")
     return host, int(port)
@@ -268,8 +268,8 @@ def _canonical(host: str) -> str:
 def _checked(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
     for role in [*cluster, task.get("type")]:
         if role not in ROLES:
-            mend = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
-            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {mend}")
+            fix = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
+            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {fix}")
     seen: dict[tuple[str, int], str] = {}
     tasks = {role: _tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
@@ -282,7 +282,7 @@ def _checked(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec
 
 def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
     if isinstance(value, str):
-        raise ClusterError(f"{role} = {value!r} is no list: write [{value!r}], and in R list()")
+        raise ClusterError(f"{role} = {value!r} is not a list: write [{value!r}], and in R list()")
     if not isinstance(value, (Mapping, Sequence)) or not value:
         raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port', or no {role}")
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -294,7 +294,7 @@ def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int,
         entry = f"{role}[{key}]"
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
             told = f"{entry} = {address!r} is the address of {other} too"
-            raise ClusterError(f"{told}: give each a port of its own, else one of them hangs")
+            raise ClusterError(f"{told}: give each its own port, or one of them hangs")
     return dict(sorted(tasks.items()))
 
 

@@ -160,7 +160,7 @@ def _flat_columns(choice: ColumnSpec, frame: Any) -> int | None:
     types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     if isinstance(choice.features, Mapping) or choice.tensors:
         return None
-    names = list(types) if choice.features is None else choice.named
+    names = list(types) if choice.features is None else choice.named_columns
     flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
     return len(names) if all(types.get(name) in flat for name in names) else None
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.data.files import is_remote, local_path
-from pybackend.data.folder import folder_at
-from pybackend.data.tfrecord.compression import Compression, checked_compression
+from pybackend.data.folder import open_folder
+from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
 
@@ -82,7 +82,7 @@ def write_tfrecords(
     if not type(df).__module__.startswith("pyspark.sql") or type(df).__name__ != "DataFrame":
         raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
     uri = _checked_path(path)
-    compression = checked_compression(compression)
+    compression = check_compression(compression)
     if not isinstance(overwrite, bool):
         raise InputError(f"`overwrite` must be True or False, not {overwrite!r}")
     if partitions is not None and not (type(partitions) is int and partitions > 0):
@@ -96,7 +96,7 @@ def write_tfrecords(
     if partitions is not None:
         frame = frame.repartition(partitions)
     manifest = records.write(frame, fields, uri, compression, overwrite)
-    files = tuple(folder_at(uri).path(part.name) for part in manifest.parts)
+    files = tuple(open_folder(uri).path(part.name) for part in manifest.parts)
     rows, size = (sum(getattr(p, n) for p in manifest.parts) for n in ("rows", "size"))
     return WrittenRecords(uri, files, rows, size)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pybackend.api.progress import printer
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows, check_column_spec
-from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.sharding import count_steps as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, SOURCE, Job, argument_of
@@ -75,10 +75,10 @@ def dataset(launcher: Launcher, data: Any, name: str, choice: ColumnSpec, job: J
         return _file_rows(data, name, choice, job)
     if callable(data):
         return _function_rows(data, name, job)
-    columns = arrays.columns_of(data, job.floatx, name)
+    columns = arrays.flatten_data(data, job.floatx, name)
     _check_one_label(job, "y" in columns or name != "data")
     _check_weights(job, "sample_weight" in columns and name == "data")
-    _check_rows(arrays.rows_of(columns), name, job)
+    _check_rows(arrays.count_rows(columns), name, job)
     return columns
 
 
@@ -177,7 +177,7 @@ def for_validation(choice: ColumnSpec, trained_on: Any) -> ColumnSpec:
     """The choice for validation data: the columns and categories that the training data gave."""
     if not isinstance(trained_on, TableRows):
         return replace(choice, finds_levels=False)
-    known = trained_on.choice
+    known = trained_on.spec
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [
@@ -313,12 +313,12 @@ def keras_defaults() -> dict[str, Any]:
 
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse arrays that do not fit the model's input; the model has loaded TensorFlow anyway."""
-    from pybackend.data.rows import as_rows
+    from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            reshape_rows(as_rows(columns), model)
+            reshape_rows(to_rows(columns), model)
         elif isinstance(columns, TableRows):
             named = [
                 group.key.partition("/")[2]

@@ -113,13 +113,13 @@ def barrier_predict(
     """
     job = _job("predict", model, workers, batch_size, safe_mode, verbose, timeout)
     launcher = launcher_for(spark)
-    columns = arrays.inputs_of(x, job.floatx)
+    columns = arrays.flatten_inputs(x, job.floatx)
     files = model_files(model, custom_objects, job)
     if job.model_source == "file":
         check_shapes(model, {"train": columns})
     outcome = run(launcher, job, files, {"train": columns})
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleaved(parts, arrays.rows_of(columns))
+    return _interleaved(parts, arrays.count_rows(columns))
 
 
 def _job(

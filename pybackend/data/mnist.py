@@ -31,7 +31,7 @@ _UNREADABLE = (
     EOFError,
     zipfile.BadZipFile,
     zlib.error,
-    # A file of a single array (.npy) is no context manager.
+    # A file of a single array (.npy) is not a context manager.
     TypeError,
     AttributeError,
 )
@@ -63,14 +63,14 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
     Parameters
     ----------
     path
-        An ``mnist.npz``; it must exist where given, and so must the file TFDIST_MNIST names.
+        An ``mnist.npz``, which must exist; so must the file that TFDIST_MNIST names, if it is set.
     limit
         Use at most the first so many training images, and test images.
 
     Raises
     ------
     InputError
-        Where a named file is missing or is no ``mnist.npz``.
+        A named file is missing or is not an ``mnist.npz``.
     """
     if limit is not None:
         limit = check_whole_number("limit", limit, least=1)
@@ -110,7 +110,8 @@ def _read(path: Path, why: str) -> Mnist:
                 raise ValueError(f"images of shape {images.shape}, labels of {labels.shape}")
     except _UNREADABLE as error:
         raise InputError(
-            f"{why}, but {path} is no mnist.npz ({error}): expected the arrays {', '.join(_NAMES)}"
+            f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
+            f"{', '.join(_NAMES)}"
         ) from error
     return Mnist(
         x_train,
@@ -123,9 +124,9 @@ def _read(path: Path, why: str) -> Mnist:
 
 
 def _download() -> Mnist | None:
-    """Through Keras, which checks the file's hash and caches it; None where there is no network."""
+    """By Keras, which checks the file's hash and caches it; None without a network."""
     try:
-        # Keras announces the download and draws its progress, also where there is no network.
+        # Keras announces the download and draws its progress, even without a network.
         with _socket_timeout(_DOWNLOAD_SECONDS), contextlib.redirect_stdout(io.StringIO()):
             import keras
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.arrays import Columns, rows_of, shard
+from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure
 from pybackend.job.job import Job
@@ -61,7 +61,7 @@ class LocalLauncher:
                 token=new_token(),
                 peers=tuple(child.address for child in children),
                 reserved=tuple(child.reserved for child in children if child.reserved),
-                counts={name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+                counts={name: [count_rows(p) for p in parts] for name, parts in shards.items()},
             )
             for child in children:
                 child.go(order)

@@ -20,7 +20,7 @@ from pybackend.job.context import WorkerContext
 # What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
 # so that reticulate converts the values, and a model stays the Python object that it is.
 exchange: dict[str, Any] = {}
-# How R is called where R is the process and Python is embedded in it.
+# How R is called if R is the process and Python is embedded in it.
 _hosted: Callable[[], object] | None = None
 
 
@@ -40,12 +40,12 @@ class RFunction:
     packages
         R packages to attach before it runs.
     library_paths
-        Folders to look for R packages in, besides R's own and where they exist.
+        Folders to look for R packages in, if they exist, in addition to R's own.
 
     Raises
     ------
     InputError
-        Where ``code`` is no R function.
+        ``code`` is not an R function.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RFunction:
             R's own error with its call stack, or what is missing to run R here.
         """
         global exchange
-        # A function of R may call Python, which may call R again.
+        # An R function may call Python, which may call R again.
         outer, exchange = exchange, {}
         try:
             return self._called(arguments)
@@ -93,7 +93,7 @@ class RFunction:
     def _called(self, arguments: tuple[Any, ...]) -> Any:
         exchange["code"] = self.code if isinstance(self.code, str) else bytearray(self.code)
         exchange["packages"] = self.packages
-        # A tuple becomes a list of R, whatever is in it; a list of numbers would become a vector.
+        # A tuple always becomes an R list; a list of numbers would become a vector.
         exchange["arguments"] = tuple(
             _listed(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
         )
@@ -130,7 +130,7 @@ def _seed() -> int:
 
 def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
     """R in this Python process, by rpy2."""
-    # Its other mode wants what is compiled for the R at hand, and warns where that is absent.
+    # Its other mode wants what is compiled for the R at hand, and warns if that is absent.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
     # reticulate inside this R must use this very Python.
     os.environ["RETICULATE_PYTHON"] = sys.executable
@@ -146,10 +146,10 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
             "rpy2-robjects==3.6.4), or use a sparklyr connection, whose workers do without it"
         ) from error
     r.initr()
-    # At the interpreter's end rpy2 would shut R down, which crashes where reticulate ran in it.
+    # At the interpreter's end rpy2 would shut R down, which crashes if reticulate ran in it.
     atexit.unregister(r.endr)
     callbacks: Any = importlib.import_module("rpy2.rinterface_lib.callbacks")
-    # Else messages and warnings of R come as warnings of rpy2's logger.
+    # Otherwise R's messages and warnings come as warnings of rpy2's logger.
     callbacks.consolewrite_warnerror = sys.stderr.write
     known = [str(path) for path in r.baseenv[".libPaths"]()]
     r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
@@ -177,7 +177,7 @@ def _checked(code: Any) -> str | bytes:
         )
     # R's formats: binary big-endian, binary little-endian, ASCII.
     if bytes(code[:2]) not in (b"X\n", b"B\n", b"A\n"):
-        raise InputError("`code` holds bytes, but not those of R's serialize(f, NULL)")
+        raise InputError("`code` has bytes that are not those of R's serialize(f, NULL)")
     return bytes(code)
 
 

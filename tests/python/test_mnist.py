@@ -160,7 +160,7 @@ def uneven(path: Path) -> Path:
     ids=lambda make: make.__name__,
 )
 def test_a_file_that_is_no_mnist_is_told_so(tmp_path: Path, make: Any) -> None:
-    with pytest.raises(InputError, match=r"is no mnist\.npz .*expected the arrays x_train"):
+    with pytest.raises(InputError, match=r"is not an mnist\.npz .*expected the arrays x_train"):
         mnist(make(tmp_path / "wrong.npz"))
 
 

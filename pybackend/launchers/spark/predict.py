@@ -12,8 +12,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.columns import ColumnSpec, column_groups_of
-from pybackend.data.dataframe import kind_of
+from pybackend.data.columns import ColumnSpec, group_columns
+from pybackend.data.dataframe import describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
@@ -40,8 +40,8 @@ def frame_of_predictions(
     columns = frame.schema.fields
     _refuse_taken([field.name for field in columns], predictions)
     types = {field.name: field.dataType for field in columns}
-    kinds = {name: kind_of(kind) for name, kind in types.items()}
-    column_groups, read = column_groups_of(choice, kinds, job.floatx, "df")
+    kinds = {name: describe_type(kind) for name, kind in types.items()}
+    column_groups, read = group_columns(choice, kinds, job.floatx, "df")
     # By names of their own: dots in a user's names would mean something to mapInArrow.
     own = [f"c{place}" for place in range(len(columns))]
     sent = frame.toDF(*own)

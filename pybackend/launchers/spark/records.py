@@ -12,7 +12,7 @@ from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.publish import begin, discard, finish
-from pybackend.data.tfrecord.types import fields_of, schema_of
+from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.python import driver_python
@@ -42,7 +42,7 @@ def storable(frame: Any) -> tuple[Any, dict[str, Any]]:
     for field in fields["fields"]:
         if field["name"] in vectors:
             field["type"] = {"type": "array", "elementType": "float", "containsNull": False}
-    schema_of(fields)
+    to_schema(fields)
     if not fields["fields"]:
         raise InputError("`df` has no columns: a record needs a feature at least")
     frame = frame.toDF(*(f"column_{place}" for place in range(len(fields["fields"]))))
@@ -90,7 +90,7 @@ def read(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     files = RecordFiles.from_json(_where_tasks_see(session, _found, uri, spec))
     share = sum(files.sizes) // (2 * slots_of(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
-    kind = StructType.fromJson(fields_of(files.schema))
+    kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
         return session.createDataFrame([], kind)
     numbers = session.range(0, len(ranges), 1, len(ranges))
