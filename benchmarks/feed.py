@@ -113,7 +113,8 @@ def tfdist_feed(session: Any, frame: Any) -> float:
 def spool(batches: Iterable[Any], folder: Path) -> None:
     """Keep a partition's rows as tfdist's tasks do, in the folder ``train``."""
     from pybackend.data.arrow import describe_schema
-    from pybackend.data.columns import ColumnSpec, group_columns
+    from pybackend.data.column_groups import group_columns
+    from pybackend.data.columns import ColumnSpec
     from pybackend.launchers.spark.barrier_task import RowsOfFrame
 
     batches = iter(batches)

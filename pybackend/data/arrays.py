@@ -88,7 +88,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 
 
 def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
-    """Refuse data from which some worker would get no row at all."""
+    """Reject data from which some worker would get no row at all."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:

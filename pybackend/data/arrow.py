@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
-from pybackend.data.spool import Ragged
+from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
 Array = npt.NDArray[Any]

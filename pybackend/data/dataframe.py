@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.columns import (
-    ColumnKind,
-    ColumnSpec,
-    TableRows,
-    group_columns,
-    reject_duplicate_columns,
-)
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnKind, ColumnSpec, TableRows, reject_duplicate_columns
 from pybackend.errors import InputError
 
 _NUMBERS = {

@@ -137,9 +137,8 @@ def _length(data: Any) -> int | None:
 
 
 def _check_structure(data: Any, name: str) -> None:
-    """Refuse what is not batches of dense tensors before anything is read; a PyDataset has no
-    description of its elements."""
-    if _is_keras(data):
+    """Reject what is not batches of dense tensors, before anything is read."""
+    if _is_keras(data):  # it does not describe its elements
         return
     tensorflow = sys.modules["tensorflow"]
     spec = data.element_spec

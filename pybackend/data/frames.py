@@ -12,16 +12,16 @@ import numpy as np
 
 from pybackend.data.arrays import Columns
 from pybackend.data.arrow import TensorReader, Tensors, describe_schema
+from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     ColumnKind,
     ColumnSpec,
     TableRows,
-    group_columns,
     list_columns,
     reject_duplicate_columns,
 )
 from pybackend.data.dataframe import add_label_categories
-from pybackend.data.spool import Ragged, concatenate, to_dense
+from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
 
 _BATCH_ROWS = 65_536

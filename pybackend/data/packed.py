@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns, count_rows, shard
-from pybackend.data.spool import Kinds, SpoolWriter, describe_columns, pack_rows, row_dtype
+from pybackend.data.layout import Kinds, describe_columns, pack_rows, row_dtype
+from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 from pybackend.job.job import argument_of
 

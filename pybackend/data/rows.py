@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, count_rows
-from pybackend.data.spool import Kind, Ragged, read_layout, row_dtype, to_dense, to_strings
+from pybackend.data.layout import Kind, read_layout, row_dtype
+from pybackend.data.ragged import Ragged, to_dense, to_strings
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pybackend.data.arrow import TensorReader, describe_schema
-from pybackend.data.columns import (
-    ColumnSpec,
-    TableRows,
-    group_columns,
-    list_columns,
-    reject_duplicate_columns,
-)
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec, TableRows, list_columns, reject_duplicate_columns
 from pybackend.data.dataframe import MOST_CATEGORIES, add_label_categories
 from pybackend.data.files import find_files
 from pybackend.data.parquet import ParquetFiles

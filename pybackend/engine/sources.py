@@ -15,8 +15,10 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.data.arrays import flatten
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FunctionRows
-from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, read_layouts, settle_layout
+from pybackend.data.spool import SpoolWriter, settle_layout
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of

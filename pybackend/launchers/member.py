@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pybackend.data.spool import check_layouts, read_layouts, settle_layout
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.spool import settle_layout
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job

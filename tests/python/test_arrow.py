@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.data.arrow import TensorReader, describe_schema
-from pybackend.data.columns import ColumnSpec, group_columns
-from pybackend.data.spool import Ragged
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
 LISTS = pa.list_(pa.float32())

@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from pybackend.data.columns import (
-    ColumnKind,
-    ColumnSpec,
-    check_column_spec,
-    group_columns,
-    list_columns,
-)
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
 from pybackend.errors import InputError
 
 KINDS = {

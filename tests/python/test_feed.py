@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybackend.data.ragged import Ragged
 from pybackend.data.rows import ArrayRows, SpooledRows
 from pybackend.data.sharding import Visits, count_steps, cut_rows
-from pybackend.data.spool import Ragged, SpoolWriter, write_columns
+from pybackend.data.spool import SpoolWriter, write_columns
 from pybackend.engine import feed as module
 from pybackend.engine.feed import Feed
 

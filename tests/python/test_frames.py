@@ -15,9 +15,10 @@ import pytest
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.data.packed import describe_layout
+from pybackend.data.ragged import Ragged
 from pybackend.data.rows import SpooledRows
 from pybackend.data.sources import FileRows
-from pybackend.data.spool import Ragged, write_columns
+from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
 
 ROWS = 300

@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pybackend.data import rows as rows_module
+from pybackend.data.layout import Kind, check_layouts, read_layouts
+from pybackend.data.ragged import Ragged
 from pybackend.data.rows import SpooledRows, make_zero_row
-from pybackend.data.spool import (
-    Kind,
-    Ragged,
-    SpoolWriter,
-    check_layouts,
-    link_columns,
-    read_layouts,
-    settle_layout,
-    write_columns,
-)
+from pybackend.data.spool import SpoolWriter, link_columns, settle_layout, write_columns
 from pybackend.errors import InputError
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])

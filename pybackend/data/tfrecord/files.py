@@ -217,7 +217,7 @@ class RecordFiles:
 
 
 def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
-    """Refuse files that the manifest does not know: are they data or not?"""
+    """Reject files that the manifest does not know: they may be data or not."""
     known = {folder.path(part.name) for part in manifest.parts}
     others = [file for file in find_files(uri, name) if file not in known] if known else []
     if others:

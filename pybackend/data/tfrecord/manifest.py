@@ -65,7 +65,7 @@ class Manifest:
         return cls(values["schema"], values["compression"], tuple(parts))
 
     def check(self, folder: Folder) -> None:
-        """Refuse a folder whose files are not those that were written.
+        """Reject a folder whose files are not those that were written.
 
         Raises
         ------

@@ -12,7 +12,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.columns import ColumnSpec, group_columns
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError

@@ -22,7 +22,7 @@ from pybackend.data.arrays import nest
 from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
-from pybackend.data.spool import Ragged, to_dense
+from pybackend.data.ragged import Ragged, to_dense
 from pybackend.job.job import EXTRAS, MODEL_FILE, Job
 from pybackend.model.quiet import import_tensorflow
 
