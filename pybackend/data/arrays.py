@@ -35,9 +35,9 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     """
     if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
         raise InputError(
-            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a Spark DataFrame, the "
-            "path of Parquet or TFRecord files, or a function that returns a tf.data.Dataset, not "
-            f"{_describe_type(data)}"
+            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark or "
+            "pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord "
+            f"files, or a function that returns a tf.data.Dataset, not {_describe_type(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):

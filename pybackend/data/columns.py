@@ -22,8 +22,8 @@ TEXT = "str"
 class ColumnSpec:
     """Which columns are used, and as what: arguments of `barrier_train` by the same names.
 
-    With ``finds_levels`` False the codes of a text label are known already: its values must be among
-    the ``categories``.
+    With ``finds_levels`` False the codes of a text label are known already: its values must be
+    among the ``categories``.
     """
 
     features: Any = None
@@ -117,7 +117,7 @@ class TableRows:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What a result says about the columns, under `pybackend.api.result.TrainResult`'s names."""
+        """What a `pybackend.api.result.TrainResult` says about the columns, by its names."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
         groups = {group.key.partition("/")[2]: list(group.columns) for group in self._list_inputs()}

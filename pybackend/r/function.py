@@ -21,7 +21,7 @@ from pybackend.job.context import WorkerContext
 # so that reticulate converts the values, and a model stays the Python object that it is.
 exchange: dict[str, Any] = {}
 # How R is called if R is the process and Python is embedded in it.
-_hosted: Callable[[], object] | None = None
+_call_r: Callable[[], object] | None = None
 
 
 class RFunction:
@@ -54,9 +54,9 @@ class RFunction:
         packages: Sequence[str] = (),
         library_paths: Sequence[str] = (),
     ) -> None:
-        self.code = _checked(code)
-        self.packages = _names("packages", packages)
-        self.library_paths = _names("library_paths", library_paths)
+        self.code = _check_code(code)
+        self.packages = _check_names("packages", packages)
+        self.library_paths = _check_names("library_paths", library_paths)
 
     def __repr__(self) -> str:
         shown = repr(self.code[:40]) if isinstance(self.code, str) else f"{len(self.code)} bytes"
@@ -75,7 +75,7 @@ class RFunction:
         -------
         Any
             What reticulate makes of the function's value; a Keras model is the same object. R's
-            missing values have no counterpart in Python and are refused, but for numbers: NaN.
+            missing values have no counterpart in Python and are rejected, except in numbers: NaN.
 
         Raises
         ------
@@ -86,19 +86,19 @@ class RFunction:
         # An R function may call Python, which may call R again.
         outer, exchange = exchange, {}
         try:
-            return self._called(arguments)
+            return self._call(arguments)
         finally:
             exchange = outer
 
-    def _called(self, arguments: tuple[Any, ...]) -> Any:
+    def _call(self, arguments: tuple[Any, ...]) -> Any:
         exchange["code"] = self.code if isinstance(self.code, str) else bytearray(self.code)
         exchange["packages"] = self.packages
         # A tuple always becomes an R list; a list of numbers would become a vector.
         exchange["arguments"] = tuple(
-            _listed(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
+            _use_lists(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
         )
-        exchange["seed"] = _seed()
-        call = _hosted or _embedded(self.library_paths)
+        exchange["seed"] = _draw_seed()
+        call = _call_r or _embed_r(self.library_paths)
         call()
         if "error" in exchange:
             raise RError(str(exchange["error"]), str(exchange["calls"]))
@@ -106,29 +106,29 @@ class RFunction:
 
 
 def host(call: Callable[[], object]) -> None:
-    """Say how R is called in this process, which is R with Python embedded."""
-    global _hosted
-    _hosted = call
+    """Set how R is called in this process, which is R with Python embedded."""
+    global _call_r
+    _call_r = call
 
 
-def glue() -> str:
+def read_glue() -> str:
     """R's half of a call, as source text of an R function without arguments."""
     return files("pybackend.r").joinpath("call.R").read_text()
 
 
-def _listed(fields: dict[str, Any]) -> dict[str, Any]:
-    """With lists in place of tuples, as reticulate makes vectors of lists only."""
+def _use_lists(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace tuples by lists: reticulate makes vectors only of lists."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
-def _seed() -> int:
-    """A seed for R that follows from Python's, whose state is left as it is."""
+def _draw_seed() -> int:
+    """Derive a seed for R from Python's state, which is left as it is."""
     copy = random.Random()
     copy.setstate(random.getstate())
     return copy.getrandbits(31)
 
 
-def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
+def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
     """R in this Python process, by rpy2."""
     # Its other mode wants what is compiled for the R at hand, and warns if that is absent.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
@@ -157,11 +157,11 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
         raise RError(
             f'the R package reticulate is missing {here}: run install.packages("reticulate") there'
         )
-    function: Callable[[], object] = r.evalr(glue())
+    function: Callable[[], object] = r.evalr(read_glue())
     return function
 
 
-def _checked(code: Any) -> str | bytes:
+def _check_code(code: Any) -> str | bytes:
     if isinstance(code, str):
         lines = [line for line in code.splitlines() if not line.lstrip().startswith("#")]
         if not "".join(lines).lstrip().startswith(("function", "\\(")):
@@ -181,7 +181,7 @@ def _checked(code: Any) -> str | bytes:
     return bytes(code)
 
 
-def _names(argument: str, values: Any) -> list[str]:
+def _check_names(argument: str, values: Any) -> list[str]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):

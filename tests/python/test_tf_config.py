@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pybackend.errors import ClusterError, InputError
 from pybackend.tf_config import (
     ClusterSpec,
-    check_alone,
     check_resolves,
     check_same_cluster,
+    check_single_process,
     make_tf_config,
     parse_address,
     read_tf_config,
@@ -307,7 +307,7 @@ def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) ->
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if text is not None:
         monkeypatch.setenv("TF_CONFIG", text)
-    check_alone()
+    check_single_process()
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_process_of_a_cluster_does_not_train_a_copy(
     monkeypatch.setenv("TF_CONFIG", text)
     advice = 'Pass a SparkSession.*; pass "local" to train on this machine alone; or unset'
     with pytest.raises(InputError, match=f"{found}.*{advice}"):
-        check_alone()
+        check_single_process()
 
 
 def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
