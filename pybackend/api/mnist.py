@@ -9,7 +9,7 @@ from typing import Any
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import mnist
-from pybackend.job.job import train_job
+from pybackend.job.job import make_job
 from pybackend.launchers import launcher_for
 from pybackend.model.quiet import import_tensorflow
 
@@ -67,18 +67,10 @@ def train_mnist(
     TrainResult
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
+    arguments = dict(locals())
     launcher_for(spark)
     # Before the images are looked for, which may take a download.
-    train_job(
-        {
-            "workers": workers,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "seed": 0 if seed is None else seed,
-            "timeout": timeout,
-            "verbose": verbose,
-        }
-    )
+    make_job("train", arguments)
     digits = mnist(path, limit=limit)
     if verbose and digits.subset:
         print(

@@ -124,6 +124,7 @@ def model_from_bytes(
     if sha256 is not None:
         check_digest(data, sha256)
     format = recognize_format(data)
+    import_tensorflow()
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)

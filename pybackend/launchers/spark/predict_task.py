@@ -42,7 +42,7 @@ class PredictTask:
     Attributes
     ----------
     files
-        The model's file, and what of the user's own it needs, as `model_files` makes them.
+        The model's file, and the custom objects that it needs.
     digest
         Of what is in the files; models of the same digest are the same.
     artifact
