@@ -16,8 +16,7 @@ from conftest import build_dense, largest_difference
 
 import pybackend
 from pybackend import barrier_train
-from pybackend.api.mnist import digit_model
-from pybackend.data.mnist import mnist
+from pybackend.api.mnist import digit_model, mnist
 from pybackend.data.sharding import replay_batches
 
 

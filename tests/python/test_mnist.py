@@ -1,4 +1,4 @@
-"""Where MNIST is found, in which order, and what a wrong file is told."""
+"""Where MNIST is found, in which order, and what is said about a wrong file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pybackend.api.mnist import mnist
 from pybackend.data import mnist as module
-from pybackend.data.mnist import mnist
 from pybackend.errors import InputError
 
 SUBSET = Path(module.__file__).with_name("mnist_subset.npz")
