@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_data_are_refused_by_name(case: str) -> None:
+def test_wrong_data_are_rejected_by_name(case: str) -> None:
     make, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         flatten_data(make())
@@ -180,7 +180,7 @@ def test_the_message_names_the_argument_itself() -> None:
         (3, 4, r"^`data` has 3 rows, fewer than workers=4: use at most 3 workers$"),
     ],
 )
-def test_too_few_rows_are_refused(rows: int, workers: int, message: str) -> None:
+def test_too_few_rows_are_rejected(rows: int, workers: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_enough_rows(rows, workers)
 

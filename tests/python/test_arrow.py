@@ -235,7 +235,7 @@ ROW = r"the row \("
         "unseen category",
     ],
 )
-def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
+def test_rows_that_cannot_be_trained_on_are_rejected_by_column_and_row(
     columns: Any, choice: Any, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -247,7 +247,7 @@ def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
     [([1.0, 300.0], "uint8"), ([1.0, 0.5], "int32"), ([1.0, float("nan")], "int32")],
 )
 @pytest.mark.parametrize("shape", [(1,), (None,)])
-def test_numbers_that_a_promised_type_cannot_hold_are_refused(
+def test_numbers_that_a_promised_type_cannot_hold_are_rejected(
     values: list[float], dtype: str, shape: Any
 ) -> None:
     rows = batch(a=pa.array([[value] for value in values], LISTS), label=pa.array([0, 7]))
@@ -271,7 +271,7 @@ def test_another_byte_order_is_read_as_promised() -> None:
     assert found["x"].dtype.isnative
 
 
-def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
+def test_arrays_whose_length_differs_between_batches_are_rejected() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
     column_groups, _ = group_columns(
         ColumnSpec(), describe_schema(parts[0].schema), "float32", "data"
@@ -289,6 +289,6 @@ def test_missing_values_of_floats_may_be_in_the_features() -> None:
 
 def test_long_values_are_told_in_short() -> None:
     rows = batch(a=pa.array([[0.5] * 500, None], LISTS), label=floats([0, 7]))
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         read(rows.slice(0, 2))
-    assert len(str(told.value)) < 200
+    assert len(str(caught.value)) < 200

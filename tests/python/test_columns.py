@@ -1,4 +1,4 @@
-"""Which columns make up which tensors, and what is no choice of columns."""
+"""Which columns make up which tensors, and what no column spec can be."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_several_outputs_have_several_labels() -> None:
         ),
     ],
 )
-def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, message: str) -> None:
-    with pytest.raises(InputError) as told:
+def test_columns_that_are_not_there_or_not_of_use_are_rejected(choice: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
         chosen(**choice)
-    assert message in str(told.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,7 @@ def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, messa
         ({"weight": 1}, "`weight` must be the name of a column, not 1"),
     ],
 )
-def test_what_can_be_no_choice_is_refused_before_any_table_is_looked_at(
-    choice: Any, message: str
-) -> None:
-    with pytest.raises(InputError) as told:
+def test_a_wrong_spec_is_rejected_before_any_table_is_looked_at(choice: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
         check_column_spec(ColumnSpec(**choice))
-    assert message in str(told.value)
+    assert message in str(caught.value)

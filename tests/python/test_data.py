@@ -337,7 +337,7 @@ def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
         barrier_train(None, build_dense, tmp_path / "rows.csv", verbose=0)
 
 
-def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path, rows: Any) -> None:
+def test_files_that_do_not_fit_are_rejected_at_once(tmp_path: Path, rows: Any) -> None:
     path = parquet(tmp_path, rows)
     with pytest.raises(InputError, match="`data` has no column 'label'"):
         barrier_train(None, build_dense, path, verbose=0)

@@ -119,7 +119,7 @@ def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], wo
     assert [e[-1] for e in edges] == [count_rows({"x": part}) for part in parts]
 
 
-REFUSED = {
+REJECTED = {
     "endless": (lambda: batches().repeat(), "`data` is an endless data set: cut it"),
     "endless PyDataset": (Endless, "`data` is an endless data set"),
     "shuffled": (lambda: batches().shuffle(5), "other rows at each reading"),
@@ -141,15 +141,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_shared_out_exactly_is_refused_by_name(name: str) -> None:
-    make, message = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_cannot_be_shared_out_exactly_is_rejected_by_name(name: str) -> None:
+    make, message = REJECTED[name]
     with pytest.raises(InputError, match=message):
         read(make())
 
 
 def test_a_refusal_names_the_other_way() -> None:
-    for make in (REFUSED[name][0] for name in ("endless", "shuffled PyDataset")):
+    for make in (REJECTED[name][0] for name in ("endless", "shuffled PyDataset")):
         with pytest.raises(InputError, match="data=lambda context: make_dataset"):
             read(make())
 
@@ -161,7 +161,7 @@ def test_one_epoch_may_be_read_at_random() -> None:
     assert data.epochs == 0
 
 
-def test_data_that_this_process_could_not_hold_are_refused(monkeypatch: Any) -> None:
+def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) -> None:
     monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
 
     def rows() -> Any:
@@ -173,7 +173,7 @@ def test_data_that_this_process_could_not_hold_are_refused(monkeypatch: Any) -> 
         read(tf.data.Dataset.from_generator(rows, output_signature=shapes))
 
 
-def test_a_job_that_cannot_keep_the_batches_is_refused() -> None:
+def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
     found = read(batches())
     with pytest.raises(InputError, match=r"`steps_per_epoch` is 6, but .* of 5 batches"):
         found.adapt(Job("train", 2, steps_per_epoch=6))

@@ -51,9 +51,9 @@ def test_a_folder_gives_its_data_files_in_order(kind: str, tmp_path: Path) -> No
     ],
 )
 def test_what_is_not_there_is_told(uri: str, message: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         find_files(uri)
-    assert message in str(told.value)
+    assert message in str(caught.value)
 
 
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_row_far_down_is_counted_from_the_first() -> None:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_of_one_name_are_rejected() -> None:
     frame = pd.DataFrame([[1, 2, 0]], columns=["a", "a", "label"])
     with pytest.raises(InputError, match="two columns 'a'"):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")

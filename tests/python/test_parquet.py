@@ -115,8 +115,8 @@ def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
 def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": [1.5]}), tmp_path / "2.parquet")
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         ParquetFiles.at(str(tmp_path))
-    text: Any = str(told.value)
+    text: Any = str(caught.value)
     assert "2.parquet are (a: double)" in text
     assert "1.parquet are (a: int64)" in text

@@ -122,7 +122,7 @@ def test_a_worker_without_rows_learns_what_the_others_have(tmp_path: Path) -> No
     assert zeros["y"].dtype == "float64"
 
 
-def test_rows_that_differ_between_workers_are_refused(tmp_path: Path) -> None:
+def test_rows_that_differ_between_workers_are_rejected(tmp_path: Path) -> None:
     for name, width in {"a": 2, "b": 3}.items():
         (tmp_path / name).mkdir()
         write_columns(tmp_path / name / "train", {"x": np.ones((1, width))})
@@ -130,13 +130,13 @@ def test_rows_that_differ_between_workers_are_refused(tmp_path: Path) -> None:
         check_layouts([read_layouts(tmp_path / name) for name in "ab"])
 
 
-def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
+def test_no_rows_at_all_are_rejected(tmp_path: Path) -> None:
     write_columns(tmp_path / "validation", {"x": np.ones((0, 2))})
     with pytest.raises(InputError, match="`validation_data` has no rows"):
         check_layouts([read_layouts(tmp_path)])
 
 
-def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_width_are_rejected(tmp_path: Path) -> None:
     with SpoolWriter(tmp_path / "train") as writer:
         writer.append({"x": np.ones((2, 3))})
         with pytest.raises(InputError, match=r"shape \(1,\) .* after rows of \(3,\)"):

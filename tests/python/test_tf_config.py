@@ -183,7 +183,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "expected"),
     [
         ("a:0", "has port '0': choose a free one from 1 to 65535"),
         ("a:99999", "has port '99999'"),
@@ -215,16 +215,16 @@ def test_addresses(text: str, host: str, port: int) -> None:
         (None, "is not text"),
     ],
 )
-def test_bad_addresses_are_named(address: Any, told: str) -> None:
+def test_bad_addresses_are_named(address: Any, expected: str) -> None:
     with pytest.raises(ClusterError) as caught:
         make_tf_config(["ok:1", address], 0)
     assert str(caught.value) == message(config({"worker": ["ok:1", address]}))
     assert str(caught.value).startswith(f"worker[1] = {address!r}")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "told"),
+    ("tasks", "expected"),
     [
         ({"worker": ["a:1", "a:1"]}, ["worker[1] = 'a:1'", "worker[0]", "its own port"]),
         ({"worker": ["a:1"], "ps": ["b:2", "A:01"]}, ["ps[1] = 'A:01'", "worker[0]"]),
@@ -244,16 +244,16 @@ def test_bad_addresses_are_named(address: Any, told: str) -> None:
         ({"worker": {"0": "a:1", "00": "b:1"}}, ["worker['00']", "only once"]),
     ],
 )
-def test_bad_clusters_are_named(tasks: Any, told: list[str]) -> None:
+def test_bad_clusters_are_named(tasks: Any, expected: list[str]) -> None:
     error = message(config(tasks))
-    for part in told:
+    for part in expected:
         assert part in error
 
 
 @pytest.mark.parametrize("index", [-1, 2, None, True, False, 1.0, 0.5, "-1", "x", "", [0]])
 def test_bad_indices_are_named(index: Any) -> None:
-    told = "is missing" if index is None else f"is {index!r}"
-    expected = f"`index` {told}: expected the whole number of a worker, of 0, 1"
+    expected = "is missing" if index is None else f"is {index!r}"
+    expected = f"`index` {expected}: expected the whole number of a worker, of 0, 1"
     assert message(config({"worker": PAIR}, index=index)) == expected
     with pytest.raises(ClusterError) as caught:
         make_tf_config(PAIR, index)
@@ -285,8 +285,8 @@ def test_unknown_roles(role: Any) -> None:
     "text", ["", "{}", "null", "[]", "1", '{"cluster": {}}', '{"cluster": [1]}', '{"task": {}}']
 )
 def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
-    assert told in message(text)
+    expected = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    assert expected in message(text)
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ClusterError, match="silently"):
         read_tf_config()
@@ -336,7 +336,7 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{", "is not JSON"),
         ("worker", "use make_tf_config()"),
@@ -347,8 +347,8 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_texts_without_a_task(text: str, told: str) -> None:
-    assert told in message(text)
+def test_texts_without_a_task(text: str, expected: str) -> None:
+    assert expected in message(text)
 
 
 @pytest.mark.parametrize("workers", [8080, None, [], (), {}, {"a:1"}, "a:1", b"a:1"])
@@ -414,7 +414,7 @@ def texts(*lists: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("given_texts", "told"),
+    ("given_texts", "expected"),
     [
         (texts(PAIR, PAIR[::-1]), ["number 1, of worker[1]", "another order, b:2, a:1"]),
         (texts(PAIR, PAIR, [*PAIR, "c:3"]), ["number 2, of worker[2]", "3 worker instead of 2"]),
@@ -431,10 +431,10 @@ def texts(*lists: Any) -> list[str]:
         (texts({0: "a:1", 5: "b:1"}, {1: "c:1", 5: "d:1"}), ["worker[5] is 'd:1'"]),
     ],
 )
-def test_clusters_that_differ(given_texts: list[str], told: list[str]) -> None:
+def test_clusters_that_differ(given_texts: list[str], expected: list[str]) -> None:
     with pytest.raises(ClusterError) as caught:
         check_same_cluster(given_texts)
-    for part in told:
+    for part in expected:
         assert part in str(caught.value)
 
 

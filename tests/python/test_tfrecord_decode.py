@@ -1,4 +1,4 @@
-"""Arrow batches from records: whatever order and encoding protobuf allows, and what is refused."""
+"""Arrow batches from records: whatever order and encoding protobuf allows, and what is rejected."""
 
 from __future__ import annotations
 
@@ -135,18 +135,18 @@ def test_what_protobuf_allows_is_understood(record: bytes, value: int | None) ->
         example(entry("x", INT64, b"\x0dabcd")),  # a float
     ],
 )
-def test_what_is_no_example_is_refused(record: bytes) -> None:
+def test_what_is_not_an_example_is_rejected(record: bytes) -> None:
     with pytest.raises(InputError, match=r"record 1 of a.tfrecord \(at byte .* no tf.train.Exam"):
         rows(ONE, example(X), record, example(X))
 
 
-def test_half_a_float_is_refused() -> None:
+def test_half_a_float_is_rejected() -> None:
     with pytest.raises(InputError, match=r"record 0 of a.tfrecord .* is not a tf.train.Example"):
         rows(NUMBERS, example(entry("f", FLOAT, field(1, b"abc"))))
 
 
 @pytest.mark.parametrize(
-    ("kind", "record", "told"),
+    ("kind", "record", "expected"),
     [
         (pa.float32(), example(X), "'x' as int64_list, and a column of float needs float_list"),
         (pa.int64(), example(entry("x", INT64, field(1, b"\x01\x02"))), "holds 2 values"),
@@ -160,10 +160,10 @@ def test_half_a_float_is_refused() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_column_is_refused_by_name(
-    kind: pa.DataType, record: bytes, told: str
+def test_what_does_not_fit_the_column_is_rejected_by_name(
+    kind: pa.DataType, record: bytes, expected: str
 ) -> None:
-    with pytest.raises(InputError, match=f"record 1 of a.tfrecord .*{told}") as caught:
+    with pytest.raises(InputError, match=f"record 1 of a.tfrecord .*{expected}") as caught:
         rows(pa.schema([("x", kind)]), example(), record)
     assert "'x'" in str(caught.value)
 

@@ -135,13 +135,13 @@ def test_a_double_beyond_float32_is_infinite() -> None:
     assert found == [np.inf, -np.inf, np.float32(1 / 3)]
 
 
-def test_a_null_in_an_array_is_refused_by_column_and_row() -> None:
+def test_a_null_in_an_array_is_rejected_by_column_and_row() -> None:
     column = pa.array([None, [1], [2, None], [None]], pa.list_(pa.int64()))
     with pytest.raises(InputError, match=r"column 'x' .* array of row 12 .*array_compact"):
         encode_batch(pa.record_batch({"x": column}), first_row=10)
 
 
-def test_a_type_that_no_record_can_hold_is_refused() -> None:
+def test_a_type_that_no_record_can_hold_is_rejected() -> None:
     with pytest.raises(InputError, match=r"column 'x' has the type struct"):
         encode_batch(pa.record_batch({"x": pa.array([{"a": 1}])}))
 
