@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     mnist.add_argument("--workers", type=int, default=3, help="worker processes (default 3)")
     mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default 3)")
     mnist.add_argument("--batch-size", type=int, default=64, help="rows per worker (default 64)")
-    mnist.add_argument("--limit", type=int, help="use at most so many images")
+    mnist.add_argument("--limit", type=int, help="use at most this many images")
     mnist.add_argument("--seed", type=int, default=1, help="repeats a training (default 1)")
     mnist.add_argument("--data", metavar="FILE", help="an mnist.npz")
     mnist.add_argument("--out", metavar="FILE", help="write the model here (*.h5)")

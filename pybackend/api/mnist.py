@@ -28,7 +28,7 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
     path
         An ``mnist.npz``, which must exist; so must the file that TFDIST_MNIST names, if it is set.
     limit
-        Use at most the first so many training images, and test images.
+        Use at most this many training images, and test images: the first ones.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def _describe_type(kind: Any) -> ColumnKind:
 
 
 class TensorReader:
-    """Makes the tensors of one batch after the other, and holds all rows to the first ones' sizes.
+    """Makes the tensors of one batch after another; all rows must be as long as the first ones.
 
     Errors are `InputError`: they name the column, and a row, that holds a null, a NaN label, an
     unknown category, or a value of another size.

@@ -55,7 +55,7 @@ def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
     Parameters
     ----------
     longest
-        So long padded rows become at least.
+        The least length of padded rows.
     """
     if not isinstance(column, Ragged):
         return column

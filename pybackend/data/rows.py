@@ -18,9 +18,9 @@ from pybackend.data.ragged import Ragged, to_dense, to_strings
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
-# So much of the rows, the first ones, is mapped; and values of a ragged column are held in memory.
+# Up to this size the first rows are mapped, and the values of a ragged column held in memory.
 _KEPT_BYTES = 40 << 20
-# The mean length of all texts is estimated from so many of them.
+# Texts from which the mean length of all is estimated.
 _SAMPLED_TEXTS = 1000
 
 

@@ -21,7 +21,7 @@ from pybackend.job.job import Shuffle
 
 Index = npt.NDArray[np.int64]
 _ROUNDS = 6
-_TOGETHER = 8192
+_BLOCK = 8192
 
 
 def count_steps(counts: Sequence[int], batch_size: int) -> int:
@@ -91,7 +91,7 @@ class Visits:
     ----------
     rows
         Rows that the worker holds.
-    everyones
+    shared_by
         For ``shuffle="global"``, the world size: every worker holds all rows, and takes every
         ``shared_by``-th of a new order of all of them, from its rank on.
     """
@@ -106,20 +106,20 @@ class Visits:
         """The rows visited from the ``first``-th to before the ``last``-th in an epoch."""
         if not self.shuffle and self.shared_by is None:
             return np.arange(first, last, dtype=np.int64)
-        numbers = range(first // _TOGETHER, max(first, last - 1) // _TOGETHER + 1)
-        start = numbers.start * _TOGETHER
-        together = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
-        return together[first - start : last - start]
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        block = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
+        return block[first - start : last - start]
 
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """The rows of the ``number``-th so many visits, drawn together: one by one they cost more."""
+    """The rows of a block of visits, by its number; drawn together they cost less."""
     is_own = visits.shared_by is None
     step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
     keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
-    first = number * _TOGETHER * step + offset
-    places = np.arange(first, min(first + _TOGETHER * step, visits.rows), step, dtype=np.int64)
+    first = number * _BLOCK * step + offset
+    places = np.arange(first, min(first + _BLOCK * step, visits.rows), step, dtype=np.int64)
     return permute(places, visits.rows, *keys)
 
 

@@ -20,7 +20,7 @@ from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 
-# Ranges into which a worker's rows are dealt: so finely are rows sorted by label mixed.
+# Ranges that a worker's rows consist of: many, so that rows sorted by label are mixed.
 _TURNS = 64
 _PARQUET = b"PAR1"
 

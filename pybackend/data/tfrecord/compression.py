@@ -12,7 +12,7 @@ Compression = Literal["gzip", "zlib"] | None
 
 SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
 _WINDOW = {"gzip": 31, "zlib": 15}
-# As fast as it gets: records are mostly read more often than written, but by cores that wait.
+# The fastest: records are read more often than written, but by cores that would wait anyway.
 _LEVEL = 1
 _READ_BYTES = 1 << 20
 
@@ -68,7 +68,7 @@ class DecompressingReader:
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """So many bytes of the content; fewer only at its end.
+        """The next ``size`` bytes of the content; fewer only at its end.
 
         Raises
         ------

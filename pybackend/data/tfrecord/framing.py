@@ -1,7 +1,6 @@
 """Records in a buffer of a TFRecord file.
 
-A record is its length (8 bytes, the lowest first), the length's masked CRC-32C (4 bytes), so many
-bytes of data, and the data's masked CRC-32C (4 bytes).
+A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data, and the data's masked CRC-32C (4 bytes).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pybackend.data.tfrecord.varint import Flags
 
 HEAD, FOOT = 12, 4
 _LENGTH = 8
-# After so many records of one length, the next ones are expected to have it, too.
+# After this many records of one length, the next ones are expected to have it, too.
 _STREAK = 32
 
 
@@ -77,7 +76,7 @@ def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
 
 
 def slide_window(data: Bytes, width: int) -> Bytes:
-    """All stretches of so many bytes, by their first one; nothing is copied."""
+    """All windows of so many bytes, by their first byte; nothing is copied."""
     if len(data) < width:
         return np.empty((0, width), np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)
