@@ -1,6 +1,7 @@
 """Records in a buffer of a TFRecord file.
 
-A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data, and the data's masked CRC-32C (4 bytes).
+A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
+and the data's masked CRC-32C (4 bytes).
 """
 
 from __future__ import annotations
