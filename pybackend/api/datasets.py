@@ -11,7 +11,7 @@ from typing import Any
 
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
-from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.sharding import count_steps as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
@@ -54,14 +54,14 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
         return _read_files(data, name, columns, job)
     if callable(data):
         return _read_function(data, name, job)
-    return _check_arrays(arrays.columns_of(data, job.floatx, name), name, job)
+    return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
     """The columns of validation data: those, and the categories, that the training data gave."""
     if not isinstance(trained_on, TableRows):
         return replace(columns, finds_levels=False)
-    known = trained_on.choice
+    known = trained_on.spec
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [
@@ -100,12 +100,12 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
 
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
-    from pybackend.data.rows import as_rows
+    from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
 
     for columns in datasets.values():
         if isinstance(columns, dict):
-            reshape_rows(as_rows(columns), model)
+            reshape_rows(to_rows(columns), model)
         elif isinstance(columns, TableRows):
             named = [
                 group.key.partition("/")[2]
@@ -118,8 +118,8 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
 def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     _check_can_be_split(data)
-    found = arrays.columns_of(data, job.floatx, "data")
-    rows = arrays.rows_of(found)
+    found = arrays.flatten_data(data, job.floatx, "data")
+    rows = arrays.count_rows(found)
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
         raise InputError(
@@ -152,7 +152,7 @@ def _check_can_be_split(data: Any) -> None:
 def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
     _check_one_label(job, "y" in found or name != "data")
     _check_weights(job, "sample_weight" in found and name == "data")
-    _check_rows(arrays.rows_of(found), name, job)
+    _check_rows(arrays.count_rows(found), name, job)
     return found
 
 

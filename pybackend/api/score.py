@@ -107,11 +107,11 @@ def barrier_predict(
     arguments = dict(locals())
     launcher = launcher_for(spark)
     request = prepare(
-        "predict", arguments, lambda columns, job: {"train": arrays.inputs_of(x, job.floatx)}
+        "predict", arguments, lambda columns, job: {"train": arrays.flatten_inputs(x, job.floatx)}
     )
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleave(parts, arrays.rows_of(request.datasets["train"]))
+    return _interleave(parts, arrays.count_rows(request.datasets["train"]))
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:
