@@ -11,8 +11,10 @@ from typing import Any
 
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.frames import FrameRows, is_frame
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
+from pybackend.data.spool import Ragged
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
@@ -32,7 +34,7 @@ def read_training_data(
     if fraction and held_out is not None:
         raise InputError("`validation_data` and `validation_split` exclude each other: use one")
     if fraction:
-        return _read_split(data, fraction, job)
+        return _read_split(data, fraction, columns, job)
     found = {"train": read_data(launcher, data, "data", columns, job)}
     if held_out is not None:
         columns = narrow_columns(columns, found["train"])
@@ -45,9 +47,14 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
     Returns
     -------
-    Columns of arrays, a `DataFrameRows`, or what workers read for themselves: a `FileRows` or a
-    `FunctionRows`.
+    Columns of arrays; a `FrameRows` of pandas or a `DataFrameRows` of Spark; or what workers read
+    themselves: a `FileRows` or a `FunctionRows`.
     """
+    if is_frame(data):
+        _check_no_records(columns, name)
+        frame = FrameRows.of(data, columns, job.floatx, name)
+        _check_arrays(frame.columns, name, job)
+        return frame
     if is_spark_frame(data):
         return _read_spark_frame(launcher, data, name, columns, job)
     if isinstance(data, (str, os.PathLike)):
@@ -108,22 +115,22 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     from pybackend.data.rows import as_rows
     from pybackend.model.inputs import check_features, reshape_rows
 
-    for columns in datasets.values():
-        if isinstance(columns, dict):
+    for data in datasets.values():
+        columns = data.columns if isinstance(data, FrameRows) else data
+        if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
             reshape_rows(as_rows(columns), model)
-        elif isinstance(columns, TableRows):
+        elif isinstance(data, TableRows):
             named = [
-                group.key.partition("/")[2]
-                for group in columns.column_groups
-                if not group.is_target
+                group.key.partition("/")[2] for group in data.column_groups if not group.is_target
             ]
             check_features(model, None if named == [""] else dict.fromkeys(named), None)
 
 
-def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
+def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     _check_can_be_split(data)
-    found = arrays.columns_of(data, job.floatx, "data")
+    frame = FrameRows.of(data, columns, job.floatx, "data") if is_frame(data) else None
+    found = frame.columns if frame else arrays.columns_of(data, job.floatx, "data")
     rows = arrays.rows_of(found)
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
@@ -136,6 +143,11 @@ def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
         _check_arrays({key: array[part] for key, array in found.items()}, name, job)
         for name, part in parts.items()
     )
+    if frame:
+        return {
+            "train": replace(frame, columns=train),
+            "validation": replace(frame, columns=held_out),
+        }
     return {"train": train, "validation": held_out}
 
 
@@ -152,6 +164,12 @@ def _check_can_be_split(data: Any) -> None:
         f"`validation_split` takes the last rows of arrays and pandas data frames, and `data` is "
         f"{what}: use {instead}, passed as `validation_data`"
     )
+
+
+def _check_no_records(columns: ColumnSpec, name: str) -> None:
+    # The training data's holds for validation data, too, but these may be of another kind.
+    if columns.tfrecord_spec is not None and name == "data":
+        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
 
 
 def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
@@ -171,8 +189,7 @@ def _read_spark_frame(
         )
     from pybackend.data.dataframe import DataFrameRows
 
-    if columns.tfrecord_spec is not None and name == "data":
-        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a DataFrame")
+    _check_no_records(columns, name)
     if job.shuffle == "global" and name == "data":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "

@@ -18,6 +18,7 @@ from pybackend.api.model import (
 from pybackend.api.progress import printer
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.frames import FrameRows
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import SOURCE, Job, argument_of, make_job
 from pybackend.job.options import DataOptions, check_data_options
@@ -53,7 +54,11 @@ class Request:
     def run(self, launcher: Launcher) -> Outcome:
         """Run the job to its end, and show its progress."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
-        sent = {name: data for name, data in self.datasets.items() if name not in read}
+        sent = {
+            name: data.columns if isinstance(data, FrameRows) else data
+            for name, data in self.datasets.items()
+            if name not in read
+        }
         files = {**self.files, **_encode_sources(read)}
         return launcher.launch(self.job, files, sent, printer(self.job.verbose))
 
