@@ -55,6 +55,8 @@ _ROWS_AT_ONCE = 2000
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
 _RESTORE_SECONDS = 10.0
+# Spark's hash is the same everywhere: keys by partition, by the number of partitions.
+_KEYS: dict[int, dict[int, int]] = {}
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
 _RESULT_SHARE = 0.9
 
@@ -221,13 +223,13 @@ def _frame_of_blobs(
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
     """A key per rank that Spark's hash partitioning puts into the partition of that number."""
-    found: dict[int, int] = {}
+    found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:
         places = partial(_places, session, candidates, workers)
-        rows = run_watched(session, places)
-        found = {row["place"]: row["id"] for row in rows}
+        found = {row["place"]: row["id"] for row in run_watched(session, places)}
         candidates *= 4
+    _KEYS[workers] = found
     return [found[rank] for rank in range(workers)]
 
 
