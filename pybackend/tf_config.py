@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
@@ -171,6 +171,34 @@ def check_same_cluster(texts: Sequence[str]) -> None:
             raise ClusterError(f"{told}: give each process an index of its own")
 
 
+def check_alone() -> None:
+    """Refuse to train on this machine alone if the environment describes a cluster.
+
+    Each of its processes would train a copy of everything.
+
+    Raises
+    ------
+    InputError
+        TF_CONFIG is set, and is not that of a single process that trains.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not _names_cluster(text):
+        return
+    try:
+        spec = read_tf_config(text)
+    except ClusterError as error:
+        found = f"is not that of a single process ({error})"
+    else:
+        if (spec.world_size, spec.rank) == (1, 0):
+            return
+        found = f"describes a cluster, in which this process is {spec.role} {spec.index}"
+    raise InputError(
+        f"TF_CONFIG {found}, but `spark` is None: each process would train a copy of everything. "
+        "tfdist does not join processes by TF_CONFIG yet. Pass a SparkSession, whose executors "
+        'become the workers; pass "local" to train on this machine alone; or unset TF_CONFIG'
+    )
+
+
 def check_resolves(spec: ClusterSpec, timeout: float = 2.0) -> None:
     """Look all hosts up from this machine, for at most ``timeout`` seconds together.
 
@@ -280,6 +308,15 @@ def _own_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> int
         known = ", ".join(map(str, tasks))
         raise ClusterError(f"`index` {told}: expected the whole number of a {role}, of {known}")
     return int(index)
+
+
+def _names_cluster(text: str) -> bool:
+    """Whether a TF_CONFIG may be about several processes; one that cannot be read may be."""
+    try:
+        config = json.loads(text or "{}")
+    except ValueError:
+        return True
+    return not isinstance(config, dict) or bool(config.get("cluster"))
 
 
 def _is_dense(tasks: Addresses) -> bool:

@@ -128,6 +128,23 @@ def deal(rows: int, workers: int, rank: int) -> slice:
     return slice(rank, rows, workers)
 
 
+def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
+    """Where among its own rows, those of `deal`, a worker's share of each batch begins.
+
+    Parameters
+    ----------
+    sizes
+        Rows of all workers' batches together, by step.
+
+    Returns
+    -------
+    int64 array of shape (steps + 1,)
+        Ends with the end of the last.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return np.maximum(0, -(-(ends - rank) // workers))
+
+
 def global_batches(
     rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: Shuffle = True
 ) -> list[Any]:

@@ -151,6 +151,7 @@ def _feed(
         seed=job.seed,
         shuffle=job.shuffle,
         limit=job.steps_per_epoch,
+        batches=job.batches,
     )
     return feed, columns
 

@@ -51,6 +51,9 @@ class Job:
         World size.
     epochs, batch_size, steps_per_epoch, shuffle, class_weight
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    batches
+        Rows of all workers together by step, if the data came in batches of their own; None: as
+        ``batch_size`` says.
     initial_epoch
         Epochs that were trained before: the first one of this training has this index.
     validation_freq
@@ -85,6 +88,7 @@ class Job:
     initial_epoch: int = 0
     validation_freq: int | tuple[int, ...] = 1
     batch_size: int = 32
+    batches: tuple[int, ...] | None = None
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
     in_memory: bool = False

@@ -22,6 +22,7 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
 from pybackend.launchers.failures import Failures
 from pybackend.net.rendezvous import new_token
+from pybackend.tf_config import check_alone
 
 HOST = "127.0.0.1"
 # After the first failure: time for the others to say that they lost a peer.
@@ -72,6 +73,8 @@ class LocalLauncher:
 
 def launcher_of(target: Any) -> LocalLauncher | None:
     """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
+    if target is None:
+        check_alone()
     is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
     return LocalLauncher() if target is None or is_text else None
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 from pybackend.tf_config import (
     ClusterSpec,
+    check_alone,
     check_resolves,
     check_same_cluster,
     make_tf_config,
@@ -289,6 +290,43 @@ def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ClusterError, match="silently"):
         read_tf_config()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{}",
+        '{"cluster": {}, "environment": "cloud"}',
+        make_tf_config(["a:1"], 0),
+        make_tf_config([], role="chief", chief="a:1", ps=["b:2"]),
+    ],
+)
+def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    check_alone()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (make_tf_config(PAIR, 1), "describes a cluster, in which this process is worker 1,"),
+        (make_tf_config(["a:1"], chief="b:2", role="chief"), "this process is chief 0,"),
+        (make_tf_config(["a:1"], role="ps", ps=["b:2"], index=0), "this process is ps 0,"),
+        ("{'cluster'", r"is not that of a single process \(TF_CONFIG is "),
+        ("[1]", "is not that of a single process"),
+    ],
+)
+def test_a_process_of_a_cluster_does_not_train_a_copy(
+    text: str, found: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    advice = 'Pass a SparkSession.*; pass "local" to train on this machine alone; or unset'
+    with pytest.raises(InputError, match=f"{found}.*{advice}"):
+        check_alone()
 
 
 def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
