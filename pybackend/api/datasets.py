@@ -11,6 +11,7 @@ from typing import Any
 
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.datasets import Batches, is_dataset, read_batches
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
@@ -20,6 +21,8 @@ from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
 from pybackend.launchers import Launcher
 
+# Kinds of data whose rows are arrays in their `columns`.
+HELD_AS_COLUMNS = (FrameRows, Batches)
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
 _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
@@ -47,9 +50,12 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
     Returns
     -------
-    Columns of arrays; a `FrameRows` of pandas or a `DataFrameRows` of Spark; or what workers read
-    themselves: a `FileRows` or a `FunctionRows`.
+    Columns of arrays; a `FrameRows` of pandas, a `DataFrameRows` of Spark, or the `Batches` of a
+    data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or a
+    `FunctionRows`.
     """
+    if is_dataset(data):
+        return _read_batches(data, name, job)
     if is_frame(data):
         _check_no_records(columns, name)
         frame = FrameRows.of(data, columns, job.floatx, name)
@@ -116,7 +122,7 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     from pybackend.model.inputs import check_features, reshape_rows
 
     for data in datasets.values():
-        columns = data.columns if isinstance(data, FrameRows) else data
+        columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
         if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
             reshape_rows(as_rows(columns), model)
         elif isinstance(data, TableRows):
@@ -124,6 +130,21 @@ def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
                 group.key.partition("/")[2] for group in data.column_groups if not group.is_target
             ]
             check_features(model, None if named == [""] else dict.fromkeys(named), None)
+
+
+def _read_batches(data: Any, name: str, job: Job) -> Batches:
+    batches = read_batches(
+        data, job.floatx, name, repeats=job.kind == "train" and job.epochs - job.initial_epoch > 1
+    )
+    steps = len(batches.sizes)
+    if name == "data" and job.steps_per_epoch not in (None, steps):
+        raise InputError(
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of {steps} "
+            f"batches: leave it out, and use data.take({job.steps_per_epoch}) for fewer"
+        )
+    # The steps are those of the batches.
+    _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
+    return batches
 
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
@@ -156,6 +177,8 @@ def _check_can_be_split(data: Any) -> None:
         what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
     elif isinstance(data, (str, os.PathLike)):
         what, instead = "files", "other files for the validation data"
+    elif is_dataset(data):
+        what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"
     elif callable(data):
         what, instead = "a function", "another function for the validation data"
     else:

@@ -168,9 +168,7 @@ def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
         wait_for(lambda: server.missing()[0] == [1])
         server.__exit__()
         assert worker.lost.wait(10)
-        with pytest.raises(
-            ClusterError, match=r"worker 0 on .* lost the driver at .* before all"
-        ):
+        with pytest.raises(ClusterError, match=r"worker 0 on .* lost the driver at .* before all"):
             waiting.result(timeout=10)
 
 
