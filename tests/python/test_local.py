@@ -25,6 +25,8 @@ from pybackend import (
     make_tf_config,
 )
 
+pytestmark = pytest.mark.launcher
+
 
 def folders() -> set[str]:
     return set(glob.glob(os.path.join(tempfile.gettempdir(), "tfdist-*")))
