@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import pybackend
-from pybackend.data.files import content_of
+from pybackend.data.files import read_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
@@ -82,7 +82,7 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 
 def _content_at(uri: str) -> bytes:
     try:
-        return content_of(uri)
+        return read_file(uri)
     except OSError as error:
         raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 

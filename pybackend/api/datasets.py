@@ -13,9 +13,9 @@ from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset, read_batches
 from pybackend.data.frames import FrameRows, is_frame
-from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.ragged import Ragged
+from pybackend.data.sharding import count_steps as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
-from pybackend.data.spool import Ragged
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
@@ -67,14 +67,14 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
         return _read_files(data, name, columns, job)
     if callable(data):
         return _read_function(data, name, job)
-    return _check_arrays(arrays.columns_of(data, job.floatx, name), name, job)
+    return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
     """The columns of validation data: those, and the categories, that the training data gave."""
     if not isinstance(trained_on, TableRows):
         return replace(columns, finds_levels=False)
-    known = trained_on.choice
+    known = trained_on.spec
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [
@@ -113,13 +113,13 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
 
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
-    from pybackend.data.rows import as_rows
+    from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
 
     for data in datasets.values():
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
         if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
-            reshape_rows(as_rows(columns), model)
+            reshape_rows(to_rows(columns), model)
         elif isinstance(data, TableRows):
             named = [
                 group.key.partition("/")[2] for group in data.column_groups if not group.is_target
@@ -146,8 +146,8 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> di
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     _check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if is_frame(data) else None
-    found = frame.columns if frame else arrays.columns_of(data, job.floatx, "data")
-    rows = arrays.rows_of(found)
+    found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")
+    rows = arrays.count_rows(found)
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
         raise InputError(
@@ -193,7 +193,7 @@ def _check_no_records(columns: ColumnSpec, name: str) -> None:
 def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
     _check_one_label(job, "y" in found or name != "data")
     _check_weights(job, "sample_weight" in found and name == "data")
-    _check_rows(arrays.rows_of(found), name, job)
+    _check_rows(arrays.count_rows(found), name, job)
     return found
 
 

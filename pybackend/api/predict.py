@@ -142,7 +142,7 @@ def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
     types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
     if isinstance(columns.features, Mapping) or columns.tensors:
         return None
-    names = list(types) if columns.features is None else columns.named
+    names = list(types) if columns.features is None else columns.named_columns
     flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
     return len(names) if all(types.get(name) in flat for name in names) else None
 

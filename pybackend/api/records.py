@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.data.files import is_remote, local_path
-from pybackend.data.folder import folder_at
-from pybackend.data.tfrecord.compression import Compression, checked_compression
+from pybackend.data.folder import open_folder
+from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
 from pybackend.launchers import is_session, is_spark_frame
@@ -81,7 +81,7 @@ def write_tfrecords(
     if not is_spark_frame(df):
         raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
     uri = _checked_path(path)
-    compression = checked_compression(compression)
+    compression = check_compression(compression)
     if not isinstance(overwrite, bool):
         raise InputError(f"`overwrite` must be True or False, not {overwrite!r}")
     if partitions is not None and not (type(partitions) is int and partitions > 0):
@@ -91,7 +91,7 @@ def write_tfrecords(
     from pybackend.launchers import write_records
 
     manifest = write_records(df, uri, compression, overwrite, partitions)
-    files = tuple(folder_at(uri).path(part.name) for part in manifest.parts)
+    files = tuple(open_folder(uri).path(part.name) for part in manifest.parts)
     rows, size = (sum(getattr(p, n) for p in manifest.parts) for n in ("rows", "size"))
     return WrittenRecords(uri, files, rows, size)
 

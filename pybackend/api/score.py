@@ -114,13 +114,13 @@ def barrier_predict(
     request = prepare("predict", arguments, partial(_read_inputs, x))
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleave(parts, arrays.rows_of(request.datasets["train"]))
+    return _interleave(parts, arrays.count_rows(request.datasets["train"]))
 
 
 def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:
     if is_frame(x):
         return {"train": FrameRows.of(x, columns, job.floatx, "x").columns}
-    return {"train": arrays.inputs_of(x, job.floatx)}
+    return {"train": arrays.flatten_inputs(x, job.floatx)}
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:

@@ -14,7 +14,7 @@ from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
-from pybackend.data.files import content_of
+from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
@@ -213,7 +213,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
         model_uri=job.model_uri,
-        **(trained_on.told if isinstance(trained_on, TableRows) else {}),
+        **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
@@ -222,7 +222,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         epochs=max(map(len, history.values()), default=0),
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
-        fetch=content_of,
+        fetch=read_file,
         decode=lambda data: model_from_bytes(
             data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
         ),

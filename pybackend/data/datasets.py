@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.data.arrays import Columns, columns_of, leaves_of, rows_of, structure
+from pybackend.data.arrays import Columns, count_rows, flatten, flatten_data, nest
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 
@@ -102,8 +102,8 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
     if repeats:
         _check_repeats(data, digests, name)
     together = {key: _join(key, [part[key] for part in parts], name) for key in parts[0]}
-    sizes = tuple(rows_of(dict(part)) for part in parts)
-    return Batches(columns_of(structure(together), floatx, name), sizes)
+    sizes = tuple(count_rows(dict(part)) for part in parts)
+    return Batches(flatten_data(nest(together), floatx, name), sizes)
 
 
 def _is_tensorflows(data: Any) -> bool:
@@ -137,14 +137,13 @@ def _length(data: Any) -> int | None:
 
 
 def _check_structure(data: Any, name: str) -> None:
-    """Refuse what is not batches of dense tensors before anything is read; a PyDataset has no
-    description of its elements."""
-    if _is_keras(data):
+    """Reject what is not batches of dense tensors, before anything is read."""
+    if _is_keras(data):  # it does not describe its elements
         return
     tensorflow = sys.modules["tensorflow"]
     spec = data.element_spec
     _check_parts(spec, name)
-    for key, leaf in leaves_of(spec).items():
+    for key, leaf in flatten(spec).items():
         if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
             raise InputError(
                 f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
@@ -166,7 +165,7 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
     for element in _batches(data):
         _check_parts(element, name)
         parts = element if element[-1] is not None else element[:-1]
-        leaves = {key: np.asarray(leaf) for key, leaf in leaves_of(parts).items()}
+        leaves = {key: np.asarray(leaf) for key, leaf in flatten(parts).items()}
         flat = [key for key, array in leaves.items() if array.ndim == 0]
         if flat:
             raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")

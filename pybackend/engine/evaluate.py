@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import over_all_rows
 from pybackend.engine.sources import Sources
@@ -54,7 +54,7 @@ class HeldOut:
 
 def build_metrics(model: Any, columns: Rows) -> None:
     """Have Keras create the metrics' variables, as a first step with rows would."""
-    x, y, weight = (*structure(row_of_zeros(columns)), None)[:3]
+    x, y, weight = (*nest(make_zero_row(columns)), None)[:3]
     model.test_on_batch(x, y, sample_weight=weight)
     model.reset_metrics()
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, as_rows
-from pybackend.data.sharding import Visits, bounds, share_batches, steps_per_epoch
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, to_rows
+from pybackend.data.sharding import Visits, count_steps, cut_rows, share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
 
@@ -60,14 +60,14 @@ class Feed:
         limit: int | None = None,
         batches: Sequence[int] | None = None,
     ) -> None:
-        self._columns = as_rows(columns)
+        self._columns = to_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
         self.epoch = 0
         workers = len(counts)
-        full = steps_per_epoch(counts, batch_size) if batches is None else len(batches)
+        full = count_steps(counts, batch_size) if batches is None else len(batches)
         edges = [
-            bounds(count, full) if batches is None else share_batches(batches, workers, number)
+            cut_rows(count, full) if batches is None else share_batches(batches, workers, number)
             for number, count in enumerate(counts)
         ]
         if limit is not None and limit > full:
@@ -149,4 +149,4 @@ class Feed:
         tensors = tf.numpy_function(read, [first, last], types, stateful=True)
         for tensor, (_, shape) in zip(tensors, spec.values(), strict=True):
             tensor.set_shape([None, *shape])
-        return structure(dict(zip(spec, tensors, strict=True)))
+        return nest(dict(zip(spec, tensors, strict=True)))

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.collective.tensorflow import GraphReduce
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.backup import ShareRestored, epoch_to_resume
 from pybackend.engine.evaluate import HeldOut, build_metrics
 from pybackend.engine.exchange import GradientExchange, Wire
@@ -238,7 +238,7 @@ def _coupling(
 def _build(model: Any, columns: Rows) -> None:
     """Create all weights and the optimizer's state, so that they can be made equal."""
     if not model.built:
-        model(structure(row_of_zeros(columns))[0])
+        model(nest(make_zero_row(columns))[0])
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -249,5 +249,5 @@ def _check_loss(model: Any, columns: Rows, job: Job) -> None:
     averaged = job.workers > 1 and isinstance(job.exchange, options.Exchange) and is_plain(model)
     if averaged and count and not has_masked_loss(model):
         # One row serves twice where there is no second.
-        rows = [structure(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
+        rows = [nest(columns.take(np.array([row]))) for row in (0, min(1, count - 1))]
         check_loss_is_mean(model, rows)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.arrow import TensorReader, kinds_of_schema
-from pybackend.data.columns import ColumnSpec, column_groups_of
-from pybackend.data.spool import Ragged
+from pybackend.data.arrow import TensorReader, describe_schema
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
 LISTS = pa.list_(pa.float32())
@@ -26,8 +27,8 @@ def batch(**columns: Any) -> Any:
 
 def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
     """The tensors of one batch; its columns are read in the order that the column_groups want."""
-    column_groups, names = column_groups_of(
-        ColumnSpec(**choice), kinds_of_schema(rows.schema), floatx, "data"
+    column_groups, names = group_columns(
+        ColumnSpec(**choice), describe_schema(rows.schema), floatx, "data"
     )
     return TensorReader(column_groups).read(rows.select(names))
 
@@ -151,9 +152,7 @@ def test_batches_and_slices_of_any_size_give_the_same_rows(
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=5)))
     parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts, rows]) if a < b]
     choice = ColumnSpec(features={"v": "v", "t": "t"})
-    column_groups, names = column_groups_of(
-        choice, kinds_of_schema(whole.schema), "float32", "data"
-    )
+    column_groups, names = group_columns(choice, describe_schema(whole.schema), "float32", "data")
     reader = TensorReader(column_groups)
     found = [reader.read(part.select(names)) for part in parts]
     np.testing.assert_array_equal(np.concatenate([f["x/v"] for f in found]), matrix)
@@ -252,7 +251,7 @@ def test_numbers_that_a_promised_type_cannot_hold_are_refused(
     values: list[float], dtype: str, shape: Any
 ) -> None:
     rows = batch(a=pa.array([[value] for value in values], LISTS), label=pa.array([0, 7]))
-    with pytest.raises(InputError, match=rf"holds numbers that are no {dtype} in .*label=7"):
+    with pytest.raises(InputError, match=rf"has numbers that do not fit into {dtype} in .*label=7"):
         read(rows, tensors={"a": (dtype, shape)})
 
 
@@ -274,8 +273,8 @@ def test_another_byte_order_is_read_as_promised() -> None:
 
 def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
-    column_groups, _ = column_groups_of(
-        ColumnSpec(), kinds_of_schema(parts[0].schema), "float32", "data"
+    column_groups, _ = group_columns(
+        ColumnSpec(), describe_schema(parts[0].schema), "float32", "data"
     )
     reader = TensorReader(column_groups)
     reader.read(parts[0])

@@ -22,7 +22,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.collective import Alone
-from pybackend.data.sharding import global_batches
+from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.sources import dataset_of
 from pybackend.engine.stream import StreamFeed
@@ -101,7 +101,7 @@ def test_files_are_shuffled_globally_as_arrays_are(
         data_options=DataOptions(in_memory=True),
         verbose=0,
     )
-    orders = global_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
+    orders = replay_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
     fitted(dense_model, [(rows[0][order], rows[1][order]) for order in orders], 1)
     assert largest_difference(dense_model, result.model) <= 1e-6
 

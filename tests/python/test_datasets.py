@@ -11,7 +11,7 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend.data import datasets
-from pybackend.data.arrays import rows_of, shard
+from pybackend.data.arrays import count_rows, shard
 from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
@@ -116,7 +116,7 @@ def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], wo
     for step in range(len(sizes)):
         shares = [p[e[step] : e[step + 1]] for p, e in zip(parts, edges, strict=True)]
         assert sorted(np.concatenate(shares)) == list(range(ends[step], ends[step + 1]))
-    assert [e[-1] for e in edges] == [rows_of({"x": part}) for part in parts]
+    assert [e[-1] for e in edges] == [count_rows({"x": part}) for part in parts]
 
 
 REFUSED = {

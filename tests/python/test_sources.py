@@ -73,7 +73,7 @@ def test_a_label_of_text_becomes_codes_in_sorted_order(tmp_path: Path) -> None:
     path = write(tmp_path, 3, label=pa.array(["b", "a", "c"]))
     source = FileRows.at(path, ColumnSpec(), "float32", "data")
     assert rows_of_worker(source, 1, 0)["y"].tolist() == [1, 0, 2]
-    assert source.choice.categories == {"label": ["a", "b", "c"]}
+    assert source.spec.categories == {"label": ["a", "b", "c"]}
 
 
 def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:

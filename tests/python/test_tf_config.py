@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pybackend.errors import ClusterError, InputError
 from pybackend.tf_config import (
     ClusterSpec,
-    check_alone,
     check_resolves,
     check_same_cluster,
+    check_single_process,
     make_tf_config,
     parse_address,
     read_tf_config,
@@ -203,7 +203,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
         (":1", "has no host"),
         ("fd77::10:2222", "write an IPv6 address as in '[fd00::1]:2222'"),
         ("::1", "several colons"),
-        ("[::::]:1", "'[::::]' is no host name or IP address"),
+        ("[::::]:1", "'[::::]' is not a host name or IP address"),
         ("[a]:1", "no host name or IP address"),
         ("[::1:1", "no host name or IP address"),
         ("999.1.1.1:1", "no host name or IP address"),
@@ -211,8 +211,8 @@ def test_addresses(text: str, host: str, port: int) -> None:
         ("-a:1", "no host name or IP address"),
         ("a/b:1", "no host name or IP address"),
         ("x" * 64 + ":1", "no host name or IP address"),
-        (2222, "is no text: expected 'host:port'"),
-        (None, "is no text"),
+        (2222, "is not text: expected 'host:port'"),
+        (None, "is not text"),
     ],
 )
 def test_bad_addresses_are_named(address: Any, told: str) -> None:
@@ -226,7 +226,7 @@ def test_bad_addresses_are_named(address: Any, told: str) -> None:
 @pytest.mark.parametrize(
     ("tasks", "told"),
     [
-        ({"worker": ["a:1", "a:1"]}, ["worker[1] = 'a:1'", "worker[0]", "port of its own"]),
+        ({"worker": ["a:1", "a:1"]}, ["worker[1] = 'a:1'", "worker[0]", "its own port"]),
         ({"worker": ["a:1"], "ps": ["b:2", "A:01"]}, ["ps[1] = 'A:01'", "worker[0]"]),
         ({"worker": ["[::1]:1", "[0::1]:1"]}, ["worker[1]", "worker[0]"]),
         ({"chief": ["a:1"], "worker": ["a:1"]}, ["worker[0] = 'a:1'", "chief[0]"]),
@@ -307,7 +307,7 @@ def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) ->
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if text is not None:
         monkeypatch.setenv("TF_CONFIG", text)
-    check_alone()
+    check_single_process()
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_process_of_a_cluster_does_not_train_a_copy(
     monkeypatch.setenv("TF_CONFIG", text)
     advice = 'Pass a SparkSession.*; pass "local" to train on this machine alone; or unset'
     with pytest.raises(InputError, match=f"{found}.*{advice}"):
-        check_alone()
+        check_single_process()
 
 
 def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("worker", "use make_tf_config()"),
         ('{"cluster": {"worker": ["a:1"]}}', "has no `task`"),
         (
@@ -419,7 +419,7 @@ def texts(*lists: Any) -> list[str]:
         (texts(PAIR, PAIR[::-1]), ["number 1, of worker[1]", "another order, b:2, a:1"]),
         (texts(PAIR, PAIR, [*PAIR, "c:3"]), ["number 2, of worker[2]", "3 worker instead of 2"]),
         (texts(PAIR, ["a:1", "c:3"]), ["worker[1] is 'c:3' instead of 'b:2'", "the same lists"]),
-        (texts(PAIR)[:1] * 2, ["numbers 0 and 1 both are of worker[0]", "index of its own"]),
+        (texts(PAIR)[:1] * 2, ["numbers 0 and 1 both are for worker[0]", "its own index"]),
         ([*texts(PAIR), config({"worker": ["a:1", "b:0"]})], ["number 1: worker[1] = 'b:0'"]),
         (
             [

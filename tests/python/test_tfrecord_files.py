@@ -20,7 +20,7 @@ from pybackend.data.tfrecord import chunks, files
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import INT64, fields_of
+from pybackend.data.tfrecord.types import INT64, to_spark_fields
 
 X = pa.schema([("x", pa.int64())])
 
@@ -49,7 +49,7 @@ def written(folder: Path, compression: Any = None, ends: tuple[int, ...] = (7, 7
         part = write_part([batch_of(first, last)], str(folder / name), name, compression)
         parts += [part] if part else []
         first = last
-    manifest = Manifest(fields_of(batch_of(0, 1).schema), compression, tuple(parts))
+    manifest = Manifest(to_spark_fields(batch_of(0, 1).schema), compression, tuple(parts))
     (folder / "_tfdist.json").write_text(json.dumps(manifest.to_json()))
     return str(folder)
 
@@ -236,7 +236,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
 
 def test_what_is_no_file_of_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
-    with pytest.raises(InputError, match=r"a.csv is no TFRecord file: it begins with 78 2c"):
+    with pytest.raises(InputError, match=r"a.csv is not a TFRecord file: it begins with 78 2c"):
         RecordFiles.at(str(tmp_path))
 
 

@@ -16,7 +16,7 @@ from pybackend.data.tfrecord import publish
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import fields_of
+from pybackend.data.tfrecord.types import to_spark_fields
 
 TOKEN = "0123456789abcdef"
 
@@ -33,9 +33,9 @@ def attempt(uri: str, value: int, token: str = TOKEN) -> dict[str, Any]:
     """What a job with one task has written, and its manifest."""
     batch = pa.record_batch({"x": [value]})
     name = f"00000-{value}"
-    part = write_part([batch], publish.place_of(uri, token, name), name)
+    part = write_part([batch], publish.choose_path(uri, token, name), name)
     assert part is not None
-    return Manifest(fields_of(batch.schema), None, (part,)).to_json()
+    return Manifest(to_spark_fields(batch.schema), None, (part,)).to_json()
 
 
 def values(uri: str) -> list[int]:
