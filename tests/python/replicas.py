@@ -180,7 +180,8 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
     job = make_job("train", arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = Job(**{**vars(job), **defaults})
-    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
+    custom_objects = add_custom_objects(model, case.custom_objects)
+    files = encode_model(model, custom_objects, job, list(case.callbacks))
     columns = flatten_data(case.data, job.floatx)
     counts = []
     for rank in range(_workers(case)):
