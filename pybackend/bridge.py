@@ -1,7 +1,7 @@
 """What the R package calls: results and failures as plain data.
 
-reticulate hands R the text of a Python exception, not its attributes; so each call returns an
-envelope that holds either the value or everything about the failure.
+reticulate gives R the text of a Python exception, not its attributes; so each call returns an
+envelope with either the value or everything about the failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "attach_spark",
     "capture",
     "doctor",
-    "levels_told_by",
+    "match_levels",
     "model_at",
     "probe",
     "row_major",
@@ -44,18 +44,18 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]
     try:
         return {"ok": True, "value": fn(*args, **kwargs)}
     except TfdistError as error:
-        return {"ok": False, "error": _described(error)}
+        return {"ok": False, "error": _describe(error)}
 
 
 def answer(request: str) -> str:
-    """`capture` for a process of its own: JSON in, JSON out.
+    """`capture` for a separate process: JSON in, JSON out.
 
     For calls that must not start Python inside R: it would keep the environment of that moment,
-    and a TF_CONFIG set by R later would never reach TensorFlow.
+    and a TF_CONFIG that R sets later would never reach TensorFlow.
     """
-    asked = json.loads(request)
-    fn = getattr(pybackend, asked["call"])
-    return json.dumps(capture(fn, *asked["arguments"], **asked["named"]))
+    call = json.loads(request)
+    fn = getattr(pybackend, call["call"])
+    return json.dumps(capture(fn, *call["arguments"], **call["named"]))
 
 
 def row_major(array: Any, dtype: str | None = None) -> Any:
@@ -73,8 +73,8 @@ def save_model_at(uri: str, path: str) -> None:
     save_model(base64.b64encode(_content_at(uri)).decode("ascii"), path)
 
 
-def levels_told_by(model: Any, levels: list[str]) -> list[str] | None:
-    """The levels of the training's label, where the model tells as many classes apart."""
+def match_levels(model: Any, levels: list[str]) -> list[str] | None:
+    """The levels of the training's label, if the model has as many classes."""
     from pybackend.model.outputs import count_classes, list_outputs
 
     return levels if len(levels) == count_classes(model, list_outputs(model)) else None
@@ -87,7 +87,7 @@ def _content_at(uri: str) -> bytes:
         raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 
 
-def _described(error: TfdistError) -> dict[str, Any]:
+def _describe(error: TfdistError) -> dict[str, Any]:
     failed = error if isinstance(error, WorkerFailedError) else None
     placed = error if isinstance(error, (WorkerFailedError, PeerLostError)) else None
     return {

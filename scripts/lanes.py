@@ -41,6 +41,7 @@ MODULES = {
         "test_r_function",
         "test_readme",
         "test_sources",
+        "test_train",
         "test_warm",
     ],
     "exact": [
