@@ -18,8 +18,7 @@ from pybackend.data.files import content_of
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
-from pybackend.launchers.spark.attach import attach_spark
-from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
 
 __all__ = [

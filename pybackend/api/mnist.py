@@ -9,8 +9,9 @@ from typing import Any
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import mnist
-from pybackend.job.job import train_job
+from pybackend.job.job import make_job
 from pybackend.launchers import launcher_for
+from pybackend.model.quiet import import_tensorflow
 
 
 def digit_model() -> Any:
@@ -18,6 +19,7 @@ def digit_model() -> Any:
 
     Conv2D (32, 3 x 3, relu), max pooling, Dense (64, relu), Dense (10 logits); Adam.
     """
+    import_tensorflow()
     import keras
 
     model = keras.Sequential(
@@ -65,18 +67,10 @@ def train_mnist(
     TrainResult
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
+    arguments = dict(locals())
     launcher_for(spark)
     # Before the images are looked for, which may take a download.
-    train_job(
-        {
-            "workers": workers,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "seed": 0 if seed is None else seed,
-            "timeout": timeout,
-            "verbose": verbose,
-        }
-    )
+    make_job("train", arguments)
     digits = mnist(path, limit=limit)
     if verbose and digits.subset:
         print(

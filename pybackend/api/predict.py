@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from pybackend.api.request import check_custom_objects, column_spec, keras_defaults, model_files
+from pybackend.api.model import is_keras_model
+from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
-from pybackend.job.job import Job, score_job
 from pybackend.job.options import DataOptions
+from pybackend.launchers import is_spark_frame, read_schema
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -79,46 +78,30 @@ def predict_spark(
     SerializationError
         The model cannot be encoded.
     """
-    if isinstance(model, TrainResult):
-        features = model.features if features is None else features
-        tensors = model.tensors if tensors is None else tensors
-        categories = model.categories if categories is None else categories
-    job = _job(batch_size, safe_mode)
-    choice = _checked_choice(features, tensors, categories)
     _check_type(type)
-    levels = _checked_levels(levels)
-    check_custom_objects(custom_objects)
+    names = _check_levels(levels)
     _check_model(model)
-    _check_frame(df)
-    if isinstance(model, TrainResult):
-        known = _checked_levels(model.levels)
-        model = model.model
-    else:
-        known = None
-    job = replace(job, **keras_defaults())
+    data_options = DataOptions(tensors=tensors, categories=categories)
+    arguments = {**locals(), "workers": 1}
+    request = prepare("predict", arguments, lambda columns, job: _check_frame(df))
 
     from pybackend.model.inputs import check_features
     from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    outputs = list_outputs(model)
-    classes, is_of_classes = count_classes(model, outputs), is_classifier(model, outputs)
-    check_features(model, features, _flat_columns(choice, df))
-    predictions = _predictions(outputs, classes, type, levels, known, is_of_classes)
-    files = model_files(model, custom_objects, job)
-    # pyspark is optional: what needs it is imported where there is a DataFrame.
-    from pybackend.launchers.spark.predict import frame_of_predictions
+    columns, outputs = request.columns, list_outputs(request.model)
+    check_features(request.model, columns.features, _count_flat_columns(columns, df))
+    known = _check_levels(model.levels) if isinstance(model, TrainResult) else None
+    predictions = _choose_predictions(
+        outputs,
+        count_classes(request.model, outputs),
+        type,
+        names,
+        known,
+        is_classifier(request.model, outputs),
+    )
+    from pybackend.launchers import add_predictions
 
-    return frame_of_predictions(df, choice, job, files, predictions)
-
-
-def _job(batch_size: Any, safe_mode: Any) -> Job:
-    arguments = {"workers": 1, "batch_size": batch_size, "safe_mode": safe_mode}
-    return score_job("predict", arguments)
-
-
-def _checked_choice(features: Any, tensors: Any, categories: Any) -> ColumnSpec:
-    options = DataOptions(tensors=tensors, categories=categories)
-    return replace(column_spec(features, "label", None, options), label=None)
+    return add_predictions(df, columns, request.job, request.files, predictions)
 
 
 def _check_type(kind: Any) -> None:
@@ -126,7 +109,7 @@ def _check_type(kind: Any) -> None:
         raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
 
 
-def _checked_levels(levels: Any) -> tuple[str, ...] | None:
+def _check_levels(levels: Any) -> tuple[str, ...] | None:
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
@@ -138,34 +121,33 @@ def _checked_levels(levels: Any) -> tuple[str, ...] | None:
 
 
 def _check_model(model: Any) -> None:
-    keras = sys.modules.get("keras")
-    if isinstance(model, TrainResult) or (keras is not None and isinstance(model, keras.Model)):
-        return
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
+    if not (isinstance(model, TrainResult) or is_keras_model(model)):
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
 
 
-def _check_frame(frame: Any) -> None:
+def _check_frame(frame: Any) -> dict[str, Any]:
+    """No data sets: the DataFrame stays where it is."""
+    if is_spark_frame(frame):
+        return {}
     kind = type(frame)
-    if kind.__module__.startswith("pyspark.sql.") and kind.__name__ == "DataFrame":
-        return
     raise InputError(
         f"`df` must be a pyspark.sql.DataFrame, not a {kind.__module__}.{kind.__qualname__}. For "
         "arrays there is model.predict() or barrier_predict()"
     )
 
 
-def _flat_columns(choice: ColumnSpec, frame: Any) -> int | None:
+def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
     """Numbers in a row of the only input, where its columns all hold one each."""
-    types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
-    if isinstance(choice.features, Mapping) or choice.tensors:
+    types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
+    if isinstance(columns.features, Mapping) or columns.tensors:
         return None
-    names = list(types) if choice.features is None else choice.named
+    names = list(types) if columns.features is None else columns.named
     flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
     return len(names) if all(types.get(name) in flat for name in names) else None
 
 
-def _predictions(
+def _choose_predictions(
     outputs: tuple[Output, ...],
     classes: int,
     kind: str | None,

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pybackend.api.request import (
-    check_columns_named,
-    check_shapes,
-    column_spec,
-    dataset,
-    keras_defaults,
-    model_files,
-    run,
-    source_of,
-)
+from pybackend.api.datasets import read_data
+from pybackend.api.request import prepare
 from pybackend.data import arrays
 from pybackend.errors import InputError
-from pybackend.job.job import Job, score_job
-from pybackend.job.options import DataOptions, check_data_options
+from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers import launcher_for
 
@@ -49,11 +39,14 @@ def barrier_evaluate(
 
     Parameters
     ----------
-    spark, model, data, workers, batch_size, features, label, weight
-        As in `barrier_train`; the model must be compiled.
+    model
+        As in `barrier_train`, or the `TrainResult` of a training; the model must be compiled.
+        What is not given about columns is then as in that training.
+    spark, data, workers, batch_size, features, label, weight
+        As in `barrier_train`.
     data_options
-        As in `barrier_train`. A label of text needs the ``categories`` of the training. Rows are
-        read once, so ``in_memory`` makes no difference.
+        As in `barrier_train`. A label of text needs the ``categories`` of the training, which a
+        `TrainResult` knows. Rows are read once, so ``in_memory`` makes no difference.
     custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -67,17 +60,15 @@ def barrier_evaluate(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    job = _job("evaluate", model, workers, batch_size, safe_mode, verbose, timeout)
+    arguments = dict(locals())
     launcher = launcher_for(spark)
-    options = check_data_options(data_options)
-    choice = column_spec(features, label, weight, options, finds_levels=False)
-    datasets = {"train": dataset(launcher, data, "data", choice, job)}
-    check_columns_named(choice, datasets)
-    files = model_files(model, custom_objects, job)
-    if job.model_source == "file":
-        check_shapes(model, datasets)
-    found: dict[str, float] = run(launcher, job, files, datasets).reports[0].value
-    return found
+    request = prepare(
+        "evaluate",
+        arguments,
+        lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
+    )
+    figures: dict[str, float] = request.run(launcher).reports[0].value
+    return figures
 
 
 def barrier_predict(
@@ -98,12 +89,14 @@ def barrier_predict(
     ----------
     x
         Inputs: an array with one entry per row, or a list or dict of arrays.
-    spark, model, workers, batch_size, custom_objects, safe_mode, verbose, timeout
-        As in `barrier_train`; the model need not be compiled.
+    model
+        As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.
+    spark, workers, batch_size, custom_objects, safe_mode, verbose, timeout
+        As in `barrier_train`.
 
     Returns
     -------
-    numpy array, or a list or dict of arrays where the model has several outputs
+    numpy array, or a list or dict of arrays if the model has several outputs
         One entry per row, in the order of ``x``.
 
     Raises
@@ -111,47 +104,26 @@ def barrier_predict(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    job = _job("predict", model, workers, batch_size, safe_mode, verbose, timeout)
+    arguments = dict(locals())
     launcher = launcher_for(spark)
-    columns = arrays.inputs_of(x, job.floatx)
-    files = model_files(model, custom_objects, job)
-    if job.model_source == "file":
-        check_shapes(model, {"train": columns})
-    outcome = run(launcher, job, files, {"train": columns})
+    request = prepare(
+        "predict", arguments, lambda columns, job: {"train": arrays.inputs_of(x, job.floatx)}
+    )
+    outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleaved(parts, arrays.rows_of(columns))
+    return _interleave(parts, arrays.rows_of(request.datasets["train"]))
 
 
-def _job(
-    kind: Any,
-    model: Any,
-    workers: Any,
-    batch_size: Any,
-    safe_mode: Any,
-    verbose: Any,
-    timeout: Any,
-) -> Job:
-    arguments = {
-        "workers": workers,
-        "batch_size": batch_size,
-        "safe_mode": safe_mode,
-        "verbose": verbose,
-        "timeout": timeout,
-    }
-    job = score_job(kind, arguments)
-    return replace(job, model_source=source_of(model), **keras_defaults())
-
-
-def _interleaved(parts: list[Any], rows: int) -> Any:
+def _interleave(parts: list[Any], rows: int) -> Any:
     """Rows in the order of the input: rank r was dealt every N-th of them from r."""
     known = next(part for part in parts if part is not None)
     if isinstance(known, dict):
         return {
-            key: _interleaved([None if p is None else p[key] for p in parts], rows) for key in known
+            key: _interleave([None if p is None else p[key] for p in parts], rows) for key in known
         }
     if isinstance(known, (list, tuple)):
         return [
-            _interleaved([None if p is None else p[place] for p in parts], rows)
+            _interleave([None if p is None else p[place] for p in parts], rows)
             for place in range(len(known))
         ]
     widths = {part.shape[1:] for part in parts if part is not None}

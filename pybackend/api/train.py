@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import base64
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pybackend.api.request import (
-    check_columns_named,
-    check_shapes,
-    check_takes,
-    column_spec,
-    dataset,
-    for_validation,
-    keras_defaults,
-    model_files,
-    run,
-    source_of,
-    with_own_classes,
-)
+from pybackend.api.datasets import check_takes, read_training_data
+from pybackend.api.progress import printer
+from pybackend.api.request import Request, prepare
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
 from pybackend.data.files import content_of
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import FUNCTION, run_job, train_job
-from pybackend.job.options import DataOptions, Exchange, LocalSteps, check_data_options
-from pybackend.job.pickling import pickled
+from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.options import DataOptions, Exchange, LocalSteps
+from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
 from pybackend.model.serialization import model_from_bytes, sha256_of
@@ -159,63 +149,11 @@ def barrier_train(
     SerializationError
         The model cannot be encoded.
     """
+    arguments = dict(locals())
     began = time.monotonic()
-    options = check_data_options(data_options)
-    job = train_job(
-        {
-            "workers": workers,
-            "epochs": epochs,
-            "initial_epoch": initial_epoch,
-            "validation_freq": validation_freq,
-            "batch_size": batch_size,
-            "steps_per_epoch": steps_per_epoch,
-            "seed": secrets.randbelow(2**31) if seed is None else seed,
-            "shuffle": shuffle,
-            "in_memory": options.in_memory,
-            "model_uri": model_uri,
-            "class_weight": class_weight,
-            "exchange": exchange,
-            "safe_mode": safe_mode,
-            "verbose": verbose,
-            "timeout": timeout,
-        }
-    )
-    job = replace(
-        job, is_seeded=seed is not None, model_source=source_of(model), **keras_defaults()
-    )
     launcher = launcher_for(spark)
-    choice = column_spec(features, label, weight, options)
-    datasets = {"train": dataset(launcher, data, "data", choice, job)}
-    if validation_data is not None:
-        held_out = for_validation(choice, datasets["train"])
-        datasets["validation"] = dataset(
-            launcher, validation_data, "validation_data", held_out, job
-        )
-    check_columns_named(choice, datasets)
-    files = model_files(model, custom_objects, job, callbacks)
-    if job.model_source == "file":
-        check_shapes(model, datasets)
-        custom_objects = with_own_classes(model, custom_objects)
-    outcome = run(launcher, job, files, datasets)
-    trained_on = datasets["train"]
-    kind, content, digest = _intact_model(outcome, job.model_uri)
-    history = outcome.reports[0].value
-    return TrainResult(
-        model_base64=base64.b64encode(content).decode("ascii"),
-        model_format=kind,
-        model_uri=job.model_uri,
-        **(trained_on.told if isinstance(trained_on, TableRows) else {}),
-        model_sha256=digest,
-        history=history,
-        workers=[replace(report, value=None) for report in outcome.reports],
-        seconds=time.monotonic() - began,
-        seed=job.seed,
-        epochs=max(map(len, history.values()), default=0),
-        fetch=content_of,
-        decode=lambda data: model_from_bytes(
-            data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
-        ),
-    )
+    request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
+    return _make_result(request, request.run(launcher), safe_mode, began)
 
 
 def barrier_run(
@@ -253,30 +191,52 @@ def barrier_run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_train`.
     """
-    job = run_job(workers, verbose)
+    job = make_job("run", {"workers": workers, "verbose": verbose})
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     check_takes(fn, "fn(context, *args)", None, *args)
     launcher = launcher_for(spark)
-    files = {FUNCTION: pickled((fn, args), "`fn` and its arguments", [fn, *args])}
-    outcome = run(launcher, job, files, {})
+    files = {FUNCTION: pickle_value((fn, args), "`fn` and its arguments", [fn, *args])}
+    outcome = launcher.launch(job, files, {}, printer(verbose))
     return [decode_value(report.value) for report in outcome.reports]
 
 
-def _intact_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
-    """The model's format, content and SHA-256, once the workers are known to agree on it.
+def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
+    job, trained_on = request.job, request.datasets["train"]
+    kind, content, digest = _check_model(outcome, job.model_uri)
+    history = outcome.reports[0].value
+    return TrainResult(
+        model_base64=base64.b64encode(content).decode("ascii"),
+        model_format=kind,
+        model_uri=job.model_uri,
+        **(trained_on.told if isinstance(trained_on, TableRows) else {}),
+        model_sha256=digest,
+        history=history,
+        workers=[replace(report, value=None) for report in outcome.reports],
+        seconds=time.monotonic() - began,
+        seed=job.seed,
+        epochs=max(map(len, history.values()), default=0),
+        fetch=content_of,
+        decode=lambda data: model_from_bytes(
+            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
+        ),
+    )
 
-    The content is empty where the model was written to a URI.
+
+def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
+    """The model's format, content and SHA-256, if the workers agree on it.
+
+    The content is empty if the model was written to a URI.
 
     Raises
     ------
     ClusterError
-        Where the ranks' weights differ, or the file was altered on its way.
+        The ranks' weights differ, or the file was altered on its way.
     """
     if len({report.weights_sha256 for report in outcome.reports}) > 1:
         raise ClusterError(
-            "the workers' weights differ after the training: a callback, a layer or a train_step "
-            "of your own has changed them on one worker and not on the others"
+            "the workers' weights differ after the training: a custom callback, layer or "
+            "train_step has changed them on one worker and not on the others"
         )
     if uri is not None:
         return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)

@@ -9,6 +9,8 @@ from typing import Any
 
 from pybackend.data.arrays import Columns, rows_of, shard
 from pybackend.data.spool import Kinds, SpoolWriter, kinds_of, packed, row_dtype
+from pybackend.errors import InputError
+from pybackend.job.job import argument_of
 
 # Below Spark's own advice for the size of a task, in which such a row travels.
 BLOB_BYTES = 900_000
@@ -18,8 +20,22 @@ Counts = Mapping[str, list[int]]
 
 
 def layout_of(datasets: Mapping[str, Columns]) -> Layout:
-    """What the columns of each data set hold."""
-    return {name: kinds_of(columns) for name, columns in datasets.items()}
+    """What the columns of each data set hold.
+
+    Raises
+    ------
+    InputError
+        One holds text, whose rows have no common width.
+    """
+    layout = {name: kinds_of(columns) for name, columns in datasets.items()}
+    for name, kinds in layout.items():
+        for key, kind in kinds.items():
+            if kind.shape is None:
+                raise InputError(
+                    f"`{argument_of(name)}` is a pandas DataFrame with text in {key!r}, which "
+                    "Spark does not carry as arrays: pass spark.createDataFrame(frame)"
+                )
+    return layout
 
 
 def rows_to_send(

@@ -57,6 +57,22 @@ class Ragged:
         """Values of each row."""
         return np.diff(self.offsets)
 
+    def __getitem__(self, rows: slice) -> Ragged:
+        """A copy of some rows."""
+        places = np.arange(len(self))[rows]
+        lengths = self.lengths[places]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        elements = np.repeat(self.offsets[places] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[elements], offsets, self.is_text)
+
+
+def concatenate(parts: Sequence[Ragged]) -> Ragged:
+    """The rows of several ragged columns of one type as one column."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
+    return Ragged(np.concatenate(values), offsets, parts[0].is_text)
+
 
 def dense(column: Array | Ragged, longest: int = 0) -> Array:
     """A column as an array: text as strings of shape (rows, 1), numbers padded with zeros.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -120,26 +121,28 @@ class Job:
         return decode(text, cls)
 
 
-def train_job(arguments: Mapping[str, Any]) -> Job:
-    """Check the numbers and choices of a training job; what is left out has `Job`'s default."""
+def make_job(
+    kind: Literal["train", "evaluate", "predict", "run"], arguments: Mapping[str, Any]
+) -> Job:
+    """Check the numbers and choices among a call's arguments; the others have `Job`'s defaults.
+
+    A seed of None is drawn.
+
+    Raises
+    ------
+    InputError
+        Names the argument and what is expected.
+    """
     known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in arguments}
-    job = Job(kind="train", **known)
-    _check_together(job)
+    if kind != "train":
+        return Job(kind=kind, shuffle=kind == "run", **known)
+    job = Job(kind=kind, is_seeded=arguments.get("seed") is not None, **known)
+    if job.initial_epoch >= job.epochs:
+        raise InputError(
+            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
+            f"not {job.initial_epoch}"
+        )
     return job
-
-
-def score_job(kind: Literal["evaluate", "predict"], arguments: Mapping[str, Any]) -> Job:
-    """Check the numbers of a `barrier_evaluate` or `barrier_predict` job."""
-    return replace(train_job(arguments), kind=kind, shuffle=False)
-
-
-def run_job(workers: Any, verbose: Any) -> Job:
-    """Check the numbers of a `barrier_run` job."""
-    return Job(
-        kind="run",
-        workers=check_whole_number("workers", workers, least=1, most=MAX_WORKERS),
-        verbose=check_whole_number("verbose", verbose, least=0, most=2),
-    )
 
 
 def _model_uri(value: Any) -> str:
@@ -152,13 +155,10 @@ def _model_uri(value: Any) -> str:
     return uri if "://" in uri else os.path.abspath(uri)
 
 
-def _check_together(job: Job) -> None:
-    """Refuse arguments that exclude each other."""
-    if job.initial_epoch >= job.epochs:
-        raise InputError(
-            f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
-            f"not {job.initial_epoch}"
-        )
+def _seed(value: Any) -> int:
+    if value is None:
+        return secrets.randbelow(2**31)
+    return check_whole_number("seed", value, least=0, most=2**31 - 1)
 
 
 def _validation_freq(value: Any) -> int | tuple[int, ...]:
@@ -203,7 +203,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": partial(check_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
     "exchange": check_exchange,
-    "seed": partial(check_whole_number, "seed", least=0, most=2**31 - 1),
+    "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),
     "verbose": partial(check_whole_number, "verbose", least=0, most=2),

@@ -1,4 +1,4 @@
-"""Python functions and objects of the user, made to run on machines that lack their source."""
+"""The user's functions and objects, pickled so that they run on machines without their source."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import cloudpickle
 from pybackend.errors import InputError
 
 
-def pickled(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
+def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
     """Pickle a value for the workers.
 
-    Functions and classes travel as code where their module is one of the user's own files, which
-    the workers' machines need not have, and by name where it is an installed package.
+    Functions and classes are sent as code if their module is one of the user's files, which the
+    workers' machines need not have, and by name if it is an installed package.
 
     Parameters
     ----------
     what
         Names the value in errors.
     owners
-        Functions or objects of ``value`` whose modules are looked at.
+        Functions or objects of ``value`` whose modules are examined.
 
     Raises
     ------
     InputError
-        Where something in it cannot be pickled.
+        Something in it cannot be pickled.
     """
     try:
         with _by_value(_modules(owners)):
             return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        # What reticulate makes of a function of R.
+        # What reticulate makes of an R function.
         hint = (
-            ". A function of R is in it: losses and metrics written in R need a `model_fn`, which "
+            ". It contains an R function: losses and metrics written in R need a `model_fn`, which "
             "builds the model on the workers; callbacks must be Keras's own"
             if "PyCapsule" in str(error)
             else ""

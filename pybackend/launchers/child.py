@@ -28,15 +28,12 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Order, PrintedLine, Reported, read_event
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.stall import StallWatch
+from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
-# What TensorFlow prints at every start; it would push a worker's own last words out of the log.
-_TENSORFLOW_NOISE = re.compile(
-    r"I0000 |WARNING: All log messages before absl|To enable the following instructions"
-)
 # Not `python -m`: that would let files of the current directory stand in for real modules.
 _START = (
     "import sys; del sys.path[0]; import runpy; "
@@ -252,7 +249,7 @@ class Child:
 
     def _pass_on_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
-        if _TENSORFLOW_NOISE.match(text):
+        if is_noise(text):  # it would push a worker's own last words out of the log
             return
         self._log.append(text)
         if self.job.verbose > 1:

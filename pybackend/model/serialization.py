@@ -27,6 +27,7 @@ from pybackend.model.optimizer_state import (
     restore_optimizer_state,
     write_optimizer_state,
 )
+from pybackend.model.quiet import import_tensorflow
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
@@ -123,6 +124,7 @@ def model_from_bytes(
     if sha256 is not None:
         check_digest(data, sha256)
     format = recognize_format(data)
+    import_tensorflow()
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)
@@ -223,6 +225,7 @@ def sha256_of(model: str | bytes) -> str:
 
 
 def _check_keras_model(model: Any) -> None:
+    import_tensorflow()
     import keras
 
     if isinstance(model, keras.Model):

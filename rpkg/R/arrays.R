@@ -1,5 +1,5 @@
-# R's arrays on the Python side: element [i + 1, j + 1, k + 1] of R is [i, j, k] of numpy, stored
-# row by row. Doubles become float32, which is what Keras computes in; integers stay int32.
+# R's arrays in Python: element [i + 1, j + 1, k + 1] in R is [i, j, k] in numpy, stored row by row.
+# Doubles become float32, which Keras computes in; integers remain int32.
 
 check_array <- function(x, arg, call, label = FALSE) {
   if (is_python(x)) {
@@ -7,7 +7,7 @@ check_array <- function(x, arg, call, label = FALSE) {
   }
   check_array_type(x, arg, call, label)
   if (length(x) == 0L) {
-    abort_input(sprintf("`%s` is empty.", arg), call = call)
+    abort_input(c(sprintf("`%s` is empty.", arg), i = "Pass at least one row."), call = call)
   }
   check_no_missing(x, arg, call)
   invisible(x)
@@ -17,7 +17,7 @@ check_array_type <- function(x, arg, call, label) {
   if (inherits(x, "integer64")) {
     abort_input(
       c(
-        sprintf("`%s` holds 64-bit integers (integer64).", arg),
+        sprintf("`%s` contains 64-bit integers (integer64).", arg),
         i = "Convert it with `as.integer()` or `as.numeric()`."
       ),
       call = call
@@ -28,7 +28,7 @@ check_array_type <- function(x, arg, call, label) {
   }
   if (is.character(x) && label) {
     abort_input(
-      c(sprintf("`%s` holds strings.", arg), i = "Make it a factor: `factor(y)`."),
+      c(sprintf("`%s` contains strings.", arg), i = "Make it a factor: `factor(y)`."),
       call = call
     )
   }
@@ -47,14 +47,14 @@ check_no_missing <- function(x, arg, call) {
     abort_input(
       c(
         sprintf("`%s` has missing values; the first is element [%s].", arg, where),
-        i = "Remove these rows or fill the values in."
+        i = "Remove these rows, or fill in the values."
       ),
       call = call
     )
   }
 }
 
-row_count <- function(x) {
+count_rows <- function(x) {
   if (is_python(x)) {
     # A Spark DataFrame has no length here.
     return(tryCatch(reticulate::py_len(x), error = function(error) NA_integer_))
@@ -100,11 +100,11 @@ as_plain_array <- function(x) {
   }
 }
 
-# Arguments for Keras: one array, or several in a list; a named list becomes a dict.
+# Arguments for Keras: one array, or a list of several; a named list becomes a dict.
 as_input <- function(x, as_array) {
   if (!is.list(x) || is_python(x)) {
     return(as_array(x))
   }
-  # Not reticulate::dict(), which takes a name for the variable of that name where there is one.
+  # Not reticulate::dict(), which replaces a name by the variable of that name if there is one.
   reticulate::r_to_py(lapply(x, as_array))
 }

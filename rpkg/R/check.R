@@ -1,4 +1,4 @@
-# Every check returns its value invisibly, so that it can be used where the value is needed.
+# Every check returns its value invisibly, so that a call can stand in for the value.
 
 check_count <- function(
   x,
@@ -62,7 +62,7 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   invisible(x)
 }
 
-check_choice <- function(
+check_one_of <- function(
   x,
   choices,
   allow_null = FALSE,
@@ -75,40 +75,6 @@ check_choice <- function(
   if (length(x) != 1L || !x %in% choices) {
     expected <- paste("one of", toString(encodeString(choices, quote = quote_for(choices))))
     abort_expected(x, expected, allow_null, arg, call)
-  }
-  invisible(x)
-}
-
-check_verbose <- function(verbose, call = caller_env()) {
-  level <- if (rlang::is_bool(verbose)) as.integer(verbose) else verbose
-  invisible(as.integer(check_choice(level, 0:2, arg = "verbose", call = call)))
-}
-
-check_shuffle <- function(shuffle, call = caller_env()) {
-  if (!rlang::is_bool(shuffle) && !(rlang::is_string(shuffle, c("shard", "global")))) {
-    expected <- "`TRUE`, `FALSE`, \"shard\" or \"global\""
-    abort_expected(shuffle, expected, FALSE, "shuffle", call)
-  }
-  invisible(shuffle)
-}
-
-check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is_python(x)) {
-    x <- list(x)
-  }
-  is_list <- is.null(x) || is.list(x)
-  if (!is_list || !all(vapply(x, is_python, NA))) {
-    abort_expected(x, "a list of Keras callbacks (Python objects)", TRUE, arg, call)
-  }
-  invisible(if (length(x)) unname(x))
-}
-
-check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x) || inherits(x, "python.builtin.dict")) {
-    return(invisible(x))
-  }
-  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
-    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
   }
   invisible(x)
 }

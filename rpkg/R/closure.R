@@ -1,18 +1,18 @@
-# A function of R, made to run in other R sessions: with the variables that it uses, the names of
-# the packages that it needs, and nothing of this package.
+# An R function, prepared to run in other R sessions: with the variables that it uses, the names of
+# the packages that it needs, and nothing from this package.
 
-# More than this is a mistake: rows travel as `data`, or are read by the workers.
-largest_closure <- function() getOption("tfdist.max_function_mb", 256) * 2^20
+# More than this is a mistake: rows travel as `data`, or the workers read them.
+max_closure_bytes <- function() getOption("tfdist.max_function_mb", 256) * 2^20
 
-# The RFunction of Python, which the workers call. `pack` turns its value into what Python takes.
+# The RFunction in Python, which the workers call. `pack` turns its value into what Python takes.
 as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
-  variables <- used_variables(f, arg, call)
+  variables <- find_variables(f, arg, call)
   check_no_python(extra, arg, call)
   check_closure_size(f, variables$globals, extra, arg, call)
   carrier <- new_carrier(utils::removeSource(f), variables$globals, extra, pack)
   bytes <- serialize(carrier, NULL)
-  # What environments hold, as those of R6 objects, shows only now.
-  if (length(bytes) > largest_closure()) {
+  # The size of environments, such as those of R6 objects, shows only now.
+  if (length(bytes) > max_closure_bytes()) {
     abort_too_large(length(bytes), NULL, arg, call)
   }
   backend <- pybackend(call)
@@ -39,12 +39,12 @@ new_carrier <- function(f, globals, extra, pack) {
 }
 
 # What the function uses: variables of the user's workspace, which serialize() leaves behind, and
-# packages that are attached here. What its own environment holds goes along anyway. The functions
-# of the workspace all go: methods of S3 and what do.call() names are not seen in the text.
-used_variables <- function(f, arg, call) {
-  found <- found_in(f)
-  for (g in functions_in(found$values)) {
-    inner <- found_in(g)
+# attached packages. Its own environment travels with it anyway. All functions of the workspace go:
+# S3 methods, and functions that do.call() names, cannot be found in the source text.
+find_variables <- function(f, arg, call) {
+  found <- find_globals(f)
+  for (g in list_functions(found$values)) {
+    inner <- find_globals(g)
     found <- list(
       values = c(found$values, inner$values),
       where = c(found$where, inner$where),
@@ -52,8 +52,8 @@ used_variables <- function(f, arg, call) {
     )
   }
   check_no_python(found$values, arg, call)
-  is_users <- vapply(found$where, is_workspace, NA)
-  used <- found$values[is_users]
+  in_workspace <- vapply(found$where, is_workspace, NA)
+  used <- found$values[in_workspace]
   left_out <- c(default_packages(), if (!"package:tfdist" %in% search()) "tfdist")
   list(
     globals = c(used, workspace_functions(except = names(used))),
@@ -61,7 +61,7 @@ used_variables <- function(f, arg, call) {
   )
 }
 
-found_in <- function(f) {
+find_globals <- function(f) {
   found <- globals::globalsOf(f, envir = environment(f), mustExist = FALSE, recursive = TRUE)
   found <- globals::cleanup(found)
   list(
@@ -71,14 +71,14 @@ found_in <- function(f) {
   )
 }
 
-# Functions in lists, into which the search for variables does not look.
-functions_in <- function(values) {
+# Functions in lists, where the search for variables does not look.
+list_functions <- function(values) {
   lists <- Filter(function(value) is.list(value) && !is_python(value), values)
   members <- do.call(c, c(list(list()), lapply(unname(lists), unclass)))
   Filter(function(member) is.function(member) && !is.primitive(member), members)
 }
 
-# The workspace, and what attach() has put behind it.
+# The workspace, and what attach() has placed behind it.
 is_workspace <- function(environment) {
   name <- environmentName(environment)
   identical(environment, globalenv()) ||
@@ -100,7 +100,7 @@ default_packages <- function() {
 }
 
 check_no_python <- function(found, arg, call) {
-  is_pointer <- vapply(found, holds_python, NA)
+  is_pointer <- vapply(found, contains_python, NA)
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
     module <- if (is_python(found[[name]])) {
@@ -109,12 +109,12 @@ check_no_python <- function(found, arg, call) {
     hint <- if (inherits(found[[name]], "python.builtin.module") && is.character(module)) {
       sprintf("Import it inside the function: `%s <- reticulate::import(\"%s\")`.", name, module)
     } else {
-      "Make it inside the function."
+      "Create it inside the function."
     }
     abort_input(
       c(
         sprintf(
-          "`%s` uses `%s`, which is or holds an object of Python or Spark of this session alone.",
+          "`%s` uses `%s`, a Python or Spark object that exists only in this session.",
           arg,
           name
         ),
@@ -125,18 +125,18 @@ check_no_python <- function(found, arg, call) {
   }
 }
 
-holds_python <- function(x) {
-  is_here_only <- is_python(x) || inherits(x, c("spark_connection", "tbl_spark"))
-  is_here_only || (is.list(x) && any(vapply(unclass(x), holds_python, NA)))
+contains_python <- function(x) {
+  is_session_object <- is_python(x) || inherits(x, c("spark_connection", "tbl_spark"))
+  is_session_object || (is.list(x) && any(vapply(unclass(x), contains_python, NA)))
 }
 
-# Measured before it is serialized, which for gigabytes takes minutes.
+# Measured before serializing, which takes minutes for gigabytes.
 check_closure_size <- function(f, globals, extra, arg, call) {
-  held <- c(globals, captured_variables(environment(f)), extra)
-  # An argument that was left out has no size.
+  carried <- c(globals, captured_variables(environment(f)), extra)
+  # A missing argument has no size.
   size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
-  sizes <- vapply(held, size_of, 1)
-  if (sum(sizes) <= largest_closure()) {
+  sizes <- vapply(carried, size_of, 1)
+  if (sum(sizes) <= max_closure_bytes()) {
     return(invisible())
   }
   abort_too_large(sum(sizes), sizes, arg, call)
@@ -148,18 +148,18 @@ abort_too_large <- function(bytes, sizes, arg, call) {
   abort_input(
     c(
       sprintf(
-        "`%s` carries %s MB to every worker, more than the %s MB allowed.",
+        "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
         arg,
         format_mb(bytes),
-        format_mb(largest_closure())
+        format_mb(max_closure_bytes())
       ),
       x = if (length(named)) {
-        sprintf("The largest variables that it captures: %s.", toString(named))
+        sprintf("The largest variables it captures are %s.", toString(named))
       } else {
-        "The environments of functions or objects that it uses hold them."
+        "They are in the environments of functions or objects that it uses."
       },
-      i = "Give rows as `data`, or have the function read them from a file on the workers.",
-      i = "Define the function where large variables that it does not need are out of its sight.",
+      i = "Pass rows as `data`, or let the function read them from a file on the workers.",
+      i = "Define the function outside of functions that have large variables it does not need.",
       i = "`options(tfdist.max_function_mb = )` allows more."
     ),
     call = call
@@ -168,16 +168,16 @@ abort_too_large <- function(bytes, sizes, arg, call) {
 
 # The variables of a function's environments up to the workspace or a package.
 captured_variables <- function(environment) {
-  held <- list()
+  variables <- list()
   while (is_local_environment(environment)) {
     names <- ls(environment, all.names = TRUE)
-    # Arguments that nobody has asked for yet, and active bindings, are left alone.
+    # Arguments that were not evaluated yet, and active bindings, are left alone.
     is_value <- !rlang::env_binding_are_lazy(environment, names) &
       !rlang::env_binding_are_active(environment, names)
-    held <- c(held, mget(names[is_value], environment))
+    variables <- c(variables, mget(names[is_value], environment))
     environment <- parent.env(environment)
   }
-  held
+  variables
 }
 
 is_local_environment <- function(environment) {

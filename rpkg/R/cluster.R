@@ -1,19 +1,19 @@
 #' The TF_CONFIG of one process of a cluster
 #'
-#' TensorFlow's distribution strategies read the addresses of all processes and the role of their
-#' own from the environment variable `TF_CONFIG`. `make_tf_config()` writes its value. Entries that
-#' TensorFlow would answer by hanging, such as a duplicate address or a port of 0, are errors here.
+#' TensorFlow's distribution strategies read the addresses of all processes and their own role from
+#' the environment variable `TF_CONFIG`. `make_tf_config()` returns its value. Entries that would make
+#' TensorFlow hang, such as a duplicate address or a port of 0, are errors here.
 #'
-#' [barrier_train()] needs none of this: it places its workers itself.
+#' [barrier_train()] does not need it: it places its workers itself.
 #'
-#' Python reads the environment when it starts, so `Sys.setenv(TF_CONFIG = )` must come before it.
-#' `make_tf_config()` does not start Python in this session. Where Python runs already, set
-#' the variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
+#' Python reads the environment when it starts, so `Sys.setenv(TF_CONFIG = )` must come first.
+#' `make_tf_config()` does not start Python in this session. If Python is already running, set the
+#' variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
 #'
-#' @param workers Addresses of the workers, as `"host:port"`. With names, which are then their
-#'   indices, the list may leave workers out.
-#' @param index Which entry of its role this process is; the first is 0. `NULL` where the role has
-#'   one entry only.
+#' @param workers Addresses of the workers, as `"host:port"`. If they have names, these are their
+#'   indices, and the list may leave workers out.
+#' @param index Index of this process among those of its role, from 0. `NULL` if the role has only
+#'   one process.
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
 #' @param chief,evaluator Address of the chief and of the evaluator, if there are any.
 #' @param ps Addresses of the parameter servers, if there are any.
@@ -32,7 +32,7 @@ make_tf_config <- function(
 ) {
   check_addresses(workers)
   index <- check_count(index, min = 0L, allow_null = TRUE)
-  check_choice(role, c("worker", "chief", "ps", "evaluator"))
+  check_one_of(role, c("worker", "chief", "ps", "evaluator"))
   check_addresses(chief, allow_null = TRUE)
   check_addresses(ps, allow_null = TRUE)
   check_addresses(evaluator, allow_null = TRUE)
@@ -65,7 +65,7 @@ check_addresses <- function(
   }
 }
 
-# A list, because reticulate makes a bare string of a vector of one.
+# A list, because reticulate turns a vector of length one into a string.
 as_addresses <- function(x) if (!is.null(x)) as.list(x)
 
 as_single <- function(x) if (length(x) == 1L) x[[1L]] else as_addresses(x)

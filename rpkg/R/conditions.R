@@ -1,19 +1,19 @@
 #' The errors of tfdist
 #'
-#' Every error that tfdist raises has the class `tfdist_error` and one class of its own, so that
+#' Every error that tfdist raises has the class `tfdist_error` and a more specific class, so that
 #' `tryCatch()` can tell them apart:
 #'
 #' * `tfdist_error_input`: an argument, a model or data that cannot be used. Nothing was started.
 #' * `tfdist_error_cluster`: workers that cannot be placed, reached or described.
-#' * `tfdist_error_worker_failed`: the training code failed in a worker. The error is the first
-#'   failure by time; its message lists the others.
-#' * `tfdist_error_peer_lost`: a worker went away without reporting.
+#' * `tfdist_error_worker_failed`: the training code failed in a worker. The error is the failure that
+#'   came first; its message lists the others.
+#' * `tfdist_error_peer_lost`: a worker disappeared without a report.
 #' * `tfdist_error_serialization`: a model that cannot be written or read back.
-#' * `tfdist_error_python`: the Python half is missing or failed in an unforeseen way.
+#' * `tfdist_error_python`: the Python half is missing, or failed unexpectedly.
 #'
-#' The condition carries what the worker reported: `rank` (0 is the first worker), `host`,
+#' The condition contains what the worker reported: `rank` (0 is the first worker), `host`,
 #' `exception_type` (the class of the Python exception), `traceback` and `log` (the last lines that
-#' the worker printed). What is unknown is `NULL`.
+#' the worker printed). Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples
@@ -33,7 +33,7 @@ condition_classes <- c(
 )
 
 abort_tfdist <- function(message, class, ..., call = caller_env()) {
-  # Messages hold paths, code and Python text, none of which may be taken for a format or wrapped.
+  # Messages contain paths, code and Python text, which must not be formatted or wrapped.
   abort(message, class = c(class, "tfdist_error"), ..., call = call)
 }
 

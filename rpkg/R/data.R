@@ -1,9 +1,9 @@
-# `data` and `validation_data` in three steps: look at them (no Python yet), convert them, and hand
-# them over. Between the steps they are a list of `kind`, `features` and the values.
+# `data` and `validation_data` in three steps: check them (without Python), convert them, and pass
+# them on. Between the steps they are a list of `kind`, `features` and the values.
 
 check_data <- function(
   data,
-  choice,
+  columns,
   route,
   allow_null = FALSE,
   arg = caller_arg(data),
@@ -13,32 +13,32 @@ check_data <- function(
     return(NULL)
   }
   if (is_python(data)) {
-    named_columns("python", data, choice)
+    column_source("python", data, columns)
   } else if (inherits(data, "tbl_spark")) {
-    check_table(data, choice, route, arg, call)
+    check_table(data, columns, route, arg, call)
   } else if (is.data.frame(data)) {
-    check_frame(data, choice, arg, call)
+    check_frame(data, columns, arg, call)
   } else if (is.list(data)) {
-    check_arrays_of_data(data, choice, arg, call)
+    check_arrays_of_data(data, columns, arg, call)
   } else if (is.function(data)) {
-    check_applied(data, arg, call)
+    check_worker_function(data, arg, call)
     list(kind = "function", value = data)
   } else if (rlang::is_string(data) && nzchar(data)) {
-    named_columns("path", check_data_path(data, arg, call), choice)
+    column_source("path", check_data_path(data, arg, call), columns)
   } else {
     abort_data(data, allow_null, arg, call)
   }
 }
 
-check_arrays_of_data <- function(data, choice, arg, call) {
-  parts <- data_parts(data, arg, call)
+check_arrays_of_data <- function(data, columns, arg, call) {
+  parts <- split_data(data, arg, call)
   at <- attr(parts, "at")
-  columns_used <- if (is.data.frame(parts$x)) "categories"
+  arguments_used <- if (is.data.frame(parts$x)) "categories"
   if (is.data.frame(parts$x)) {
-    features <- choice$features %||% names(parts$x)
+    features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
-    check_frame_features(parts$x, features, at[["x"]], call, categories = choice$categories)
-    parts$x <- frame_inputs(parts$x, features, choice$categories)
+    check_frame_features(parts$x, features, at[["x"]], call, categories = columns$categories)
+    parts$x <- frame_inputs(parts$x, features, columns$categories)
   } else {
     features <- NULL
   }
@@ -52,12 +52,12 @@ check_arrays_of_data <- function(data, choice, arg, call) {
     y = parts$y,
     sample_weight = parts$sample_weight,
     features = features,
-    columns_used = columns_used
+    arguments_used = arguments_used
   )
 }
 
-# `data` as a list with the names x, y and perhaps sample_weight, and how the user calls each.
-data_parts <- function(data, arg, call) {
+# `data` as a list with the names x, y and perhaps sample_weight, and what the user calls each.
+split_data <- function(data, arg, call) {
   expected <- c("x", "y", "sample_weight")[seq_along(data)]
   if (length(data) < 2L || length(data) > 3L) {
     abort_data(data, FALSE, arg, call)
@@ -80,7 +80,10 @@ check_arrays <- function(x, arg, call, label = FALSE) {
     return(check_array(x, arg, call, label))
   }
   if (length(x) == 0L) {
-    abort_input(sprintf("`%s` is an empty list.", arg), call = call)
+    abort_input(
+      c(sprintf("`%s` is an empty list.", arg), i = "Give at least one array."),
+      call = call
+    )
   }
   for (i in seq_along(x)) {
     check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label)
@@ -88,68 +91,72 @@ check_arrays <- function(x, arg, call, label = FALSE) {
 }
 
 check_same_rows <- function(parts, at, call) {
-  rows <- unlist(lapply(names(parts), function(part) all_row_counts(parts[[part]], at[[part]])))
+  rows <- unlist(lapply(names(parts), function(part) count_all_rows(parts[[part]], at[[part]])))
   rows <- rows[!is.na(rows)]
   if (length(unique(rows)) > 1L) {
     counts <- sprintf("`%s` has %d", names(rows), rows)
     abort_input(
-      sprintf("The arrays must have the same number of rows: %s.", toString(counts)),
-      call = call
-    )
-  }
-}
-
-all_row_counts <- function(x, arg) {
-  if (!is.list(x) || is_python(x)) {
-    return(rlang::set_names(row_count(x), arg))
-  }
-  rlang::set_names(vapply(x, row_count, 1L), sprintf("%s[[%d]]", arg, seq_along(x)))
-}
-
-check_table <- function(data, choice, route, arg, call) {
-  if (route$kind == "local") {
-    abort_input(
       c(
-        sprintf("`%s` is a Spark table, and `sc` is this machine without Spark.", arg),
-        i = "Give the Spark connection of the table as `sc`, or `dplyr::collect()` the table."
+        "The arrays must have the same number of rows.",
+        x = sprintf("%s.", toString(counts)),
+        i = "The first dimension of each array counts the rows."
       ),
       call = call
     )
   }
-  choice$features <- check_chosen_columns(choice, colnames(data), arg, call)
-  named_columns("table", data, choice)
 }
 
-# Data whose rows Python reads by the names of columns.
-named_columns <- function(kind, value, choice) {
-  levels <- choice$categories[[choice$label]]
+count_all_rows <- function(x, arg) {
+  if (!is.list(x) || is_python(x)) {
+    return(rlang::set_names(count_rows(x), arg))
+  }
+  rlang::set_names(vapply(x, count_rows, 1L), sprintf("%s[[%d]]", arg, seq_along(x)))
+}
+
+check_table <- function(data, columns, route, arg, call) {
+  if (route$kind == "local") {
+    abort_input(
+      c(
+        sprintf("`%s` is a Spark table, but `sc` is this machine without Spark.", arg),
+        i = "Pass the table's Spark connection as `sc`, or collect the table with `dplyr::collect()`."
+      ),
+      call = call
+    )
+  }
+  columns$features <- check_named_columns(columns, colnames(data), arg, call)
+  column_source("table", data, columns)
+}
+
+# Data whose rows Python reads by the names of their columns.
+column_source <- function(kind, value, columns) {
+  levels <- columns$categories[[columns$label]]
   list(
     kind = kind,
     value = value,
-    features = choice$features,
-    weight = choice$weight,
+    features = columns$features,
+    weight = columns$weight,
     levels = if (!is.null(levels)) as.character(levels)
   )
 }
 
-# The columns of files are read on this machine, too, so that a local path must be there.
+# The columns of files are read on this machine, too, so a local path must exist here.
 check_data_path <- function(path, arg, call) {
-  whole <- whole_path(path)
-  is_here <- grepl("^(file://|/)", whole)
-  if (is_here && !file.exists(sub("^file://", "", whole))) {
+  absolute <- absolute_path(path)
+  is_here <- grepl("^(file://|/)", absolute)
+  if (is_here && !file.exists(sub("^file://", "", absolute))) {
     abort_input(
       c(
-        sprintf("`%s` is no file or folder that exists: %s.", arg, path),
-        i = "Give the path or URI of Parquet or TFRecord files."
+        sprintf("There is no file or folder at the path `%s`: %s.", arg, path),
+        i = "Pass the path or URI of Parquet or TFRecord files."
       ),
       call = call
     )
   }
-  whole
+  absolute
 }
 
-# Workers have another working directory, and Python expands no `~`.
-whole_path <- function(path) {
+# Workers have another working directory, and Python does not expand `~`.
+absolute_path <- function(path) {
   if (grepl("^[A-Za-z][A-Za-z0-9+.-]+://", path)) {
     return(path)
   }
@@ -160,13 +167,13 @@ whole_path <- function(path) {
 abort_data <- function(data, allow_null, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` is %s, which holds no rows with labels.", arg, describe(data)),
+      sprintf("`%s` is %s, which is not a set of rows with labels.", arg, describe(data)),
       i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
-      "*" = "`list(x, y)` or `list(x, y, sample_weight)` with arrays of R or Python;",
-      "*" = "a data frame with a column for `label`;",
-      "*" = "a table of sparklyr, or a PySpark DataFrame;",
+      "*" = "`list(x, y)` or `list(x, y, sample_weight)` with R or Python arrays;",
+      "*" = "a data frame with the column that `label` names;",
+      "*" = "a sparklyr table, or a PySpark or pandas DataFrame;",
       "*" = "the path or URI of Parquet or TFRecord files;",
-      "*" = "a function of the worker's place that returns a tf.data.Dataset of batches."
+      "*" = "a function of the worker's context that returns a tf.data.Dataset of batches."
     ),
     call = call
   )
@@ -178,10 +185,10 @@ check_levels <- function(training, validation, call = caller_env()) {
   if (is.factor(validation$y) && !identical(levels(validation$y), given)) {
     abort_input(
       c(
-        "The labels of `data` and `validation_data` must be factors of the same levels.",
+        "The labels of `data` and `validation_data` must be factors with the same levels.",
         x = sprintf("`data`: %s.", list_levels(given)),
         x = sprintf("`validation_data`: %s.", list_levels(levels(validation$y))),
-        i = "Use `factor(y, levels = levels(training_y))`, or name the values in `categories`."
+        i = "Use `factor(y, levels = levels(training_y))`, or list the values as `categories`."
       ),
       call = call
     )
@@ -189,12 +196,12 @@ check_levels <- function(training, validation, call = caller_env()) {
   given
 }
 
-# What the codes 0, 1, 2, ... of the label stand for, as far as it is known without Python.
+# What the codes 0, 1, 2, ... of the label mean, as far as that is known without Python.
 label_levels <- function(data) levels(data$y) %||% data$levels
 
-list_levels <- function(levels) if (is.null(levels)) "no factor" else list_names(levels)
+list_levels <- function(levels) if (is.null(levels)) "not a factor" else list_names(levels)
 
-tell_levels <- function(levels) {
+inform_levels <- function(levels) {
   if (is.null(levels)) {
     return(invisible())
   }
@@ -208,7 +215,7 @@ tell_levels <- function(levels) {
   )
 }
 
-# Calls `code` with the Python form of checked data. A temporary view lives as long as the call.
+# Calls `code` with the Python form of checked data. A temporary view exists as long as the call.
 with_python_data <- function(data, session, code, arg = "data", call = caller_env()) {
   if (is.null(data)) {
     return(code(NULL))

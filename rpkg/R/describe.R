@@ -1,7 +1,7 @@
-# How an error names a value it did not expect: "the string \"two\"", "a list of 3".
+# How an error names an unexpected value: "the string \"two\"", "a list of 3".
 describe <- function(x) {
   if (missing(x)) {
-    return("absent")
+    return("missing")
   }
   if (is.null(x)) {
     return("`NULL`")

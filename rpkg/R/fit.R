@@ -1,29 +1,29 @@
 #' The result of a training
 #'
-#' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It holds the
-#' trained model as text, and so may be kept with `saveRDS()` and used in another session.
+#' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It contains the
+#' trained model as text, so it can be saved with `saveRDS()` and used in another session.
 #'
 #' @details
-#' Its elements, by `$`:
-#' * `model`: the trained Keras model, a Python object, decoded when it is first asked for;
-#' * `history`: a named list, for each metric one number per epoch. A metric of several values has
-#'   an entry for each: `f1_score_1`, `f1_score_2`, ...;
+#' Its elements, with `$`:
+#' * `model`: the trained Keras model, a Python object, decoded when it is first used;
+#' * `history`: a named list with one number per epoch for each metric. A metric with several values
+#'   has an entry for each of them: `f1_score_1`, `f1_score_2`, ...;
 #' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
 #'   `seconds`, `ok`;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
-#' * `features`, `levels`: the feature columns (for a model of several inputs a list of them by the
-#'   inputs' names) and the label's levels, where `data` had them;
+#' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
+#'   names of the inputs) and the levels of the label, if `data` had them;
 #' * `label`, `tensors`, `categories`: the arguments of the training;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`, the place
-#'   to which the training has written it, `model_base64` is empty.
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written it
+#'   to a `model_uri`, `model_base64` is empty.
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Not used.
 #'
 #' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
 #'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` returns the ggplot, or its argument where it drew the plot itself.
+#'   or `"validation"`). `plot()` returns the ggplot, or its argument if it drew the plot itself.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -33,10 +33,10 @@
 #' plot(fit)
 NULL
 
-# `choice` is what new_choice() makes, with the `levels` of the label where R knows them.
-new_fit <- function(result, choice = list(), custom_objects = NULL, safe_mode = TRUE) {
+# `columns` is a column_spec(), with the `levels` of the label if R knows them.
+new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode = TRUE) {
   fields <- result$to_dict()
-  # The decoded model lives in an environment, so that it is decoded once for all copies of the fit.
+  # The decoded model is kept in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
   structure(
     list(
@@ -46,11 +46,11 @@ new_fit <- function(result, choice = list(), custom_objects = NULL, safe_mode = 
       epochs = fields$epochs,
       seconds = fields$seconds,
       seed = fields$seed,
-      features = choice$features %||% fields$features,
-      levels = choice$levels %||% plain_levels(fields$levels),
-      label = choice$label,
-      tensors = choice$tensors,
-      categories = choice$categories,
+      features = columns$features %||% fields$features,
+      levels = columns$levels %||% plain_levels(fields$levels),
+      label = columns$label,
+      tensors = columns$tensors,
+      categories = columns$categories,
       model_base64 = fields$model_base64,
       model_format = fields$model_format,
       model_sha256 = fields$model_sha256,
@@ -63,18 +63,18 @@ new_fit <- function(result, choice = list(), custom_objects = NULL, safe_mode = 
   )
 }
 
-# Of text or of numbers; a list where Python has both.
+# Strings or numbers; a list if Python has both.
 plain_levels <- function(levels) {
   if (!is.null(levels)) vapply(levels, as.character, "", USE.NAMES = FALSE)
 }
 
-# A metric of several values, such as an F1 score for each class, becomes several of one.
+# A metric of several values, such as an F1 score for each class, becomes several metrics.
 plain_history <- function(history) {
   plain <- lapply(names(history), function(name) {
     values <- do.call(rbind, lapply(history[[name]], unlist))
-    places <- seq_len(ncol(values))
-    columns <- lapply(places, function(place) as.double(values[, place]))
-    rlang::set_names(columns, if (length(places) == 1L) name else paste0(name, "_", places))
+    numbers <- seq_len(ncol(values))
+    columns <- lapply(numbers, function(number) as.double(values[, number]))
+    rlang::set_names(columns, if (length(numbers) == 1L) name else paste0(name, "_", numbers))
   })
   do.call(c, c(list(list()), plain))
 }
@@ -99,7 +99,7 @@ worker_frame <- function(reports) {
 
 fit_model <- function(fit, call = caller_env()) {
   decoded <- .subset2(fit, "decoded")
-  # A fit read back by readRDS() has a pointer of the session that wrote it.
+  # A fit read by readRDS() has a pointer from the session that wrote it.
   if (is.null(decoded$model) || reticulate::py_is_null_xptr(decoded$model)) {
     decoded$model <- decode_fit(fit, call)
   }
@@ -120,8 +120,8 @@ living_objects <- function(objects) {
 print.tfdist_fit <- function(x, ...) {
   cat(sprintf(
     "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
-    count_of(nrow(x$workers), "worker"),
-    count_of(x$epochs, "epoch"),
+    format_count(nrow(x$workers), "worker"),
+    format_count(x$epochs, "epoch"),
     format(sum(x$workers$rows), big.mark = ","),
     x$seconds
   ))
@@ -130,7 +130,7 @@ print.tfdist_fit <- function(x, ...) {
   invisible(x)
 }
 
-count_of <- function(n, noun) {
+format_count <- function(n, noun) {
   sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
 }
 
@@ -142,7 +142,7 @@ summary.tfdist_fit <- function(object, ...) {
   if (is.null(object$model_uri)) {
     cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
   } else {
-    cat(sprintf("at %s, ", object$model_uri))
+    cat(sprintf("in %s, ", object$model_uri))
   }
   cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
   history <- do.call(cbind, object$history)
@@ -179,27 +179,27 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #'
 #' @param object A [tfdist_fit].
 #' @param newdata Rows in the form in which the model was trained: an array, a list of arrays for a
-#'   model of several inputs, or a data frame with the feature columns of the training. Or a table
-#'   of sparklyr, whose rows stay where they are.
+#'   model of several inputs, or a data frame with the feature columns of the training. Or a sparklyr
+#'   table, whose rows stay where they are.
 #' @param ... Not used.
-#' @param type What a Spark table gets, as in tidymodels: `"class"` is the column `.pred_class`,
-#'   `"prob"` a column `.pred_<level>` for each class with the number that the model gives it (a
-#'   probability only where its last layer makes it one), `"raw"` the column `.pred` with all
-#'   numbers of a row, or `.pred_<output>` for each of several outputs. A model of one number per
-#'   row, whose loss is a binary one of Keras's (without `from_logits`), gives the probability of
-#'   the second class. `NULL`: class and numbers for such a model, and where the model gives several
-#'   numbers per row, unless its loss tells that they are no classes.
-#' @param features,tensors,categories Which columns of a Spark table are used, and as what; see
-#'   [barrier_train()]. `NULL`: as in the training, or else all columns.
-#' @param batch_size Rows that are computed at once; `NULL`: 32, of a Spark table 256.
+#' @param type Which columns to add to a Spark table, as in tidymodels: `"class"` adds `.pred_class`,
+#'   `"prob"` a column `.pred_<level>` for each class with the model's number for it (a probability
+#'   only if the last layer returns one), `"raw"` the column `.pred` with all numbers of a row, or
+#'   `.pred_<output>` for each of several outputs. A model with one number per row, and one of Keras's
+#'   binary losses (without `from_logits`), gives the probability of the second class. `NULL`: class
+#'   and numbers for such a model, and for one with several numbers per row, unless its loss shows
+#'   that they are not classes.
+#' @param features,tensors,categories Which columns of a Spark table are used, and how; see
+#'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
+#' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
-#' @return What the model returns, as an array with a row for each row of `newdata`; a list of
-#'   arrays for a model of several outputs. The columns carry the levels of the label where it was a
+#' @return The model's output, as an array with a row for each row of `newdata`; a list of arrays for
+#'   a model of several outputs. The columns are named after the levels of the label, if it was a
 #'   factor.
 #'
-#'   For a Spark table a `tbl_spark` of all its columns and the predictions, for verbs of dplyr.
-#'   Spark computes it when its rows are asked for, and again each time: `dplyr::compute()` keeps
-#'   them. It is a temporary view, which lives as long as the connection.
+#'   For a Spark table, a `tbl_spark` with all its columns and the predictions, for use with dplyr.
+#'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` keeps them.
+#'   It is a temporary view, which exists as long as the connection.
 #' @seealso [barrier_predict()], which shares the rows out over several workers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -218,7 +218,7 @@ predict.tfdist_fit <- function(
   categories = NULL,
   batch_size = NULL
 ) {
-  check_named_only(...)
+  check_dots_empty(...)
   call <- rlang::current_env()
   if (inherits(newdata, "tbl_spark")) {
     return(predict_table(

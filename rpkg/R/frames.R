@@ -1,46 +1,49 @@
-# Data frames: one column is the label, one may weigh the rows, the others together are the matrix
-# of features, or one matrix for each input that `features` names.
+# Data frames: one column is the label, one may be the weight of the rows, and the others form the
+# matrix of features, or one matrix for each input that `features` names.
 
-check_frame <- function(data, choice, arg, call) {
-  features <- check_chosen_columns(choice, names(data), arg, call)
-  if (length(choice$tensors)) {
+check_frame <- function(data, columns, arg, call) {
+  features <- check_named_columns(columns, names(data), arg, call)
+  if (length(columns$tensors)) {
     abort_input(
       c(
-        sprintf("`tensors` describes columns of tables and files, and `%s` is a data frame.", arg),
-        i = "Give `list(x, y)` with an array of the shape instead."
+        sprintf("`tensors` describes columns of tables and files, but `%s` is a data frame.", arg),
+        i = "Pass `list(x, y)` with an array of that shape instead."
       ),
       call = call
     )
   }
   if (nrow(data) == 0L) {
-    abort_input(sprintf("`%s` has no rows.", arg), call = call)
+    abort_input(
+      c(sprintf("`%s` has no rows.", arg), i = "Training needs at least one row per worker."),
+      call = call
+    )
   }
-  check_frame_features(data, features, arg, call, categories = choice$categories)
+  check_frame_features(data, features, arg, call, categories = columns$categories)
   list(
     kind = "arrays",
-    x = frame_inputs(data, features, choice$categories),
-    y = frame_label(data, choice, arg, call),
-    sample_weight = frame_weight(data, choice$weight, arg, call),
+    x = frame_inputs(data, features, columns$categories),
+    y = frame_label(data, columns, arg, call),
+    sample_weight = frame_weight(data, columns$weight, arg, call),
     features = features,
-    columns_used = c("weight", "categories")
+    arguments_used = c("weight", "categories")
   )
 }
 
-# Text becomes a factor of its sorted values, or of those that the training or `categories` has.
-frame_label <- function(data, choice, arg, call) {
-  y <- data[[choice$label]]
-  at <- sprintf("%s$%s", arg, choice$label)
-  values <- choice$categories[[choice$label]]
+# Text becomes a factor of its sorted values, or of those from the training or `categories`.
+frame_label <- function(data, columns, arg, call) {
+  y <- data[[columns$label]]
+  at <- sprintf("%s$%s", arg, columns$label)
+  values <- columns$categories[[columns$label]]
   if (is.null(values) && is.character(y)) {
     check_no_missing(y, at, call)
     # Sorted as Python sorts, whatever the locale.
-    values <- choice$levels %||% sort(unique(y), method = "radix")
+    values <- columns$levels %||% sort(unique(y), method = "radix")
   }
   if (is.null(values)) {
     check_array(y, at, call, label = TRUE)
     return(y)
   }
-  codes <- category_codes(data, choice$label, values, arg, call)
+  codes <- category_codes(data, columns$label, values, arg, call)
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
 }
 
@@ -70,7 +73,7 @@ check_frame_features <- function(
   features,
   arg,
   call,
-  or_else = "name the features to use with `features`",
+  or_else = "choose other columns with `features`",
   categories = NULL
 ) {
   for (name in unlist(features)) {
@@ -101,7 +104,7 @@ check_column_missing <- function(column, name, arg, call) {
     abort_input(
       c(
         sprintf("Column \"%s\" of `%s` has missing values, first in row %d.", name, arg, row),
-        i = "Remove these rows or fill the values in."
+        i = "Remove these rows, or fill in the values."
       ),
       call = call
     )
@@ -118,8 +121,8 @@ column_kind <- function(column) {
   }
 }
 
-# What a model is fed: one matrix of doubles, or one for each named input, in which whole numbers
-# stay whole, as those of tables do.
+# The model's input: one matrix of doubles, or one for each named input, in which whole numbers
+# remain integers, as those of tables do.
 frame_inputs <- function(data, features, categories = NULL) {
   if (!is.list(features)) {
     return(frame_matrix(data, features, categories))
@@ -147,7 +150,7 @@ frame_matrix <- function(data, features, categories = NULL) {
   matrix
 }
 
-# The places, from 0, of a column's values among its categories.
+# The positions, from 0, of a column's values among its categories.
 category_codes <- function(data, name, values, arg, call) {
   column <- data[[name]]
   check_column_missing(column, name, arg, call)
@@ -157,13 +160,13 @@ category_codes <- function(data, name, values, arg, call) {
     abort_input(
       c(
         sprintf(
-          "Column \"%s\" of `%s` holds %s in row %d, which is none of its categories.",
+          "Column \"%s\" of `%s` contains %s in row %d, which is not one of its categories.",
           name,
           arg,
           encodeString(as.character(column[[row]]), quote = "\""),
           row
         ),
-        i = sprintf("They are %s.", list_names(as.character(values)))
+        i = sprintf("The categories are %s.", list_names(as.character(values)))
       ),
       call = call
     )

@@ -1,17 +1,16 @@
 #' Install the Python half
 #'
 #' Creates a virtual environment and installs the Python package of the same version, with
-#' TensorFlow, into it. tfdist finds the environment `r-tfdist` by itself.
+#' TensorFlow, into it. tfdist finds the environment `r-tfdist` on its own.
 #'
-#' @param source Where the Python package comes from: `NULL` takes the wheel that travels inside
-#'   this R package, or the package index where there is none; else the path of a wheel (`.whl`) or
-#'   of a checkout, a directory with `pyproject.toml`.
+#' @param source Where the Python package comes from: `NULL` uses the wheel inside this R package, or
+#'   the package index if there is none; otherwise the path of a wheel (`.whl`) or of a checkout, a
+#'   directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
-#' @param extras What to install besides: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for PySpark,
-#'   and `"r"` for rpy2, by which functions of R run in workers that are no R themselves (see
-#'   [barrier_apply()]).
-#' @param python Path or version of the Python to make the environment from; `NULL` lets reticulate
-#'   choose. Python 3.10 or later is needed.
+#' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for PySpark,
+#'   and `"r"` for rpy2, with which Python workers run R functions (see [barrier_apply()]).
+#' @param python Path or version of the Python to create the environment with; `NULL` lets reticulate
+#'   choose. It must be Python 3.10 or later.
 #' @param ... Further arguments for [reticulate::virtualenv_install()], such as `pip_options`.
 #'
 #' @return The path of the environment, invisibly.
@@ -39,13 +38,13 @@ install_tfdist <- function(
   }
   reticulate::virtualenv_install(envname, packages = requirement, ...)
   path <- dirname(dirname(reticulate::virtualenv_python(envname)))
-  tell_installed(envname, path)
+  inform_installed(envname, path)
   invisible(path)
 }
 
 create_environment <- function(envname, python) {
   arguments <- list(envname, packages = NULL)
-  # NULL would not be reticulate's default.
+  # NULL is not the default of reticulate.
   if (!is.null(python)) {
     arguments$python <- python
   } else {
@@ -54,7 +53,7 @@ create_environment <- function(envname, python) {
   do.call(reticulate::virtualenv_create, arguments)
 }
 
-tell_installed <- function(envname, path) {
+inform_installed <- function(envname, path) {
   next_steps <- c(
     v = sprintf("Installed the Python half of tfdist %s in %s.", own_version(), path)
   )
@@ -66,7 +65,7 @@ tell_installed <- function(envname, path) {
     )
   }
   if (reticulate::py_available()) {
-    next_steps <- c(next_steps, i = "Restart R: this session already runs another Python.")
+    next_steps <- c(next_steps, i = "Restart R: this session is already running another Python.")
   }
   rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
 }
@@ -87,14 +86,14 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
     abort_input(
       c(
         sprintf("`%s` %s: %s.", arg, problem, source),
-        i = "Leave it out to install the wheel that travels inside the R package."
+        i = "Leave it out to install the wheel inside the R package."
       ),
       call = call
     )
   }
 }
 
-# What pip is asked for.
+# What pip is asked to install.
 python_requirement <- function(source, extras) {
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
   source <- source %||% bundled_wheel()

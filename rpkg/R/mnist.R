@@ -2,16 +2,16 @@
 #'
 #' 60,000 images of handwritten digits to train on and 10,000 to test with, each 28 x 28 pixels.
 #' They come from `path`, else from the file that the environment variable `TFDIST_MNIST` names,
-#' else from Keras's cache or download. Where none of these is to be had, a few thousand images that
-#' come with the package stand in, and a message says so.
+#' else from Keras's cache or download. If none of these is available, a few thousand images that come
+#' with the package are used instead, and a message says so.
 #'
 #' @param path File `mnist.npz` in the layout of Keras, or `NULL`.
-#' @param limit Use at most so many training images, the first ones, and as many test images;
+#' @param limit Use at most this many training images, the first ones, and as many test images;
 #'   `NULL` uses all.
 #'
 #' @return A list: `x_train` and `x_test`, integer arrays of images x 28 x 28 with grey values from
 #'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, whether
-#'   they are the images of the package only. All images take 220 MB as R integers.
+#'   they are only the images of the package. All images take 220 MB as R integers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 100)
@@ -32,7 +32,7 @@ mnist <- function(path = NULL, limit = NULL) {
   )
   if (isTRUE(digits$subset)) {
     rlang::inform(
-      "The full MNIST was not found; these are the images that come with tfdist.",
+      "The full MNIST was not found; using the images that come with tfdist.",
       class = "tfdist_message_subset"
     )
   }
@@ -47,9 +47,48 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
     abort_input(
       c(
         sprintf("`%s` does not exist: %s.", arg, path),
-        i = "Leave it out to let `mnist()` look for the images."
+        i = "Leave it out to let tfdist look for the images."
       ),
       call = call
     )
   }
+}
+
+#' Train a first network on MNIST
+#'
+#' Trains a small convolutional network on the handwritten digits of [mnist()] and evaluates it on
+#' the test images. Nothing has to be prepared: without a network connection it uses the images that
+#' come with the package.
+#'
+#' @inheritParams barrier_train
+#' @param path,limit See [mnist()].
+#'
+#' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mnist("local", workers = 2, epochs = 1, limit = 640)
+#' fit$metrics
+train_mnist <- function(
+  sc = "local",
+  workers = 3,
+  ...,
+  epochs = 3,
+  batch_size = 64,
+  path = NULL,
+  limit = NULL,
+  seed = 1,
+  verbose = 1,
+  timeout = 300
+) {
+  check_dots_empty(...)
+  route <- check_sc(sc)
+  check_mnist_path(path)
+  settings <- check_arguments(
+    c("workers", "epochs", "batch_size", "limit", "seed", "verbose", "timeout")
+  )
+  call <- rlang::current_env()
+  backend <- pybackend()
+  arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
+  result <- do.call(call_python, c(arguments, settings))
+  new_fit(result, list(levels = as.character(0:9)))
 }

@@ -1,23 +1,23 @@
 #' Models as text and files
 #'
-#' `model_to_base64()` writes a Keras model as text that can travel through a database, a table or a
-#' message. `model_from_base64()` reads it back. `save_model()` writes a model, or that of a
-#' [tfdist_fit], to a file.
+#' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a message.
+#' `model_from_base64()` decodes it. `save_model()` writes a model, or that of a [tfdist_fit], to a
+#' file.
 #'
 #' @param model A Keras model (a Python object); for `save_model()` also a [tfdist_fit] or the text
-#'   of `model_to_base64()`.
+#'   from `model_to_base64()`.
 #' @param format `"h5"` (HDF5) or `"keras"` (Keras's own).
-#' @param include_optimizer Whether the optimizer's state goes along, to continue the training
-#'   later. Makes the text up to three times as long.
-#' @param text The text of `model_to_base64()`.
-#' @param custom_objects Named list of the Python classes and functions that the model needs besides
-#'   Keras's own.
-#' @param safe_mode Whether to refuse models that carry Python code (lambda layers). Leave it on for
+#' @param include_optimizer Whether to include the optimizer's state, to continue the training later.
+#'   It makes the text up to three times as long.
+#' @param text The text from `model_to_base64()`.
+#' @param custom_objects Named list of Python classes and functions that the model needs in addition
+#'   to Keras's own.
+#' @param safe_mode Whether to refuse models that contain Python code (lambda layers). Leave it on for
 #'   text from others.
-#' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; `NULL`
-#'   checks none. A fit has it as `fit$model_sha256`.
-#' @param compile Whether the model comes back compiled, ready to be evaluated and trained.
-#' @param path File to write. Its ending says the format: `.h5` or `.keras`.
+#' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; `NULL` skips
+#'   the check. For a fit it is `fit$model_sha256`.
+#' @param compile Whether to return the model compiled, ready to be evaluated and trained.
+#' @param path File to write. Its extension chooses the format: `.h5` or `.keras`.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` a Keras model;
 #'   `save_model()` its `path`, invisibly.
@@ -29,7 +29,7 @@
 #' save_model(fit, tempfile(fileext = ".h5"))
 model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
-  check_choice(format, c("h5", "keras"))
+  check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
   backend <- pybackend()
   call_python(
@@ -91,7 +91,7 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
   )
 }
 
-# Of a fit, from its text or from where the training has written it.
+# The model of a fit, from its text or from where the training has written it.
 decode_fit <- function(fit, call) {
   custom_objects <- living_objects(fit$custom_objects)
   if (is.null(fit$model_uri)) {
@@ -109,7 +109,7 @@ decode_fit <- function(fit, call) {
   )
 }
 
-# What barrier_train() accepts: a model, or a function that makes it.
+# What barrier_train() accepts: a model, or a function that returns one.
 check_model <- function(
   model,
   expected = "a compiled Keras model or a function without arguments that returns one",
@@ -126,7 +126,11 @@ check_model <- function(
   if (length(required)) {
     abort_input(
       c(
-        sprintf("`%s` must be a function without arguments; it needs `%s`.", arg, required[[1L]]),
+        sprintf(
+          "`%s` must be a function without arguments, but `%s` is required.",
+          arg,
+          required[[1L]]
+        ),
         i = "Wrap it: `function() build(...)`."
       ),
       call = call
@@ -141,7 +145,7 @@ check_model_object <- function(model, arg = caller_arg(model), call = caller_env
   invisible(model)
 }
 
-# Python's own functions are callables that make a model as well.
+# Python functions that return a model count, too.
 is_keras_model <- function(model) {
   is_python(model) && (any(grepl("keras", class(model))) || is.function(model))
 }
@@ -160,38 +164,23 @@ as_python_model <- function(model, call, seed = NULL) {
     return(fit_model(model, call))
   }
   if (!is.null(seed)) {
-    # As the workers do where they build a model.
+    # As the workers do when they build a model.
     reticulate::import("keras")$utils$set_random_seed(seed)
   }
-  made <- model()
-  if (!is_keras_model(made)) {
+  built <- model()
+  if (!is_keras_model(built)) {
     abort_input(
-      sprintf("The function `model` must return a compiled Keras model, not %s.", describe(made)),
+      sprintf("The function `model` must return a compiled Keras model, not %s.", describe(built)),
       call = call
     )
   }
-  made
+  built
 }
 
 check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !(rlang::is_string(x) && grepl("^[0-9a-fA-F]{64}$", x))) {
     abort_expected(x, "a string of 64 hexadecimal digits", TRUE, arg, call)
   }
-}
-
-# A path or URI that workers write to; whole, as they have another working directory.
-check_model_uri <- function(uri, arg = caller_arg(uri), call = caller_env()) {
-  if (is.null(uri)) {
-    return(NULL)
-  }
-  check_string(uri, arg = arg, call = call)
-  if (!grepl("\\.(h5|keras)$", uri)) {
-    abort_input(
-      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(uri)),
-      call = call
-    )
-  }
-  whole_path(uri)
 }
 
 check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) {

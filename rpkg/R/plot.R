@@ -1,9 +1,9 @@
 #' @rdname tfdist_fit
-#' @param engine What draws the plot: `"ggplot2"`, R's own graphics (`"base"`), or whichever is
+#' @param engine What draws the plot: `"ggplot2"`, R's own graphics (`"base"`), or ggplot2 if it is
 #'   installed (`"auto"`).
 #' @export
 plot.tfdist_fit <- function(x, ..., engine = "auto") {
-  check_choice(engine, c("auto", "ggplot2", "base"))
+  check_one_of(engine, c("auto", "ggplot2", "base"))
   if (engine == "ggplot2") {
     check_installed("ggplot2", "`engine = \"ggplot2\"`")
   }

@@ -1,5 +1,7 @@
 is_python <- function(x) inherits(x, "python.builtin.object")
 
+no_module <- "It has no module pybackend."
+
 # The Python module, imported when it is first needed.
 pybackend <- function(call = caller_env()) {
   if (is.null(the$pybackend)) {
@@ -10,13 +12,13 @@ pybackend <- function(call = caller_env()) {
 }
 
 load_pybackend <- function(call = caller_env()) {
-  # Once Python runs, its installation cannot be changed in this session. So look first, and leave
-  # the session free for install_tfdist() where pybackend is absent.
+  # Once Python runs, this session cannot change to another one. So look first, and if pybackend is
+  # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {
     local_no_managed_python()
     config <- discover_python()
     if (is.null(config$required_module_path)) {
-      abort_no_pybackend(config, if (!is.null(config$python)) "It has no module pybackend.", call)
+      abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
     }
   }
   tryCatch(
@@ -25,15 +27,23 @@ load_pybackend <- function(call = caller_env()) {
       reticulate::import("pybackend")
     },
     error = function(error) {
-      # reticulate's second line tells how to see the traceback.
+      # The second line of reticulate's message is about its own traceback.
       reason <- sub("\nRun `reticulate::.*", "", cli::ansi_strip(conditionMessage(error)))
       abort_no_pybackend(running_python(), reason, call)
     }
   )
 }
 
-# reticulate would otherwise download a Python of its own, which has no pybackend, where it finds
-# none that was set up. A session that asked it for tfdist gets what it asked for.
+# Whoever imports Keras or TensorFlow in this session, neither prints its start-up lines.
+quiet_imports <- function() {
+  tryCatch(
+    reticulate::import("pybackend.model.quiet_imports")$install(),
+    error = function(error) NULL
+  )
+}
+
+# Otherwise, if reticulate finds no Python, it would download one of its own, without pybackend. A
+# session that has declared tfdist with py_require() gets what it asked for.
 local_no_managed_python <- function(frame = parent.frame()) {
   set <- Sys.getenv("RETICULATE_USE_MANAGED_VENV", unset = NA)
   if (!is.na(set) || requires_tfdist()) {
@@ -53,7 +63,7 @@ requires_tfdist <- function() {
   any(grepl("^tfdist\\b", required$packages))
 }
 
-# What reticulate would choose, without starting it; `problem` where it finds none.
+# The Python that reticulate would choose, without starting it; `problem` if it finds none.
 discover_python <- function() {
   local_no_managed_python()
   tryCatch(
@@ -68,12 +78,12 @@ running_python <- function() {
 
 has_pybackend <- function() is.null(pybackend_problem())
 
-# Why pybackend cannot be used; NULL where it can. Starts Python only where it is there.
+# Why pybackend cannot be used; NULL if it can. Starts Python only if it has pybackend.
 pybackend_problem <- function() {
   if (is.null(the$pybackend) && !reticulate::py_available()) {
     config <- discover_python()
     if (is.null(config$required_module_path)) {
-      return(config$problem %||% "It has no module pybackend.")
+      return(config$problem %||% no_module)
     }
   }
   tryCatch(
@@ -98,7 +108,7 @@ python_reason <- function(config) {
   } else if (length(config$forced)) {
     sprintf("chosen by %s", config$forced)
   } else if (nzchar(config$virtualenv %||% "")) {
-    sprintf("of the virtual environment %s", config$virtualenv)
+    sprintf("from the virtual environment %s", config$virtualenv)
   } else {
     "the first on the search path"
   }
@@ -112,7 +122,7 @@ abort_no_pybackend <- function(config, reason, call) {
       x = sprintf("Python: %s.", describe_python(config)),
       x = reason,
       i = sprintf("Run `tfdist::install_tfdist()`%s.", again),
-      i = "`tfdist::tfdist_sitrep()` shows all that was found."
+      i = "`tfdist::tfdist_sitrep()` shows what was found."
     ),
     "tfdist_error_python",
     reason = reason,
@@ -127,7 +137,7 @@ warn_other_version <- function(python_version) {
     return(invisible())
   }
   older <- is_older(python_version, own_version())
-  mend <- if (older) {
+  advice <- if (older) {
     "Run `tfdist::install_tfdist()`, then restart R."
   } else {
     "Install the R package of the same version as the Python package."
@@ -139,7 +149,7 @@ warn_other_version <- function(python_version) {
         python_version,
         own_version()
       ),
-      i = mend
+      i = advice
     ),
     class = "tfdist_warning_version"
   )
@@ -149,15 +159,15 @@ is_older <- function(version, than) {
   tryCatch(numeric_version(version) < numeric_version(than), error = function(error) TRUE)
 }
 
-# Calls a function of pybackend. Its failures come back in an envelope, because an exception loses
-# its attributes on the way through reticulate. Other exceptions come as conditions of reticulate,
-# and Ctrl-C as an interrupt of R.
+# Calls a function of pybackend. Its failures come back in an envelope, because reticulate drops the
+# attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
+# R interrupt.
 call_python <- function(fn, ..., call = caller_env()) {
   bridge <- pybackend(call)$bridge
   answer <- withCallingHandlers(
     bridge$capture(fn, ...),
     python.builtin.Exception = function(error) {
-      # Keras colours its messages.
+      # Keras adds colours to its messages.
       message <- cli::ansi_strip(conditionMessage(error))
       abort_tfdist(message, "tfdist_error_python", call = call)
     },
@@ -171,24 +181,24 @@ call_python <- function(fn, ..., call = caller_env()) {
   answer$value
 }
 
-# The same in a process of its own, for what must not start Python in this session.
+# The same in a separate process, for calls that must not start Python in this session.
 call_python_apart <- function(name, arguments, named, call = caller_env()) {
   config <- discover_python()
   if (is.null(config$required_module_path)) {
-    abort_no_pybackend(config, if (!is.null(config$python)) "It has no module pybackend.", call)
+    abort_no_pybackend(config, if (!is.null(config$python)) no_module, call)
   }
-  asked <- list(call = name, arguments = arguments, named = named)
+  request <- list(call = name, arguments = arguments, named = named)
   program <- "import sys; from pybackend.bridge import answer; print(answer(sys.stdin.read()))"
-  said <- suppressWarnings(system2(
+  output <- suppressWarnings(system2(
     config$python,
     c("-c", shQuote(program)),
-    input = jsonlite::toJSON(asked, auto_unbox = TRUE, null = "null"),
+    input = jsonlite::toJSON(request, auto_unbox = TRUE, null = "null"),
     stdout = TRUE
   ))
-  if (length(attr(said, "status"))) {
-    abort_no_pybackend(config, "It ends with an error, which it has printed.", call)
+  if (length(attr(output, "status"))) {
+    abort_no_pybackend(config, "It failed with the error printed above.", call)
   }
-  answer <- jsonlite::parse_json(said[[length(said)]])
+  answer <- jsonlite::parse_json(output[[length(output)]])
   if (!isTRUE(answer$ok)) {
     abort_python(answer$error, call)
   }

@@ -1,34 +1,33 @@
 #' TFRecord files from a Spark table, and back
 #'
-#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`: Spark's tasks write,
-#' each partition a file. [barrier_train()] takes the path of the files as `data`, and so does every
-#' tool of TensorFlow. `read_tfrecords()` reads such files, whoever has written them, as a table.
+#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`: Spark's tasks write one
+#' file for each partition. [barrier_train()] takes the path of the files as `data`, and so do all
+#' TensorFlow tools. `read_tfrecords()` reads such files, from any source, as a table.
 #'
 #' @details
 #' Integers, logical values, dates (as days) and timestamps (as microseconds since 1970) become
-#' lists of 64-bit integers; all other numbers lists of 32-bit floats; text and bytes lists of
-#' bytes. A missing value is a feature that the record lacks.
+#' lists of 64-bit integers; all other numbers become lists of 32-bit floats; text and bytes become
+#' lists of bytes. A missing value leaves its feature out of the record.
 #'
-#' Files that `write_tfrecords()` has written come back with the types that the table had, but for
-#' the precision of doubles. Of other files the first records show what they hold, unless
-#' `tfrecord_spec` says it.
+#' Files from `write_tfrecords()` come back with the types that the table had, except for the
+#' precision of doubles. In other files the first records show the features, unless `tfrecord_spec`
+#' names them.
 #'
-#' @param tbl A table of sparklyr (`tbl_spark`), a pipeline of dplyr included, or a PySpark
-#'   DataFrame.
+#' @param tbl A sparklyr table (`tbl_spark`), which may be a dplyr pipeline, or a PySpark DataFrame.
 #' @param path A folder, new or empty, to write to; a file or a folder of files to read. It is a
-#'   path that all machines of the cluster share, or a URI of a scheme that Python's fsspec knows.
+#'   path that all machines of the cluster share, or a URI with a scheme that Python's fsspec knows.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param compression `"gzip"`, `"zlib"` or `NULL`.
-#' @param overwrite Whether to replace the records that the folder holds.
+#' @param overwrite Whether to replace records that are already in the folder.
 #' @param partitions Number of files; `NULL` writes one for each partition that has rows.
-#' @param sc A connection of `sparklyr::spark_connect()`, or a PySpark `SparkSession`.
-#' @param tfrecord_spec The features to read: a vector of `"int64"`, `"float32"`, `"bytes"` or
-#'   `"string"`, with `"[]"` behind it for arrays, by the features' names. `NULL` reads all.
+#' @param sc A connection from `sparklyr::spark_connect()`, or a PySpark `SparkSession`.
+#' @param tfrecord_spec The features to read, as a named vector of `"int64"`, `"float32"`, `"bytes"`
+#'   or `"string"`, followed by `"[]"` for arrays. `NULL` reads all features.
 #'
 #' @return
-#' * `write_tfrecords()`: the path, invisibly, whole where it was relative.
-#' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read
-#'   when they are asked for. A PySpark DataFrame where `sc` is a `SparkSession`.
+#' * `write_tfrecords()`: the absolute path, invisibly.
+#' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read when
+#'   they are needed. A PySpark DataFrame if `sc` is a `SparkSession`.
 #'
 #' @inheritSection barrier_train Errors
 #' @export
@@ -48,10 +47,10 @@ write_tfrecords <- function(
   overwrite = FALSE,
   partitions = NULL
 ) {
-  check_named_only(...)
+  check_dots_empty(...)
   check_written_table(tbl)
-  path <- whole_path(check_string(path))
-  check_choice(compression, c("gzip", "zlib"), allow_null = TRUE)
+  path <- absolute_path(check_string(path))
+  check_one_of(compression, c("gzip", "zlib"), allow_null = TRUE)
   check_flag(overwrite)
   partitions <- check_count(partitions, allow_null = TRUE)
 
@@ -80,10 +79,10 @@ write_tfrecords <- function(
 #' @rdname write_tfrecords
 #' @export
 read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
-  check_named_only(...)
+  check_dots_empty(...)
   route <- check_spark(sc)
-  path <- whole_path(check_string(path))
-  check_spec(tfrecord_spec)
+  path <- absolute_path(check_string(path))
+  check_tfrecord_spec(tfrecord_spec)
 
   backend <- pybackend()
   frame <- call_python(
@@ -95,7 +94,7 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   if (route$kind == "python") {
     return(frame)
   }
-  # Lives as long as the session: a lazy table reads it again and again.
+  # Kept as long as the session: a lazy table reads it again and again.
   name <- paste0("tfdist_records_", random_hex())
   frame$createOrReplaceTempView(name)
   dplyr::tbl(sc, name)
@@ -103,7 +102,7 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
 
 check_written_table <- function(tbl, arg = caller_arg(tbl), call = caller_env()) {
   if (!inherits(tbl, "tbl_spark") && !is_spark_frame(tbl)) {
-    expected <- "a table of sparklyr or a PySpark DataFrame"
+    expected <- "a sparklyr table or a PySpark DataFrame"
     abort_expected(tbl, expected, FALSE, arg, call)
   }
 }
@@ -114,13 +113,13 @@ check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
     abort_input(
       c(
         sprintf("`%s` is this machine without Spark, which has no tables.", arg),
-        i = "Give a connection of `sparklyr::spark_connect()` or a PySpark `SparkSession`."
+        i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
       ),
       call = call
     )
   }
   if (route$kind != "python") {
-    check_installed("dplyr", "A table of Spark", call)
+    check_installed("dplyr", "A Spark table", call)
   }
   route
 }

@@ -1,31 +1,32 @@
 #' Evaluate a model, or predict with it, on several workers
 #'
-#' `barrier_evaluate()` shares the rows out over `workers` processes and returns the figures that
-#' one process would find for all of them: a metric such as the AUC is that of all rows.
-#' `barrier_predict()` returns the model's answers in the order of the rows.
+#' `barrier_evaluate()` shares the rows out over `workers` processes and returns the figures that one
+#' process would compute from all of them: a metric such as the AUC covers all rows.
+#' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
 #' @param model A [tfdist_fit], a Keras model, or an R function without arguments that returns one.
-#'   To be evaluated it must be compiled.
-#' @param data The rows to evaluate the model on, in a form that [barrier_train()] takes. Where
-#'   `model` is a fit, a factor label must have the levels of the training.
-#' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
-#'   arrays for a model of several inputs, or a data frame.
+#'   It must be compiled to be evaluated.
+#' @param data The rows to evaluate the model on, in any form that [barrier_train()] takes. If `model`
+#'   is a fit, a factor label must have the levels of the training.
+#' @param x The rows to predict for: an array whose first dimension counts the rows, a list of arrays
+#'   for a model of several inputs, or a data frame.
 #' @param label Name of the label column of a data frame, table or files. Text needs the levels of a
-#'   fit, or `categories`.
-#' @param features Names of the feature columns, as in [barrier_train()]; `NULL` takes those of the
-#'   fit, or else all but those named otherwise.
-#' @param tensors,categories As in [barrier_train()]; `NULL` takes those of the fit.
-#' @param custom_objects Named list of the Python classes and functions that the model needs besides
-#'   Keras's own; `NULL` takes those of the fit.
-#' @param verbose 0 and 1: silent; 2: what the workers print.
+#'   fit, or `categories` in `data_options`.
+#' @param features Names of the feature columns, as in [barrier_train()]; `NULL` uses those of the
+#'   fit, or else all columns that no other argument names.
+#' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are those
+#'   of the fit.
+#' @param custom_objects Named list of Python classes and functions that the model needs in addition
+#'   to Keras's own; `NULL` uses those of the fit.
+#' @param verbose 0 and 1: silent; 2: also what the workers and TensorFlow print.
 #'
 #' @return
-#' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list where a metric has
+#' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
 #' * `barrier_predict()`: what [predict.tfdist_fit()] returns. An array with a row for each row of
-#'   `x`, whose columns carry the levels of the label where `model` is a fit that has them; a list
-#'   of arrays for a model of several outputs.
+#'   `x`, with the levels of the label as column names if `model` is a fit that has them; a list of
+#'   arrays for a model of several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'
@@ -45,10 +46,7 @@ barrier_evaluate <- function(
   label = "label",
   features = NULL,
   weight = NULL,
-  tensors = NULL,
-  categories = NULL,
-  tfrecord_spec = NULL,
-  repartition = TRUE,
+  data_options = NULL,
   workers = 2L,
   batch_size = 32L,
   custom_objects = NULL,
@@ -56,45 +54,26 @@ barrier_evaluate <- function(
   verbose = 1,
   timeout = 300
 ) {
-  check_named_only(...)
+  check_dots_empty(...)
   route <- check_sc(sc)
   check_scored_model(model, "a compiled Keras model")
-  choice <- new_choice(
-    label,
-    features,
-    weight,
-    tensors,
-    categories,
-    tfrecord_spec,
-    repartition
-  )
-  settings <- scoring_settings(
-    model,
-    workers,
-    batch_size,
-    custom_objects,
-    safe_mode,
-    verbose,
-    timeout
-  )
-  given <- choice
-  choice <- choice_of_fit(given, model)
-  data <- check_data(data, choice, route)
-  check_columns_there(given, data)
-  levels <- check_levels_of_fit(data, choice$levels)
-  choice$features <- data$features %||% choice$features
+  settings <- scoring_settings(model)
+  given <- column_spec(label, features, weight, data_options)
+  columns <- complete_columns(given, model)
+  data <- check_data(data, columns, route)
+  check_has_columns(given, data)
+  levels <- check_fit_levels(data, columns$levels)
+  columns$features <- data$features %||% columns$features
 
   call <- rlang::current_env()
-  backend <- pybackend()
   session <- open_session(route)
-  workers <- if (calls_r(data)) open_r_workers(route) else session
-  score <- function(rows) {
-    choice <- with_label_levels(choice, choice$levels, data, rows)
-    asked <- c(settings, sent_choice(choice, data))
-    run_scoring(backend$barrier_evaluate, workers, model, rows, asked, call)
-  }
-  figures <- with_python_data(data, session, score)
-  tell_levels(levels)
+  launcher <- if (is_r_function(data)) open_r_workers(route) else session
+  figures <- with_python_data(data, session, function(rows) {
+    columns <- add_label_levels(columns, data, rows)
+    settings <- c(settings, as_python_columns(columns, data, NULL, call))
+    run_scoring("barrier_evaluate", launcher, model, rows, settings, call)
+  })
+  inform_levels(levels)
   if (all(lengths(figures) == 1L)) unlist(figures) else figures
 }
 
@@ -112,33 +91,25 @@ barrier_predict <- function(
   verbose = 1,
   timeout = 300
 ) {
-  check_named_only(...)
+  check_dots_empty(...)
   route <- check_sc(sc)
   check_scored_model(model, "a Keras model")
-  settings <- scoring_settings(
-    model,
-    workers,
-    batch_size,
-    custom_objects,
-    safe_mode,
-    verbose,
-    timeout
-  )
+  settings <- scoring_settings(model)
   check_no_table(x)
-  x <- check_newdata(x, of_fit(model, "features"), of_fit(model, "categories"))
+  x <- check_newdata(x, fit_field(model, "features"), fit_field(model, "categories"))
 
-  call <- rlang::current_env()
-  backend <- pybackend()
   session <- open_session(route)
   rows <- as_input(x, as_feature_array)
-  scores <- run_scoring(backend$barrier_predict, session, model, rows, settings, call)
-  name_columns(scores, of_fit(model, "levels"))
+  call <- rlang::current_env()
+  scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
+  name_columns(scores, fit_field(model, "levels"))
 }
 
-run_scoring <- function(fn, session, model, rows, settings, call) {
+run_scoring <- function(name, launcher, model, rows, settings, call) {
+  fn <- pybackend(call)[[name]]
   model <- as_python_model(model, call)
-  settings <- lapply(settings, function(value) if (length(value)) value)
-  do.call(call_python, c(list(fn, session, model, rows, call = call), settings))
+  settings <- lapply(settings, null_if_empty)
+  do.call(call_python, c(list(fn, launcher, model, rows, call = call), settings))
 }
 
 check_scored_model <- function(model, kind, call = caller_env()) {
@@ -148,49 +119,39 @@ check_scored_model <- function(model, kind, call = caller_env()) {
   }
 }
 
-# What both calls check alike. A fit brings along what its model needs.
-scoring_settings <- function(
-  model,
-  workers,
-  batch_size,
-  custom_objects,
-  safe_mode,
-  verbose,
-  timeout,
-  call = caller_env()
-) {
-  check_custom_objects(custom_objects, call = call)
-  check_flag(safe_mode, call = call)
-  list(
-    workers = check_count(workers, call = call),
-    batch_size = check_count(batch_size, call = call),
-    custom_objects = custom_objects %||% living_objects(of_fit(model, "custom_objects")),
-    safe_mode = safe_mode && (of_fit(model, "safe_mode") %||% TRUE),
-    verbose = check_verbose(verbose, call = call),
-    timeout = check_positive(timeout, call = call)
+# The arguments that both calls share, from the call's frame. A fit provides what its model needs.
+scoring_settings <- function(model, frame = caller_env()) {
+  settings <- check_arguments(
+    c("workers", "batch_size", "custom_objects", "safe_mode", "verbose", "timeout"),
+    frame
   )
+  if (is.null(settings$custom_objects)) {
+    settings["custom_objects"] <- list(living_objects(fit_field(model, "custom_objects")))
+  }
+  settings$safe_mode <- settings$safe_mode && (fit_field(model, "safe_mode") %||% TRUE)
+  settings
 }
 
 # What is not given is as in the training. The label may have another name there.
-choice_of_fit <- function(choice, model) {
-  categories <- of_fit(model, "categories")
-  trained <- of_fit(model, "label")
+complete_columns <- function(columns, model) {
+  categories <- fit_field(model, "categories")
+  trained <- fit_field(model, "label")
   if (!is.null(trained) && !is.null(categories[[trained]])) {
     values <- categories[[trained]]
     categories[[trained]] <- NULL
-    categories[[choice$label]] <- values
+    categories[[columns$label]] <- values
   }
-  choice$features <- choice$features %||% of_fit(model, "features")
-  choice$tensors <- choice$tensors %||% of_fit(model, "tensors")
-  choice$categories <- utils::modifyList(as.list(categories), as.list(choice$categories))
-  choice$levels <- of_fit(model, "levels")
-  choice
+  columns$features <- columns$features %||% fit_field(model, "features")
+  columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
+  columns$categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  columns$levels <- fit_field(model, "levels")
+  columns
 }
 
-of_fit <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]
+fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]
 
-# The levels to tell: those of a label whose codes were not settled by the training.
-check_levels_of_fit <- function(data, trained, call = caller_env()) {
+# Returns the levels to report: those of a label whose codes the training has not fixed.
+check_fit_levels <- function(data, trained, call = caller_env()) {
   given <- levels(data$y)
   if (!is.null(given) && !is.null(trained) && !identical(given, trained)) {
     abort_input(
@@ -210,8 +171,8 @@ check_no_table <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (inherits(x, "tbl_spark")) {
     abort_input(
       c(
-        sprintf("`%s` is a Spark table, whose rows have no order to answer in.", arg),
-        i = "Fetch the feature columns with `dplyr::collect()`."
+        sprintf("`%s` is a Spark table, whose rows have no order to return predictions in.", arg),
+        i = "Fetch the feature columns with `dplyr::collect()`, or use `predict()` of a fit."
       ),
       call = call
     )

@@ -1,8 +1,8 @@
-# What the hosts of a cluster have, and whether its workers reach each other.
+# What the hosts of a cluster have, and whether its workers can reach each other.
 
-# Asks every slot by a short barrier job. What is wrong is data, not an error: the report tells it.
+# Asks every slot through a short barrier job. Problems are data here, not errors.
 gather_cluster <- function(route, sc, call = caller_env()) {
-  # "local[4]" says how many; its session, none, does not.
+  # "local[4]" gives the number of workers, which its session, NULL, does not.
   session <- if (route$kind == "local") sc else open_session(route, call)
   found <- call_python(pybackend(call)$bridge$probe, session, call = call)
   list(
@@ -37,7 +37,7 @@ print_cluster <- function(cluster) {
   cli::cli_h1("Cluster")
   for (host in cluster$hosts) {
     cli::cli_h2("{host$name}")
-    # As they are: a path may hold braces, and a long line is not to be broken.
+    # Verbatim: a path may contain braces, and a long line must not be broken.
     for (line in host$lines) {
       cli::cli_verbatim(paste0("  ", line))
     }

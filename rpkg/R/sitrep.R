@@ -1,25 +1,25 @@
 #' What tfdist finds on this machine, and on every host of a cluster
 #'
 #' Prints the versions of R, Python and the packages that matter, which Python is used and why, and
-#' what is missing. The first thing to look at, and to send along, when something does not work.
+#' what is missing. If something does not work, look at this first, and include it in a report.
 #'
-#' With `sc`, a short barrier job also asks every slot of the cluster what its host has, tries
-#' whether every worker reaches every other over TCP, and tells what to mend, and on which host.
+#' With `sc`, a short barrier job also asks every slot of the cluster what its host has, tests
+#' whether every worker can reach every other over TCP, and says what to fix, and on which host.
 #'
-#' @param sc `NULL` for this machine alone; or the cluster to probe, as in [barrier_train()].
-#'   `"local[N]"` tries N worker processes on this machine, `"local"` two.
-#' @param quiet Whether to print nothing.
+#' @param sc `NULL` for this machine alone; or the cluster to examine, as in [barrier_train()].
+#'   `"local[N]"` tests N worker processes on this machine, `"local"` two.
+#' @param quiet `TRUE` prints nothing.
 #'
 #' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
 #'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
 #'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`.
-#'   What was not found is `NULL`.
+#'   Whatever was not found is `NULL`.
 #'
 #'   With `sc` also `cluster` and `problems`. `cluster` is a data frame with a row for each worker:
 #'   `rank`, `host`, `python`, `python_version`, `tensorflow`, `keras`, `r`, `cores`, `memory_gb`,
-#'   `gpus` (how many) and `reaches` (whether it reaches all others), with `NA` for what the host
-#'   does not have. `problems` are sentences; without any, the cluster is ready. Where the workers
-#'   could not even start, they say why, and `cluster` has no rows.
+#'   `gpus` (their number) and `reaches` (whether it can reach all others), with `NA` for what the
+#'   host does not have. `problems` are sentences; if there are none, the cluster is ready. If the
+#'   workers could not even start, they say why, and `cluster` has no rows.
 #' @export
 #' @examples
 #' tfdist_sitrep()
@@ -90,9 +90,9 @@ print_sitrep <- function(report) {
   print_python(report)
   print_found("TensorFlow", report$tensorflow)
   print_found("Keras", report$keras)
-  print_found("pyspark", report$pyspark, "needed for Spark only")
+  print_found("pyspark", report$pyspark, "only needed for Spark")
   cli::cli_h2("Machine")
-  print_found("Java", report$java, "needed for Spark only")
+  print_found("Java", report$java, "only needed for Spark")
   cli::cli_bullets(c(" " = "{report$cores} core{?s}"))
   print_verdict(report)
 }

@@ -1,7 +1,7 @@
-# Workers started by sparklyr: spark_apply(barrier = TRUE) runs R on the executors.
+# Workers that sparklyr starts: spark_apply(barrier = TRUE) runs R on the executors.
 
-# In place of the session, for calls of Python that are to run a function of R. Where the route is
-# not sparklyr's own, Python starts the workers and R runs in them by rpy2.
+# Replaces the session in calls that run an R function. Unless `sc` is a connection of sparklyr
+# itself, Python starts the workers and rpy2 runs R in them.
 open_r_workers <- function(route, call = caller_env()) {
   session <- open_session(route, call)
   if (route$kind != "sparklyr") {
@@ -12,44 +12,46 @@ open_r_workers <- function(route, call = caller_env()) {
   python <- executor_python(the$applications[[application_id(sc)]])
   backend$bridge$SparklyrWorkers(
     session,
-    function(view, archive, group, cores) run_stage(sc, view, archive, group, cores, python),
+    function(view, archive, group, cores) run_workers(sc, view, archive, group, cores, python),
     function(view, driver, group) as.list(examine_executors(sc, view, driver, group, python))
   )
 }
 
-# Runs the stage to its end. The rows of the view are what the workers get.
-run_stage <- function(sc, view, archive, group, cores, python) {
-  told <- list(
+# Runs the workers to their end. They get the rows of the view.
+run_workers <- function(sc, view, archive, group, cores, python) {
+  context <- list(
     archive = readBin(archive, "raw", file.size(archive)),
     cores = cores,
     library_paths = .libPaths(),
     python = python
   )
-  applied(sc, view, group, spark_apply_worker, list(rank = "integer"), told, barrier = TRUE)
+  columns <- list(rank = "integer")
+  apply_to_view(sc, view, group, spark_apply_worker, columns, context, barrier = TRUE)
   invisible()
 }
 
-# What `worker` returns for the partitions of a view, as a data frame. Nothing stays in Spark.
-applied <- function(sc, view, group, worker, columns, told, ...) {
-  context <- sparklyr::spark_context(sc)
-  own <- c("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-  before <- lapply(own, function(name) sparklyr::invoke(context, "getLocalProperty", name))
+# Returns what `worker` returns for the partitions of a view, as a data frame. Leaves nothing in
+# Spark.
+apply_to_view <- function(sc, view, group, worker, columns, context, ...) {
+  spark <- sparklyr::spark_context(sc)
+  properties <- c("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+  before <- lapply(properties, function(name) sparklyr::invoke(spark, "getLocalProperty", name))
   on.exit(
     Map(
-      function(name, value) sparklyr::invoke(context, "setLocalProperty", name, value),
-      own,
+      function(name, value) sparklyr::invoke(spark, "setLocalProperty", name, value),
+      properties,
       before
     ),
     add = TRUE
   )
-  sparklyr::invoke(context, "setJobGroup", group, "tfdist training", TRUE)
+  sparklyr::invoke(spark, "setJobGroup", group, "tfdist training", TRUE)
   environment(worker) <- globalenv()
-  # Of a table spark_apply() would make another, and leave it behind; of a DataFrame it makes one.
+  # Given a table, spark_apply() would create another one and leave it behind; so give a DataFrame.
   stage <- sparklyr::spark_apply(
     sparklyr::invoke(sparklyr::spark_session(sc), "table", view),
     worker,
     columns = columns,
-    context = told,
+    context = context,
     packages = FALSE,
     memory = FALSE,
     ...
@@ -57,10 +59,11 @@ applied <- function(sc, view, group, worker, columns, told, ...) {
   sparklyr::sdf_collect(stage)
 }
 
-# What the executors lack, where a stage failed before its workers could say it.
+# What is missing on the executors, after workers have failed too early to report it.
 examine_executors <- function(sc, view, driver, group, python) {
-  told <- list(driver = driver, python = python, library_paths = .libPaths())
-  found <- applied(sc, view, group, spark_examine_worker, list(problem = "character"), told)
+  context <- list(driver = driver, python = python, library_paths = .libPaths())
+  columns <- list(problem = "character")
+  found <- apply_to_view(sc, view, group, spark_examine_worker, columns, context)
   unique(found$problem)
 }
 
@@ -73,27 +76,27 @@ spark_examine_worker <- function(df, context) {
   }
   ask <- function(program, ...) {
     arguments <- c("-c", shQuote(program), shQuote(c(...)))
-    said <- suppressWarnings(tryCatch(
+    output <- suppressWarnings(tryCatch(
       system2(context$python, arguments, stdout = TRUE, stderr = TRUE, timeout = 30),
       error = function(error) structure("", status = 127L)
     ))
-    status <- attr(said, "status")
+    status <- attr(output, "status")
     if (identical(as.integer(status), 127L)) {
       paste("there is no Python at", context$python)
     } else if (length(status)) {
-      paste0(context$python, ": ", utils::tail(said, 1L))
+      paste0(context$python, ": ", utils::tail(output, 1L))
     }
   }
-  lacking <- ask("import cloudpickle, h5py, numpy, pyarrow")
+  missing_packages <- ask("import cloudpickle, h5py, numpy, pyarrow")
   connect <- paste(
     "import socket, sys; host, _, port = sys.argv[1].rpartition(':');",
     "socket.create_connection((host.strip('[]'), int(port)), timeout=5)"
   )
-  unreached <- if (is.null(lacking)) ask(connect, context$driver)
+  unreached <- if (is.null(missing_packages)) ask(connect, context$driver)
   if (!is.null(unreached)) {
     unreached <- sprintf("it cannot reach the driver at %s (%s)", context$driver, unreached)
   }
-  problems <- c(problems, lacking, unreached)
+  problems <- c(problems, missing_packages, unreached)
   if (length(problems) == 0L) {
     return(data.frame(problem = character()))
   }
@@ -101,7 +104,7 @@ spark_examine_worker <- function(df, context) {
   data.frame(problem = paste0(where, paste(problems, collapse = ", and ")))
 }
 
-# Runs in sparklyr's R on an executor, which may have no package but those of R itself.
+# Runs in sparklyr's R on an executor, which may have no packages beyond those that come with R.
 spark_apply_worker <- function(df, context, barrier) {
   folder <- tempfile("tfdist-")
   dir.create(folder, mode = "0700")
@@ -133,9 +136,9 @@ spark_apply_worker <- function(df, context, barrier) {
     stderr = log
   ))
   if (!identical(as.integer(status), 0L)) {
-    said <- if (file.exists(log)) utils::tail(readLines(log, warn = FALSE), 20L)
+    output <- if (file.exists(log)) utils::tail(readLines(log, warn = FALSE), 20L)
     if (identical(as.integer(status), 127L)) {
-      said <- paste("there is no Python at", context$python)
+      output <- paste("there is no Python at", context$python)
     }
     stop(
       "worker ",
@@ -143,7 +146,7 @@ spark_apply_worker <- function(df, context, barrier) {
       " on ",
       Sys.info()[["nodename"]],
       ": ",
-      paste(said, collapse = " | "),
+      paste(output, collapse = " | "),
       call. = FALSE
     )
   }

@@ -1,26 +1,26 @@
-# Predictions beside the rows of a Spark table: a view that Spark computes when rows are asked for.
+# Predictions beside the rows of a Spark table: a view that Spark computes when its rows are needed.
 
 predict_table <- function(fit, table, type, features, tensors, categories, batch_size, call) {
   check_installed("dplyr", "A Spark table", call)
-  check_choice(type, c("class", "prob", "raw"), allow_null = TRUE, arg = "type", call = call)
+  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, arg = "type", call = call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)
-  choice <- table_choice(fit, colnames(table), features, tensors, categories, call)
+  columns <- table_columns(fit, colnames(table), features, tensors, categories, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
   backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
-  levels <- levels_told_by(model, fit$levels, call)
+  levels <- model_levels(model, fit$levels, call)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
       backend$predict_spark,
       model,
       frame,
-      features = choice$features,
-      tensors = choice$tensors,
-      categories = choice$categories,
+      features = columns$features,
+      tensors = columns$tensors,
+      categories = columns$categories,
       type = type,
       levels = levels,
       batch_size = batch_size,
@@ -33,26 +33,26 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
   dplyr::tbl(sc, name)
 }
 
-# What is not named is as in the training; what that said of its label does not count here.
-table_choice <- function(fit, columns, features, tensors, categories, call) {
+# What is not given is as in the training, except what the training knew about its label.
+table_columns <- function(fit, present, features, tensors, categories, call) {
   features <- check_features(features, call = call) %||% fit$features
   tensors <- check_tensors(tensors, call = call) %||% fit$tensors
   categories <- check_categories(categories, call = call) %||% fit$categories
-  check_columns(unlist(features), columns, "newdata", "a feature of the training", call)
-  read <- unlist(features) %||% columns
-  choice <- list(
-    features = if (is.list(features)) lapply(features, as.list) else as.list(features),
-    tensors = lapply(tensors[names(tensors) %in% read], python_promise),
+  check_columns(unlist(features), present, "newdata", "a feature of the training", call)
+  read <- unlist(features) %||% present
+  columns <- list(
+    features = as_python_features(features),
+    tensors = lapply(tensors[names(tensors) %in% read], as_python_tensor),
     categories = lapply(categories[names(categories) %in% read], as.list)
   )
-  lapply(choice, function(value) if (length(value)) value)
+  lapply(columns, null_if_empty)
 }
 
-# A model may tell fewer classes apart than the label has levels, or none.
-levels_told_by <- function(model, levels, call) {
+# A model may distinguish fewer classes than the label has levels, or none.
+model_levels <- function(model, levels, call) {
   if (length(levels)) {
-    told <- call_python(pybackend(call)$bridge$levels_told_by, model, as.list(levels), call = call)
-    if (!is.null(told)) as.list(told)
+    known <- call_python(pybackend(call)$bridge$levels_told_by, model, as.list(levels), call = call)
+    if (!is.null(known)) as.list(known)
   }
 }
 
@@ -60,7 +60,10 @@ check_only_tables <- function(..., call = caller_env()) {
   given <- names(Filter(Negate(is.null), list(...)))
   if (length(given)) {
     abort_input(
-      sprintf("`%s` is for Spark tables; `newdata` is none.", given[[1L]]),
+      c(
+        sprintf("`%s` works only with Spark tables, and `newdata` is not one.", given[[1L]]),
+        i = sprintf("Leave out `%s`.", given[[1L]])
+      ),
       call = call
     )
   }

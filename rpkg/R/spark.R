@@ -1,4 +1,4 @@
-# Where the workers will run. Nothing is started here: a wrong `sc` is an error at once.
+# Where the workers will run. Nothing is started here, so a wrong `sc` is reported at once.
 check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (is.null(sc) || is_local(sc)) {
     return(list(kind = "local"))
@@ -15,7 +15,10 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (kind == "sparklyr" && inherits(sc, "livy_connection")) {
     abort_input(
       c(
-        sprintf("`%s` is a Livy connection, whose Spark runs where Python cannot attach.", arg),
+        sprintf(
+          "`%s` is a Livy connection, whose Spark runs where Python cannot attach to it.",
+          arg
+        ),
         i = "Connect with `spark_connect()` to YARN, Kubernetes, a standalone master or Databricks."
       ),
       call = call
@@ -39,7 +42,7 @@ check_python_session <- function(sc, arg, call) {
 check_open_connection <- function(sc, kind, arg, call) {
   check_installed("sparklyr", "A Spark connection", call)
   is_open <- if (kind == "pysparklyr") {
-    # sparklyr takes every connection of pysparklyr for open; only the session knows.
+    # sparklyr considers every connection of pysparklyr open; only the session knows.
     !is_stopped(pysparklyr_session(sc))
   } else {
     sparklyr::spark_connection_is_open(sc)
@@ -56,7 +59,7 @@ check_open_connection <- function(sc, kind, arg, call) {
   }
 }
 
-# The connection that a table of pysparklyr carries has its DataFrame in the session's place.
+# In the connection of a pysparklyr table, its DataFrame takes the place of the session.
 pysparklyr_session <- function(sc) {
   session <- sparklyr::spark_session(sc)
   if (is_spark_frame(session)) session$sparkSession else session
@@ -72,8 +75,8 @@ abort_sc <- function(sc, arg, call) {
       sprintf("`%s` does not say where the workers run: it is %s.", arg, describe(sc)),
       i = "It can be:",
       "*" = "`\"local\"` or `NULL`: worker processes on this machine, without Spark;",
-      "*" = "a connection of `sparklyr::spark_connect()`;",
-      "*" = "a PySpark `SparkSession` that reticulate holds."
+      "*" = "a connection from `sparklyr::spark_connect()`;",
+      "*" = "a PySpark `SparkSession`, held by reticulate."
     ),
     call = call
   )
@@ -91,10 +94,10 @@ open_session <- function(route, call = caller_env()) {
 }
 
 # sparklyr and PySpark share one JVM: a Py4J gateway is started in sparklyr's, and PySpark connects
-# to it instead of starting Spark again. Tables and views are then the same on both sides.
+# to it instead of starting another Spark. Both sides then see the same tables and views.
 attach_session <- function(sc, call = caller_env()) {
   application <- application_id(sc)
-  # Kept also where it cannot be attached now, because another one is: it lives as long as its JVM.
+  # Kept even if another application is attached now: it exists as long as its JVM.
   if (is.null(the$applications[[application]])) {
     the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
   }
@@ -139,7 +142,7 @@ executor_python <- function(gateway) {
   reticulate::py_exe()
 }
 
-# A table of sparklyr as a PySpark DataFrame, through a temporary view of a name of its own.
+# A sparklyr table as a PySpark DataFrame, through a temporary view with a unique name.
 with_spark_frame <- function(table, session, code) {
   name <- paste0("tfdist_", random_hex())
   sparklyr::sdf_register(table, name)
@@ -147,7 +150,7 @@ with_spark_frame <- function(table, session, code) {
   code(session$table(name))
 }
 
-# Not from R's random numbers: a user's seed must neither be used up nor make two names equal.
+# Not from R's random numbers: that would advance the user's seed, or let it make two names equal.
 random_hex <- function() {
   basename(tempfile(sprintf("%d_", Sys.getpid())))
 }

@@ -1,104 +1,90 @@
 #' Train a Keras model on several workers
 #'
 #' Starts `workers` processes, gives each its share of the rows, and runs the model's own `fit()` in
-#' all of them at once. At every step the gradients are averaged between the workers, so that all
-#' hold the same weights, those of one process training on batches of `workers * batch_size` rows.
+#' all of them at once. At every step the gradients are averaged over the workers, so that all of them
+#' have the same weights: those of one process that trains on batches of `workers * batch_size` rows.
 #' The trained model and its history come back to this session.
 #'
 #' @param sc Where the workers run:
 #'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
-#'   * a connection of `sparklyr::spark_connect()`, those of pysparklyr included: tasks of that
+#'   * a connection from `sparklyr::spark_connect()`, including those of pysparklyr: tasks of that
 #'     Spark application. Its executors need Python with TensorFlow, not R;
-#'   * a PySpark `SparkSession`, classic or Connect, that reticulate holds.
-#' @param model A compiled Keras model, made through reticulate or the R package keras3, or an R
+#'   * a PySpark `SparkSession`, classic or Connect, held by reticulate.
+#' @param model A compiled Keras model, built through reticulate or the R package keras3, or an R
 #'   function without arguments that returns one, which is called in this session (with `seed`, if
-#'   given, as the seed of Keras).
+#'   given, as Keras's seed).
 #' @param data The rows to train on:
-#'   * `list(x, y)` with arrays whose first dimension counts the rows; a third element is a weight
-#'     for each row. `x` may be a list of arrays, one per input of the model; a named list goes by
-#'     the names of the inputs. Doubles reach Keras as float32, integers as int32. A factor `y`
-#'     becomes codes that start at 0;
-#'   * a data frame with the column `label`; the other columns, or those that `features` names, are
-#'     numeric or logical and make up one matrix;
-#'   * a table of sparklyr (`tbl_spark`), or a pipeline of dplyr or a query of SQL that has not been
-#'     run yet, which reaches the workers without passing through R. Its columns hold numbers,
-#'     arrays of numbers, ML vectors, bytes or text;
-#'   * the path or URI (a scheme that Python's fsspec knows) of Parquet or TFRecord files, one file
-#'     or a folder of them, which the workers read themselves: a path that all their machines share;
-#'   * an R function, called on each worker as `data(ctx)` with the worker's place (see
+#'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is a
+#'     weight for each row. `x` may be a list of arrays, one per input of the model; a named list is
+#'     matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
+#'     factor `y` becomes codes that start at 0;
+#'   * a data frame with the column `label`; the other columns, or those that `features` names, must
+#'     be numeric or logical and together make up one matrix;
+#'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
+#'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
+#'     numbers, ML vectors, bytes or text;
+#'   * the path or URI (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, a file
+#'     or a folder, which the workers read themselves: all their machines must share the path;
+#'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
 #'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
-#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`. They are used as they
-#'     come; endless data need `steps_per_epoch`. TensorFlow calls a generator from threads of its
-#'     own, where R cannot run: build it of TensorFlow's own operations;
-#'   * a PySpark DataFrame, a Python function or a tuple of numpy arrays, as they are.
+#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`, which are used as they
+#'     come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
+#'     TensorFlow calls a generator from its own threads, in which R cannot run;
+#'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
+#'     Python's `barrier_train()` takes.
 #' @param ... Must be empty: the arguments that follow are given by name.
-#' @param model_fn In place of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker, where its losses and metrics may be R functions, too (the model then
-#'   comes back without its compile settings); its layers are Keras's own. It travels as the
-#'   function of [barrier_apply()] does, and needs the same on the workers' machines.
+#' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
+#'   model in every worker. Its losses and metrics may then be R functions, too (the model comes back
+#'   without its compile settings); its layers must be Keras's own. It travels like the function of
+#'   [barrier_apply()], with the same requirements for the workers' machines.
 #' @param label Name of the label column of a data frame, table or files. Text becomes 0, 1, 2, ...
-#'   in sorted order, unless `categories` names its values; the fit keeps them as `levels`.
-#' @param features Names of the feature columns, side by side one input of the model; `NULL` takes
-#'   all others. A named list makes several inputs, by their names in the model:
-#'   `list(left = c("a", "b"), right = "image")`. Of a table or files a text column that is an input
+#'   in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
+#'   `levels`.
+#' @param features Names of the feature columns, which side by side form one input of the model;
+#'   `NULL` uses all other columns. A named list forms several inputs, by their names in the model:
+#'   `list(left = c("a", "b"), right = "image")`. In a table or files, a text column that is an input
 #'   of its own gives strings.
-#' @param weight Name of the column with the weight of each row in the loss; `NULL`: all weigh 1.
-#' @param tensors How columns of tables and files are read: a named list of type and shape of their
-#'   rows, `list(image = list("uint8", c(28, 28)))`. Bytes are little-endian, and arrays of R have
-#'   the shape row by row. `list("int32", NA)` lets rows have any length: they are padded with zeros
-#'   to the longest.
-#' @param categories Named list of the values of columns, which become 0, 1, 2, ...:
-#'   `list(color = c("blue", "red"))`. Any other value is an error.
-#' @param tfrecord_spec What TFRecord files hold: a vector of `"int64"`, `"float32"`, `"bytes"` or
-#'   `"string"`, with `"[]"` behind it for lists, by the features' names. `NULL`: as
-#'   [write_tfrecords()] has noted beside the files, or as their first records show.
-#' @param repartition `FALSE` keeps the partitions that a table has, of which there must be
-#'   `workers`, and gives each worker one stretch of the rows of files: faster to read, but the
-#'   workers then differ in their classes where rows are sorted.
-#' @param in_memory Whether workers keep their rows in memory. By default these stay on the worker's
-#'   disk, and memory does not grow with them.
-#' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, in place of
-#'   sending it through this session: a path that all machines share, or a URI. Needed for models of
-#'   a gigabyte. The fit reads it from there.
+#' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
+#'   equally.
+#' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL` for
+#'   its defaults.
 #' @param workers Number of worker processes.
-#' @param epochs Number of passes over the rows.
+#' @param epochs Number of the last epoch; the number of passes over the rows, unless `initial_epoch`
+#'   skips some.
+#' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
 #' @param batch_size Rows per step in each worker.
-#' @param steps_per_epoch Steps that make an epoch; `NULL` takes as many as the rows need.
-#' @param validation_data Rows to evaluate the model on after each epoch, in a form that `data` may
-#'   have.
+#' @param steps_per_epoch Number of steps in an epoch; `NULL` takes as many as the rows need.
+#' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data` takes.
+#' @param validation_split Share of the rows, from the end of the arrays or the data frame and before
+#'   any shuffling, that is kept for validation: a number from 0 to below 1.
+#' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs with
+#'   these numbers.
 #' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
-#'   `c("0" = 1, "1" = 5)`; the rows of classes that it leaves out weigh 1. Where the label is a
-#'   factor, the names may be its levels. For models of one output, and not together with a weight
-#'   for each row.
-#' @param seed A whole number makes initial weights, shuffling and dropout repeatable; `NULL` draws
-#'   one.
+#'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor, the
+#'   names may be its levels. Only for models with one output, and not together with a weight for each
+#'   row.
+#' @param seed A whole number that makes initial weights, shuffling and dropout repeatable; `NULL`
+#'   draws one.
 #' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
 #'   `"global"`, for arrays, data frames and files: the workers share out a new order of all rows in
-#'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited as they come.
-#' @param custom_objects Named list of the Python classes and functions that the model needs besides
-#'   Keras's own.
-#' @param safe_mode Whether to refuse models that carry Python code (lambda layers).
-#' @param transport What the gradients travel by: `"tcp"`, or `"tf"` for TensorFlow's collectives
-#'   (NCCL between GPUs).
-#' @param compression `"fp16"` or `"bf16"` halves what travels. Rounding errors are kept and sent
-#'   later, but the result is no longer that of one process. `NULL` is exact.
-#' @param bucket_mb Megabytes of gradients that travel together while the backward pass goes on;
-#'   `Inf` sends all at once after it.
-#' @param local_steps Steps that each worker takes by itself before the weights are averaged. 1 is
-#'   exact; more suit slow networks and change the result (local SGD).
-#' @param outer_learning_rate,outer_momentum How the average change is applied after several local
-#'   steps. 0.7 and 0.9 give DiLoCo.
-#' @param verify_weights Whether to compare the workers' weights after every epoch, not only at the
-#'   start and at the end.
-#' @param verbose 0: silent; 1: a line for each epoch; 2: more.
-#' @param timeout Seconds that workers may take to start and to wait for each other.
+#'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited in their order.
+#' @param exchange How the workers exchange what they have learned, made by [exchange()] or
+#'   [local_steps()]; `NULL` for the defaults of `exchange()`.
+#' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
+#'   sending it through this session: a path that all machines share, or a URI. Needed for models of
+#'   a gigabyte. The fit reads the model from there.
+#' @param custom_objects Named list of Python classes and functions that the model needs in addition
+#'   to Keras's own.
+#' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
+#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers and TensorFlow print.
+#' @param timeout Seconds that workers may take to start, and to wait for each other.
 #'
 #' @return A [tfdist_fit] object.
 #'
 #' @section Errors:
-#' What is wrong with the arguments is an error at once, before Python or a cluster is used. See
-#' [tfdist_error] for the classes and what they carry.
+#' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
+#' the classes of errors and what they carry.
 #'
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
@@ -130,17 +116,17 @@
 #'   label = "digit",
 #'   features = "image",
 #'   weight = "weight",
-#'   tensors = list(image = list("uint8", c(28, 28))),
+#'   data_options = data_options(tensors = list(image = list("uint8", c(28, 28)))),
 #'   workers = 8
 #' )
 #'
-#' # Batches that a function makes on each worker.
+#' # Batches that a function makes on each worker, over a slow network.
 #' batches <- function(ctx) {
 #'   tf <- reticulate::import("tensorflow")
 #'   files <- tf$data$Dataset$list_files("/data/part-*", shuffle = FALSE)
 #'   read_batches(files$shard(ctx$world_size, ctx$rank))
 #' }
-#' fit <- barrier_train(sc, new_model, batches, workers = 8)
+#' fit <- barrier_train(sc, new_model, batches, workers = 8, exchange = local_steps(20))
 #' }
 barrier_train <- function(
   sc,
@@ -151,110 +137,78 @@ barrier_train <- function(
   label = "label",
   features = NULL,
   weight = NULL,
-  tensors = NULL,
-  categories = NULL,
-  tfrecord_spec = NULL,
-  repartition = TRUE,
-  in_memory = FALSE,
-  model_uri = NULL,
+  data_options = NULL,
   workers = 2L,
   epochs = 1L,
+  initial_epoch = 0L,
   batch_size = 32L,
   steps_per_epoch = NULL,
   validation_data = NULL,
+  validation_split = 0,
+  validation_freq = 1L,
   callbacks = NULL,
   class_weight = NULL,
   seed = NULL,
   shuffle = TRUE,
+  exchange = NULL,
+  model_uri = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  transport = "tcp",
-  compression = NULL,
-  bucket_mb = 25,
-  local_steps = 1L,
-  outer_learning_rate = 1,
-  outer_momentum = 0,
-  verify_weights = FALSE,
   verbose = 1,
   timeout = 300
 ) {
-  check_named_only(...)
+  check_dots_empty(...)
   route <- check_sc(sc)
   check_one_model(model, model_fn)
-  choice <- new_choice(
-    label,
-    features,
-    weight,
-    tensors,
-    categories,
-    tfrecord_spec,
-    repartition
-  )
-  settings <- list(
-    workers = check_count(workers),
-    epochs = check_count(epochs),
-    batch_size = check_count(batch_size),
-    steps_per_epoch = check_count(steps_per_epoch, allow_null = TRUE),
-    callbacks = check_callbacks(callbacks),
-    seed = check_count(seed, min = 0L, allow_null = TRUE),
-    shuffle = check_shuffle(shuffle),
-    in_memory = check_flag(in_memory),
-    model_uri = check_model_uri(model_uri),
-    custom_objects = check_custom_objects(custom_objects),
-    safe_mode = check_flag(safe_mode),
-    transport = check_choice(transport, c("tcp", "tf")),
-    compression = check_choice(compression, c("fp16", "bf16"), allow_null = TRUE),
-    bucket_mb = check_positive(bucket_mb, finite = FALSE),
-    local_steps = check_count(local_steps),
-    outer_learning_rate = check_positive(outer_learning_rate),
-    outer_momentum = check_fraction(outer_momentum),
-    verify_weights = check_flag(verify_weights),
-    verbose = check_verbose(verbose),
-    timeout = check_positive(timeout)
-  )
-  check_exchange(settings)
-  check_class_weight(class_weight)
-  data <- check_data(data, choice, route)
+  check_options(exchange, c("exchange", "local_steps"))
+  columns <- column_spec(label, features, weight, data_options)
+  settings <- check_arguments(training_settings)
+  check_epochs(settings)
+  data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
-  choice$features <- data$features %||% choice$features
-  choice$levels <- label_levels(data)
-  validation <- check_data(validation_data, choice, route, allow_null = TRUE)
+  columns$features <- data$features %||% columns$features
+  columns$levels <- label_levels(data)
+  validation <- check_data(validation_data, columns, route, allow_null = TRUE)
+  check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
-  check_columns_there(choice, data, validation)
-  settings$class_weight <- weights_of_codes(class_weight, data)
+  check_has_columns(columns, data, validation)
+  settings$class_weight <- class_weight_codes(class_weight, data)
 
   call <- rlang::current_env()
-  result <- run_training(route, model, model_fn, data, validation, choice, settings, call)
-  fit <- new_fit(result, choice, custom_objects, safe_mode)
-  if (is.null(choice$categories[[label]])) {
-    tell_levels(fit$levels)
+  model <- list(model = model, model_fn = model_fn)
+  result <- run_training(route, model, data, validation, columns, exchange, settings, call)
+  fit <- new_fit(result, columns, custom_objects, safe_mode)
+  if (is.null(columns$categories[[label]])) {
+    inform_levels(fit$levels)
   }
   fit
 }
 
-run_training <- function(route, model, model_fn, data, validation, choice, settings, call) {
+# Arguments of barrier_train() that reach Python as they are.
+training_settings <- c(
+  c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
+  c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
+  c("model_uri", "custom_objects", "safe_mode", "verbose", "timeout")
+)
+
+run_training <- function(route, model, data, validation, columns, exchange, settings, call) {
   backend <- pybackend(call)
   session <- open_session(route, call)
-  if (is.null(model_fn)) {
-    model <- as_python_model(model, call, settings$seed)
+  runs_r <- !is.null(model$model_fn) || is_r_function(data) || is_r_function(validation)
+  model <- if (is.null(model$model_fn)) {
+    as_python_model(model$model, call, settings$seed)
   } else {
-    model <- as_r_function(model_fn, NULL, identity, arg = "model_fn", call = call)
+    as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
   }
-  runs_r <- !is.null(model_fn) || calls_r(data) || calls_r(validation)
-  workers <- if (runs_r) open_r_workers(route, call) else session
+  launcher <- if (runs_r) open_r_workers(route, call) else session
+  settings <- lapply(settings, null_if_empty)
+  settings$exchange <- as_python_options(exchange, call)
   train <- function(rows, validation_rows) {
-    choice <- with_label_levels(choice, choice$levels, validation, validation_rows)
-    settings <- c(settings, sent_choice(choice, data, validation))
-    settings <- lapply(settings, function(value) if (length(value)) value)
-    arguments <- list(
-      backend$barrier_train,
-      workers,
-      model,
-      rows,
-      validation_data = validation_rows,
-      call = call
-    )
-    do.call(call_python, c(arguments, settings))
+    columns <- add_label_levels(columns, validation, validation_rows)
+    columns <- as_python_columns(columns, data, validation, call)
+    arguments <- list(backend$barrier_train, launcher, model, rows, call = call)
+    validated <- list(validation_data = validation_rows)
+    do.call(call_python, c(arguments, validated, settings, columns))
   }
   with_python_data(data, session, call = call, code = function(rows) {
     with_python_data(
@@ -268,7 +222,7 @@ run_training <- function(route, model, model_fn, data, validation, choice, setti
 }
 
 # Whether the workers must be able to run R for these data.
-calls_r <- function(data) identical(data$kind, "function")
+is_r_function <- function(data) identical(data$kind, "function")
 
 check_one_model <- function(model, model_fn, call = caller_env()) {
   if (is.null(model_fn)) {
@@ -277,8 +231,8 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
   if (!is.null(model)) {
     abort_input(
       c(
-        "Both `model` and `model_fn` are given.",
-        i = "Give `model` to send a model, or `model_fn` to have each worker build it."
+        "`model` and `model_fn` cannot be used together.",
+        i = "Use `model` to send a model, or `model_fn` to have each worker build it."
       ),
       call = call
     )
@@ -289,28 +243,46 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
   check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
 }
 
-check_named_only <- function(..., call = caller_env()) {
-  rlang::check_dots_empty(call = call, error = function(error) {
-    abort_input(conditionMessage(error), call = call)
-  })
-}
-
-# What is settled between the workers, where one argument excludes another.
-check_exchange <- function(settings, call = caller_env()) {
-  if (settings$transport != "tcp") {
-    if (settings$local_steps > 1L) {
-      abort_input("`local_steps` above 1 needs `transport = \"tcp\"`.", call = call)
-    }
-    if (!is.null(settings$compression)) {
-      abort_input("`compression` needs `transport = \"tcp\"`.", call = call)
-    }
-  }
-  has_outer <- settings$outer_learning_rate != 1 || settings$outer_momentum != 0
-  if (settings$local_steps == 1L && has_outer) {
+check_epochs <- function(settings, call = caller_env()) {
+  if (settings$initial_epoch >= settings$epochs) {
     abort_input(
       c(
-        "`outer_learning_rate` and `outer_momentum` act between local steps, and there are none.",
-        i = "Set `local_steps` to 2 or more."
+        sprintf(
+          "`initial_epoch` is %d, so no epoch is left of `epochs = %d`.",
+          settings$initial_epoch,
+          settings$epochs
+        ),
+        i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
+      ),
+      call = call
+    )
+  }
+}
+
+check_validation_split <- function(split, data, validation, call = caller_env()) {
+  if (split == 0) {
+    return(invisible())
+  }
+  if (!is.null(validation)) {
+    abort_input(
+      c(
+        "`validation_split` and `validation_data` cannot be used together.",
+        i = "Use one of them."
+      ),
+      call = call
+    )
+  }
+  source <- switch(data$kind, table = "a Spark table", path = "files", "function" = "a function")
+  if (!is.null(source)) {
+    advice <- if (data$kind == "table") {
+      "Split it with `sparklyr::sdf_random_split()`, and pass the second part as `validation_data`."
+    } else {
+      "Pass the rows to validate on as `validation_data`."
+    }
+    abort_input(
+      c(
+        sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
+        i = advice
       ),
       call = call
     )
@@ -318,72 +290,25 @@ check_exchange <- function(settings, call = caller_env()) {
 }
 
 check_shuffled <- function(data, shuffle, call = caller_env()) {
-  if (data$kind == "function" && identical(shuffle, "global")) {
-    abort_input(
-      "`shuffle = \"global\"` cannot reorder what the function `data` returns.",
-      call = call
-    )
+  if (!identical(shuffle, "global")) {
+    return(invisible())
   }
-  if (data$kind == "table" && identical(shuffle, "global")) {
+  if (data$kind == "function") {
     abort_input(
       c(
-        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
-        i = "Use `shuffle = TRUE`: a table's rows are spread over the workers at random anyway."
+        "`shuffle = \"global\"` cannot reorder the batches of the function `data`.",
+        i = "Shuffle in the function, with `dataset$shuffle()`."
       ),
       call = call
     )
   }
-}
-
-#' Train a first network on MNIST
-#'
-#' Trains a small convolutional network on the handwritten digits of [mnist()] and evaluates it on
-#' the test images. Nothing has to be prepared: without a network connection it uses the images that
-#' come with the package.
-#'
-#' @inheritParams barrier_train
-#' @param path,limit See [mnist()].
-#'
-#' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.
-#' @export
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
-#' fit <- train_mnist("local", workers = 2, epochs = 1, limit = 640)
-#' fit$metrics
-train_mnist <- function(
-  sc = "local",
-  workers = 3,
-  ...,
-  epochs = 3,
-  batch_size = 64,
-  path = NULL,
-  limit = NULL,
-  seed = 1,
-  verbose = 1,
-  timeout = 300
-) {
-  check_named_only(...)
-  route <- check_sc(sc)
-  workers <- check_count(workers)
-  epochs <- check_count(epochs)
-  batch_size <- check_count(batch_size)
-  check_mnist_path(path)
-  limit <- check_count(limit, allow_null = TRUE)
-  seed <- check_count(seed, min = 0L, allow_null = TRUE)
-  verbose <- check_verbose(verbose)
-  timeout <- check_positive(timeout)
-
-  backend <- pybackend()
-  result <- call_python(
-    backend$train_mnist,
-    open_session(route),
-    workers = workers,
-    epochs = epochs,
-    batch_size = batch_size,
-    path = path,
-    limit = limit,
-    seed = seed,
-    verbose = verbose,
-    timeout = timeout
-  )
-  new_fit(result, list(levels = as.character(0:9)))
+  if (data$kind == "table") {
+    abort_input(
+      c(
+        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
+        i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway."
+      ),
+      call = call
+    )
+  }
 }

@@ -1,14 +1,14 @@
-# Values of R as JSON text: what a worker returns is data alone, and reading it back runs no code,
-# which unserialize() might. Numbers travel as their bytes, so that none is rounded.
+# R values as JSON text: what a worker returns is data alone, and reading it runs no code, which
+# unserialize() might. Numbers travel as their bytes, so that none is rounded.
 
-# Goes to the workers with the function whose value it packs, so it uses nothing of this package.
+# Travels to the workers with the function whose value it packs, so it uses nothing of this package.
 pack_value <- function(value) {
   refuse <- function(where, what) {
     stop(
       where,
       " is ",
       what,
-      ", which does not travel: return vectors, lists and data frames, and ",
+      ", which cannot be sent back: return vectors, lists and data frames, and ",
       "a Keras model as reticulate::import(\"pybackend\")$model_to_base64(model)",
       call. = FALSE
     )
@@ -43,10 +43,10 @@ pack_value <- function(value) {
       refuse(where, "an S4 object")
     }
     kept <- attributes(x)
-    # data.table keeps a pointer of its process there.
+    # data.table keeps a pointer of its process in an attribute.
     kept <- kept[!vapply(kept, typeof, "") %in% "externalptr"]
     if (is.atomic(x) || is.list(x)) {
-      # A class may have methods of its own for what is done with the values.
+      # A class may have its own methods for the functions used below.
       attributes(x) <- NULL
     }
     packed <- list(type = typeof(x), data = content(x, where))
@@ -81,7 +81,7 @@ unpack_node <- function(node) {
     attributes(value) <- lapply(node$attributes, unpack_node)
     rows <- attr(value, "row.names")
     if (is.integer(rows) && identical(rows, seq_along(rows))) {
-      # As R writes row names that nobody has given.
+      # The form in which R stores automatic row names.
       attr(value, "row.names") <- .set_row_names(length(rows))
     }
   }

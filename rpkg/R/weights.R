@@ -1,4 +1,4 @@
-# `class_weight` in two steps: look at it by itself, then turn its names into codes of the label.
+# `class_weight` in two steps: check it on its own, then turn its names into codes of the label.
 
 check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x) || inherits(x, "python.builtin.dict")) {
@@ -14,7 +14,7 @@ check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (length(bad)) {
     abort_input(
       sprintf(
-        "`%s` must hold finite numbers of at least 0; that of the class \"%s\" is %s.",
+        "`%s` must contain finite numbers of at least 0; that of the class \"%s\" is %s.",
         arg,
         names(x)[[bad[[1L]]]],
         format(weights[[bad[[1L]]]])
@@ -25,16 +25,16 @@ check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(x)
 }
 
-# A list for Python, whose names are the codes of the classes.
-weights_of_codes <- function(weights, data, call = caller_env()) {
+# A list for Python, named by the codes of the classes.
+class_weight_codes <- function(weights, data, call = caller_env()) {
   if (is.null(weights)) {
     return(NULL)
   }
   if (identical(data$kind, "function")) {
     abort_input(
       c(
-        "`class_weight` needs labels that are known before, and `data` is a function.",
-        i = "Have it return batches of `(x, y, sample_weight)`."
+        "`class_weight` needs labels that are known in advance, but `data` is a function.",
+        i = "Return batches of `(x, y, sample_weight)` from it instead."
       ),
       call = call
     )
@@ -42,8 +42,8 @@ weights_of_codes <- function(weights, data, call = caller_env()) {
   if (!is.null(data$sample_weight) || !is.null(data$weight)) {
     abort_input(
       c(
-        "`class_weight` cannot be used together with the weights of rows in `data`.",
-        i = "Multiply both into one weight for each row."
+        "`class_weight` cannot be used together with row weights in `data`.",
+        i = "Multiply the two into one weight for each row."
       ),
       call = call
     )
@@ -69,20 +69,26 @@ class_codes <- function(classes, levels, call) {
   }
   if (anyDuplicated(codes)) {
     twice <- classes[[anyDuplicated(codes)]]
-    abort_input(sprintf("`class_weight` has the class \"%s\" twice.", twice), call = call)
+    abort_input(
+      c(
+        sprintf("`class_weight` has the class \"%s\" twice.", twice),
+        i = "Give each class one weight."
+      ),
+      call = call
+    )
   }
   format(codes, trim = TRUE, scientific = FALSE)
 }
 
 abort_class <- function(class, levels, call) {
   expected <- if (is.null(levels)) {
-    "Classes are whole numbers: \"0\", \"1\", ..., unless `categories` names the label's values."
+    "Classes are whole numbers: \"0\", \"1\", ..., unless `categories` lists the label's values."
   } else {
     sprintf("The levels of the label are %s.", list_names(levels))
   }
   abort_input(
     c(
-      sprintf("`class_weight` has \"%s\", which is no class of the label.", class),
+      sprintf("`class_weight` names \"%s\", which is not a class of the label.", class),
       i = expected
     ),
     call = call

@@ -1,12 +1,15 @@
-# What this session has loaded and attached: the Python module and the Spark applications.
+# What this session has loaded or attached to: the Python module and the Spark applications.
 the <- new.env(parent = emptyenv())
 the$pybackend <- NULL
 the$applications <- list()
 
 .onLoad <- function(libname, pkgname) {
-  # With Python already running, import() would not wait, and an absent module would make
+  # If Python is already running, import() would not wait, and a missing module would make
   # library(tfdist) fail.
-  if (!reticulate::py_available()) {
+  if (reticulate::py_available()) {
+    quiet_imports()
+  } else {
     reticulate::import("pybackend", delay_load = list(environment = "r-tfdist", priority = 5))
+    setHook("reticulate.onPyInit", quiet_imports)
   }
 }

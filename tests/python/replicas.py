@@ -17,11 +17,16 @@ import numpy as np
 from conftest import largest_difference
 
 import pybackend
-from pybackend.api.request import keras_defaults, model_files, source_of, with_own_classes
+from pybackend.api.model import (
+    add_custom_objects,
+    encode_model,
+    find_source,
+    read_keras_defaults,
+)
 from pybackend.data.arrays import columns_of, rows_of, shard, structure
 from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
 from pybackend.data.spool import write_columns
-from pybackend.job.job import Job, train_job
+from pybackend.job.job import Job, make_job
 from pybackend.model.serialization import load_model
 from pybackend.worker import JOB
 
@@ -172,10 +177,10 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
         "safe_mode": False,
         **case.settings,
     }
-    job = train_job(arguments)
-    defaults = {**keras_defaults(), "model_source": source_of(model)}
+    job = make_job("train", arguments)
+    defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = Job(**{**vars(job), **defaults})
-    files = model_files(model, case.custom_objects, job, list(case.callbacks))
+    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
     columns = columns_of(case.data, job.floatx)
     counts = []
     for rank in range(_workers(case)):
@@ -238,7 +243,7 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     if errors:
         return "\n".join(errors)
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
-    known = with_own_classes(case.build(), case.custom_objects)
+    known = add_custom_objects(case.build(), case.custom_objects)
     model = load_model(path, custom_objects=known, safe_mode=False)
     return Trained(
         model,

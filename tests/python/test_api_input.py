@@ -164,18 +164,45 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features items": (train(features=["a", 1]), "`features`"),
     "label": (train(label=None), "`label`"),
     "weight": (train(weight=1), "`weight` must be the name of a column"),
-    "features of arrays": (train(features=["a"]), "`features` is about columns, of which `data`"),
+    "features of arrays": (
+        train(features=["a"]),
+        "`features` is about columns, but `data` has none",
+    ),
     "data function without a parameter": (
         train(data=lambda: None),
         "the function is called as data(context)",
     ),
-    "weight of arrays": (train(weight="w"), "`weight` is about columns, of which `data` has none"),
+    "weight of arrays": (train(weight="w"), "`weight` is about columns, but `data` has none"),
     "data_options of arrays": (
         train(data_options=DataOptions(tfrecord_spec={"a": "int64"})),
         "`tfrecord_spec` is about",
     ),
     "initial_epoch": (train(initial_epoch=1), "`initial_epoch` must be below `epochs` (1,"),
     "validation_split": (train(validation_split=1), "`validation_split` must be a number from 0"),
+    "validation_split of all rows": (
+        train(data=(X[:2], Y[:2]), workers=1, validation_split=0.6),
+        "validation_split=0.6 of 2 rows leaves no row for training",
+    ),
+    "validation_split of no row": (
+        train(data=(X[:0], Y[:0]), workers=1, validation_split=0.5),
+        "validation_split=0.5 of 0 rows leaves no row for training",
+    ),
+    "validation_split leaves too few": (
+        train(data=(X[:3], Y[:3]), workers=3, validation_split=0.5),
+        "`data` has 1 row, fewer than workers=3",
+    ),
+    "validation_split beside validation_data": (
+        train(validation_data=(X, Y), validation_split=0.5),
+        "`validation_data` and `validation_split` exclude each other",
+    ),
+    "validation_split of files": (
+        train(data="rows.parquet", validation_split=0.5),
+        "and `data` is files: use other files for the validation data",
+    ),
+    "validation_split of a function": (
+        train(data=lambda context: None, validation_split=0.5),
+        "and `data` is a function: use another function for the validation data",
+    ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
     "model_uri ending": (train(model_uri="model.pb"), "`model_uri` must end in .h5 or .keras"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
-from pybackend.job.job import MAX_WORKERS, Job, run_job, train_job
+from pybackend.job.job import MAX_WORKERS, Job, make_job
 from pybackend.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
@@ -60,25 +60,33 @@ def test_a_job_cannot_be_changed() -> None:
 
 
 def test_a_training_job_takes_the_numbers_of_r() -> None:
-    job = train_job(
-        {**ARGUMENTS, "workers": 2.0, "epochs": 3.0, "steps_per_epoch": 7.0, "seed": np.int32(1)}
+    job = make_job(
+        "train",
+        {**ARGUMENTS, "workers": 2.0, "epochs": 3.0, "steps_per_epoch": 7.0, "seed": np.int32(1)},
     )
     assert job == Job(
-        kind="train", workers=2, epochs=3, batch_size=32, steps_per_epoch=7, seed=1, timeout=300.0
+        kind="train",
+        workers=2,
+        epochs=3,
+        batch_size=32,
+        steps_per_epoch=7,
+        seed=1,
+        timeout=300.0,
+        is_seeded=True,
     )
     assert '"workers": 2,' in job.to_json()
 
 
 def test_a_training_job_takes_the_epochs_of_r() -> None:
-    job = train_job({**ARGUMENTS, "initial_epoch": 1.0, "validation_freq": [3.0, 1]})
+    job = make_job("train", {**ARGUMENTS, "initial_epoch": 1.0, "validation_freq": [3.0, 1]})
     assert (job.initial_epoch, job.validation_freq) == (1, (1, 3))
     assert type(job.initial_epoch) is int
-    assert train_job({**ARGUMENTS, "validation_freq": 2.0}).validation_freq == 2
+    assert make_job("train", {**ARGUMENTS, "validation_freq": 2.0}).validation_freq == 2
 
 
 def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
-    assert train_job({**ARGUMENTS, "exchange": None}).exchange == Exchange()
-    assert train_job({**ARGUMENTS, "exchange": LocalSteps(2)}).exchange == LocalSteps(2)
+    assert make_job("train", {**ARGUMENTS, "exchange": None}).exchange == Exchange()
+    assert make_job("train", {**ARGUMENTS, "exchange": LocalSteps(2)}).exchange == LocalSteps(2)
 
 
 @pytest.mark.parametrize(
@@ -114,17 +122,20 @@ def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
 )
 def test_a_training_job_names_the_wrong_argument(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):
-        train_job({**ARGUMENTS, name: value})
+        make_job("train", {**ARGUMENTS, name: value})
 
 
 def test_a_run_job_has_no_training_in_it() -> None:
-    assert run_job(3, 0) == Job(kind="run", workers=3, verbose=0)
+    assert make_job("run", {"workers": 3, "verbose": 0}) == Job(kind="run", workers=3, verbose=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((0, 0), "workers"), ((1, 7), "verbose")],
+    [
+        ({"workers": 0, "verbose": 0}, "workers"),
+        ({"workers": 1, "verbose": 7}, "verbose"),
+    ],
 )
 def test_a_run_job_names_the_wrong_argument(arguments: Any, name: str) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):
-        run_job(*arguments)
+        make_job("run", arguments)

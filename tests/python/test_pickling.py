@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from pybackend import InputError
-from pybackend.job.pickling import pickled
+from pybackend.job.pickling import pickle_value
 
 
 def run_elsewhere(data: bytes, folder: Path) -> str:
@@ -30,7 +30,7 @@ def test_a_function_of_a_users_module_travels_as_code(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(source)
     import my_models
 
-    data = pickled(my_models.build, "`model`", [my_models.build])
+    data = pickle_value(my_models.build, "`model`", [my_models.build])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert run_elsewhere(data, elsewhere) == "6"
@@ -40,11 +40,11 @@ def test_a_function_of_a_users_module_travels_as_code(tmp_path: Path, monkeypatc
 def test_installed_packages_travel_by_name() -> None:
     import json
 
-    assert len(pickled(json.dumps, "`fn`", [json.dumps])) < 200
+    assert len(pickle_value(json.dumps, "`fn`", [json.dumps])) < 200
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
     import threading
 
     with pytest.raises(InputError, match="`fn` cannot be sent to the workers"):
-        pickled(threading.Lock(), "`fn`")
+        pickle_value(threading.Lock(), "`fn`")

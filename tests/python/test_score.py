@@ -6,10 +6,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import build_dense, shared_spark
 
-from pybackend import InputError, barrier_evaluate, barrier_predict
+from pybackend import InputError, barrier_evaluate, barrier_predict, barrier_train
 
 
 def two_outputs() -> Any:
@@ -106,3 +108,32 @@ def test_a_model_must_be_compiled_to_be_evaluated(rows: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     with pytest.raises(InputError, match="not compiled"):
         barrier_evaluate(None, model, rows)
+
+
+def test_a_result_is_a_model_that_knows_its_columns(rows: Any, tmp_path: Any) -> None:
+    names = np.array(["cat", "dog", "fox"])
+    path = str(tmp_path / "rows.parquet")
+    table = {"x": list(rows[0]), "animal": names[rows[1]], "other": np.arange(len(rows[1]))}
+    pq.write_table(pa.table(table), path)
+    result = barrier_train(
+        None,
+        build_dense,
+        path,
+        features=["x"],
+        label="animal",
+        workers=1,
+        batch_size=100,
+        verbose=0,
+    )
+    expected = result.model.evaluate(*rows, verbose=0, return_dict=True)
+    common: Any = {"workers": 2, "verbose": 0}
+    found = barrier_evaluate(None, result, path, label="animal", **common)
+    assert found == pytest.approx(expected, abs=1e-6)
+    found = barrier_evaluate(None, result, rows, **common)
+    assert found == pytest.approx(expected, abs=1e-6)
+    x = rows[0][:11]
+    predicted = barrier_predict(None, result, x, **common)
+    np.testing.assert_allclose(predicted, result.model.predict(x, verbose=0), atol=1e-6)
+    further = barrier_train(None, result, path, label="animal", workers=1, verbose=0)
+    assert (further.levels, further.features) == (result.levels, ["x"])
+    assert further.history["loss"][0] < result.history["loss"][0]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.api.request import for_validation
+from pybackend.api.datasets import narrow_columns
 from pybackend.api.score import barrier_evaluate
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.rows import SpooledRows
@@ -82,11 +82,11 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
         path, ColumnSpec(categories={"label": ["a", "b", "c"]}), "float32", "data"
     )
     held_out = FileRows.at(
-        path, for_validation(ColumnSpec(), trained), "float32", "validation_data"
+        path, narrow_columns(ColumnSpec(), trained), "float32", "validation_data"
     )
     assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
     with pytest.raises(InputError, match="its codes are those of the training: give their values"):
-        FileRows.at(path, for_validation(ColumnSpec(), {}), "float32", "validation_data")
+        FileRows.at(path, narrow_columns(ColumnSpec(), {}), "float32", "validation_data")
     with pytest.raises(InputError, match="give their values in order, categories="):
         barrier_evaluate(None, lambda: None, path)
 

@@ -24,6 +24,7 @@ from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
 from pybackend.data.spool import Ragged, dense
 from pybackend.job.job import EXTRAS, MODEL_FILE, Job
+from pybackend.model.quiet import import_tensorflow
 
 Array = npt.NDArray[Any]
 # Spark keeps its Python processes for other tasks and queries.
@@ -41,7 +42,7 @@ class PredictTask:
     Attributes
     ----------
     files
-        The model's file, and what of the user's own it needs, as `model_files` makes them.
+        The model's file, and the custom objects that it needs.
     digest
         Of what is in the files; models of the same digest are the same.
     artifact
@@ -173,6 +174,7 @@ def _set_up_tensorflow() -> None:
     gpus = None if context is None else context.resources().get("gpu")
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    import_tensorflow()
     import tensorflow as tf
 
     with suppress(RuntimeError):  # it runs already: for a model before, or a function of the user's

@@ -34,7 +34,7 @@ iris_arrays <- function() {
 }
 
 # The figures of Keras's own evaluate() in this process.
-evaluated_here <- function(model, data) {
+evaluate_here <- function(model, data) {
   x <- as_input(data[[1L]], as_feature_array)
   y <- as_input(data[[2L]], as_label_array)
   unlist(model$evaluate(x, y, verbose = 0L, return_dict = TRUE))
@@ -45,17 +45,27 @@ seed_fit <- function(sc) {
   train_mnist(sc, workers = 2, epochs = 1, batch_size = 32, limit = 256, seed = 3, verbose = 0)
 }
 
-# What barrier_train() makes of these arguments.
-choice_of <- function(
-  label = "label",
-  features = NULL,
-  weight = NULL,
-  tensors = NULL,
-  categories = NULL,
-  tfrecord_spec = NULL,
-  repartition = TRUE
-) {
-  new_choice(label, features, weight, tensors, categories, tfrecord_spec, repartition, NULL)
+# The columns that barrier_train() would use with these arguments, the rest of them data options.
+columns_of <- function(label = "label", features = NULL, weight = NULL, ...) {
+  column_spec(label, features, weight, data_options(...), NULL)
+}
+
+# The arguments of an R function, but for those that `except` names, and their defaults are Python's.
+expect_same_arguments <- function(r, python, except = character()) {
+  inspect <- reticulate::import("inspect")
+  parameters <- inspect$signature(pybackend()[[python]])$parameters
+  parameters <- lapply(reticulate::iterate(parameters$values()), identity)
+  names(parameters) <- vapply(parameters, function(parameter) parameter$name, "")
+  arguments <- formals(r)
+  arguments <- arguments[!names(arguments) %in% c("...", except)]
+  expect_setequal(names(arguments), setdiff(names(parameters), except))
+  for (name in names(arguments)) {
+    if (rlang::is_missing(arguments[[name]])) {
+      expect_equal(parameters[[name]]$default, inspect$Parameter$empty, info = name)
+    } else {
+      expect_equal(eval(arguments[[name]]), parameters[[name]]$default, info = name)
+    }
+  }
 }
 
 # A fit as Python would answer, without Python.

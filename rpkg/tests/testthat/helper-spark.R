@@ -56,7 +56,7 @@ test_config <- function() {
   config[["sparklyr.shell.driver-memory"]] <- "1g"
   # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
   config[["sparklyr.gateway.port"]] <- free_port()
-  # Jars that a release of Spark lacks for sparklyr's R workers; scripts/test-matrix.sh names them.
+  # Jars that are missing from a release of Spark for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {
     config[["sparklyr.shell.driver-class-path"]] <- jars
@@ -149,9 +149,9 @@ connect_command <- function(home, folder) {
 address_in_log <- function(server, log) {
   for (i in 1:600) {
     lines <- readLines(log, warn = FALSE)
-    told <- grep("server started at: ", lines, value = TRUE)
-    if (length(told) > 0L) {
-      return(sub(".*server started at: ", "", told[[1L]]))
+    started <- grep("server started at: ", lines, value = TRUE)
+    if (length(started) > 0L) {
+      return(sub(".*server started at: ", "", started[[1L]]))
     }
     if (!is.null(server$poll())) {
       break

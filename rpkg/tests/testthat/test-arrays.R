@@ -56,5 +56,5 @@ test_that("Python arrays pass as they are", {
   numpy <- reticulate::import("numpy", convert = FALSE)
   array <- numpy$zeros(reticulate::tuple(5L, 2L))
   expect_identical(as_feature_array(array), array)
-  expect_identical(row_count(array), 5L)
+  expect_identical(count_rows(array), 5L)
 })

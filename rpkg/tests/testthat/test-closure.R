@@ -2,7 +2,7 @@
 elsewhere <- function(carrier) unserialize(serialize(carrier, NULL))
 
 carried <- function(f, extra = list()) {
-  variables <- used_variables(f, "f", NULL)
+  variables <- find_variables(f, "f", NULL)
   elsewhere(new_carrier(f, variables$globals, extra, identity))
 }
 
@@ -17,7 +17,7 @@ test_that("captured variables travel, and those of the workspace that it uses", 
   assign("tfdist_workspace", 10, globalenv())
   assign("tfdist_helper", eval(quote(function(x) x * tfdist_workspace), globalenv()), globalenv())
   g <- eval(quote(function(x) tfdist_helper(x)), globalenv())
-  found <- used_variables(g, "g", NULL)
+  found <- find_variables(g, "g", NULL)
   expect_setequal(names(found$globals), c("tfdist_workspace", "tfdist_helper"))
   carrier <- carried(g)
   assign("tfdist_workspace", 0, globalenv())
@@ -35,11 +35,11 @@ test_that("functions of the workspace go along, also those that are not named in
     globalenv()
   )
   f <- eval(quote(function(x) do.call("area", list(x))), globalenv())
-  expect_true(all(c("area", "area.square") %in% names(used_variables(f, "f", NULL)$globals)))
+  expect_true(all(c("area", "area.square") %in% names(find_variables(f, "f", NULL)$globals)))
   # In a list, a function's variables are found, too.
   steps <- list(add = eval(quote(function(x) x + tfdist_k), globalenv()))
   g <- function(x) steps$add(x)
-  expect_true("tfdist_k" %in% names(used_variables(g, "g", NULL)$globals))
+  expect_true("tfdist_k" %in% names(find_variables(g, "g", NULL)$globals))
 })
 
 test_that("what nobody has asked for yet is left alone", {
@@ -55,8 +55,8 @@ test_that("further arguments come behind those of the worker", {
 test_that("the packages that a function uses are known", {
   f <- function(x) expect_true(x)
   environment(f) <- globalenv()
-  expect_identical(used_variables(f, "f", NULL)$packages, "testthat")
-  expect_identical(used_variables(function(x) median(x), "f", NULL)$packages, character())
+  expect_identical(find_variables(f, "f", NULL)$packages, "testthat")
+  expect_identical(find_variables(function(x) median(x), "f", NULL)$packages, character())
 })
 
 test_that("a function that captured too much is refused before it is serialized", {
@@ -64,7 +64,7 @@ test_that("a function that captured too much is refused before it is serialized"
   small <- 1
   f <- function() small
   withr::local_options(tfdist.max_function_mb = 10)
-  used <- used_variables(f, "f", NULL)
+  used <- find_variables(f, "f", NULL)
   expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f", NULL))
   # What an environment hides shows when it is serialized.
   hiding <- local(envir = new.env(parent = globalenv()), {
@@ -95,9 +95,9 @@ test_that("Python objects of this session are refused with what to do", {
   object <- reticulate::r_to_py(list(1))
   several <- list(a = object)
   expect_snapshot(error = TRUE, {
-    used_variables(function() keras$version, "model_fn", NULL)
-    used_variables(function() object, "f", NULL)
-    used_variables(function() several$a, "f", NULL)
+    find_variables(function() keras$version, "model_fn", NULL)
+    find_variables(function() object, "f", NULL)
+    find_variables(function() several$a, "f", NULL)
     barrier_apply("local", function(ctx, m) m, m = object)
   })
 })

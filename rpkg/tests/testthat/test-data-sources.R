@@ -46,7 +46,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
       seed = 1,
       verbose = 0,
       validation_data = rows[c(1, 60, 120), ],
-      categories = list(species = levels(iris$Species))
+      data_options = data_options(categories = list(species = levels(iris$Species)))
     )
   )
   expect_identical(files$levels, levels(iris$Species))
@@ -75,8 +75,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
       file.path(folder, "rows.parquet"),
       label = "species",
       features = names(rows)[1:4],
-      in_memory = TRUE,
-      repartition = FALSE,
+      data_options = data_options(in_memory = TRUE, repartition = FALSE),
       seed = 1,
       verbose = 0
     ),
@@ -94,7 +93,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
   on_file <- barrier_evaluate("local", fit, "last.parquet", label = "species")
   expect_equal(on_file, on_frame, tolerance = 1e-5)
   codes <- list(as.matrix(last[1:4]), rep(2L, 50))
-  expect_equal(on_frame, evaluated_here(fit$model, codes)[names(on_frame)], tolerance = 1e-5)
+  expect_equal(on_frame, evaluate_here(fit$model, codes)[names(on_frame)], tolerance = 1e-5)
   expect_error(
     barrier_evaluate("local", fit$model, "last.parquet", label = "species"),
     "give their values in order",
@@ -117,7 +116,7 @@ test_that("named inputs and categories, of a data frame and of files", {
       data,
       label = "species",
       features = features,
-      categories = list(size = c("small", "large")),
+      data_options = data_options(categories = list(size = c("small", "large"))),
       shuffle = FALSE,
       workers = 1,
       seed = 1,
@@ -137,7 +136,7 @@ test_that("named inputs and categories, of a data frame and of files", {
   )
   expect_error(
     predict(from_file, transform(rows, size = "huge")),
-    "none of its categories",
+    "not one of its categories",
     class = "tfdist_error_input"
   )
 })
@@ -170,7 +169,9 @@ test_that("tensors say how bytes and arrays are read", {
     model,
     path,
     features = list(image = "image", words = "words"),
-    tensors = list(image = list("uint8", c(2, 3)), words = list("int32", NA)),
+    data_options = data_options(
+      tensors = list(image = list("uint8", c(2, 3)), words = list("int32", NA))
+    ),
     verbose = 0
   )
   expect_identical(sum(fit$workers$rows), 40L)
@@ -203,7 +204,7 @@ test_that("an R function gives each worker its batches", {
   expect_identical(sum(fit$workers$rows), 150L)
   expect_length(fit$history$val_loss, 1L)
   figures <- barrier_evaluate("local", fit, batches)
-  alone <- evaluated_here(fit$model, list(x, y))
+  alone <- evaluate_here(fit$model, list(x, y))
   expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
 
   condition <- tryCatch(

@@ -1,6 +1,6 @@
 here <- list(kind = "local")
 check <- function(data, label = "label", features = NULL, ...) {
-  check_data(data, choice_of(label, features), here, ..., arg = "data", call = NULL)
+  check_data(data, columns_of(label, features), here, ..., arg = "data", call = NULL)
 }
 
 test_that("pairs of arrays are taken with and without names", {
@@ -37,7 +37,7 @@ test_that("a path is made whole, a function must take the worker's place", {
   expect_identical(check(file)$kind, "path")
   expect_identical(check(paste0("file://", file))$value, paste0("file://", file))
   expect_identical(check("s3://bucket/rows")$value, "s3://bucket/rows")
-  expect_identical(whole_path("~/rows"), path.expand("~/rows"))
+  expect_identical(absolute_path("~/rows"), path.expand("~/rows"))
   expect_identical(check(function(ctx) NULL)$kind, "function")
   expect_snapshot(error = TRUE, {
     check("absent/rows.parquet")
@@ -81,8 +81,8 @@ test_that("factor labels of validation must have the training's levels", {
   })
 })
 
-test_that("the codes of the levels are told", {
-  expect_snapshot(tell_levels(levels(iris$Species)))
-  expect_snapshot(tell_levels(letters))
-  expect_no_message(tell_levels(NULL))
+test_that("the codes of the levels are reported", {
+  expect_snapshot(inform_levels(levels(iris$Species)))
+  expect_snapshot(inform_levels(letters))
+  expect_no_message(inform_levels(NULL))
 })

@@ -1,5 +1,5 @@
 check <- function(data, label = "Species", ...) {
-  check_frame(data, choice_of(label, ...), "data", NULL)
+  check_frame(data, columns_of(label, ...), "data", NULL)
 }
 
 test_that("the features are all columns but the label, or those named", {
@@ -50,7 +50,7 @@ test_that("labels of text are factors of their sorted values, or of those that a
     check(rows, "label", categories = list(label = fruit))$y,
     factor(rows$label, levels = fruit)
   )
-  trained <- c(choice_of(), list(levels = fruit))
+  trained <- c(columns_of(), list(levels = fruit))
   expect_identical(check_frame(rows, trained, "data", NULL)$y, factor(rows$label, levels = fruit))
   numbers <- data.frame(a = 1:2, label = c(1e5, 3))
   coded <- check(numbers, "label", categories = list(label = c(3, 1e5)))$y

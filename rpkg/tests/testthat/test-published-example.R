@@ -1,5 +1,5 @@
 # The example by which sparklyr's barrier mode was announced: TensorFlow's own strategy inside
-# spark_apply(), the model back as base64 of HDF5. make_tf_config() stands where JSON was made by
+# spark_apply(), the model back as base64 of HDF5. make_tf_config() is used where JSON was made by
 # hand; all else is what a user would have written, down to Keras 2, which the strategy needs.
 
 test_that("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()", {

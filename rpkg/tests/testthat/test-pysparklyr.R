@@ -40,7 +40,7 @@ test_that("a connection of pysparklyr trains as this machine does", {
   # The trained model is used there as it is here.
   codes <- list(as.matrix(rows[1:4]), rows$label)
   on_table <- barrier_evaluate(sc, from_table, table)
-  alone <- evaluated_here(from_table$model, codes)
+  alone <- evaluate_here(from_table$model, codes)
   expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
   expect_equal(
     barrier_predict(sc, from_table, rows),

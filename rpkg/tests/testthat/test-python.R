@@ -1,4 +1,4 @@
-test_that("an absent pybackend is an error that names the Python and the mend", {
+test_that("a missing pybackend is an error that names the Python and what to do", {
   config <- list(
     python = "/usr/bin/python3",
     version = numeric_version("3.11"),
@@ -15,7 +15,7 @@ test_that("an absent pybackend is an error that names the Python and the mend", 
   )
 })
 
-test_that("the reason for the choice of Python is told", {
+test_that("the reason for the choice of Python is given", {
   expect_match(python_reason(list(forced = "PATH")), "chosen by PATH")
   expect_match(python_reason(list(forced = "import(\"pybackend\")")), "of tfdist")
   expect_match(python_reason(list(virtualenv = "/envs/r-tfdist")), "r-tfdist")
@@ -38,6 +38,27 @@ test_that("reticulate's own Python is off while one is looked for, and only then
   })()
   expect_identical(seen, "no")
   expect_identical(Sys.getenv("RETICULATE_USE_MANAGED_VENV", NA), NA_character_)
+})
+
+test_that("a training prints no start-up lines, unless TF_CPP_MIN_LOG_LEVEL asks for them", {
+  skip_if_no_pybackend()
+  # Keras is imported by the user, before tfdist has been called.
+  code <- c(
+    "library(tfdist)",
+    "keras <- reticulate::import('keras')",
+    "model <- keras$Sequential(list(keras$Input(reticulate::tuple(4L)), keras$layers$Dense(3L)))",
+    "model$compile('sgd', 'mse')",
+    "data <- list(as.matrix(iris[1:4]), diag(3)[iris$Species, ])",
+    "fit <- barrier_train('local', model, data, workers = 1, verbose = 0)",
+    "message('trained ', nrow(fit$workers))"
+  )
+  script <- withr::local_tempfile(lines = code, fileext = ".R")
+  train <- function(level) {
+    withr::local_envvar(TF_CPP_MIN_LOG_LEVEL = level)
+    system2(file.path(R.home("bin"), "Rscript"), script, stdout = TRUE, stderr = TRUE)
+  }
+  expect_identical(train(NA), "trained 1")
+  expect_match(train("0"), "oneDNN", all = FALSE)
 })
 
 test_that("a call returns its value, and its failure as a condition", {

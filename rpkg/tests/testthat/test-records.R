@@ -58,7 +58,7 @@ test_that("a table goes to TFRecord files and back, and trains from them", {
   }
   spec <- c(a = "float32", b = "float32", c = "float32", d = "float32", species = "string")
   spark <- train(path, sc)
-  here <- train(path, "local", tfrecord_spec = spec)
+  here <- train(path, "local", data_options = data_options(tfrecord_spec = spec))
   expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
   expect_identical(spark$levels, levels(iris$Species))
   expect_identical(spark$features, c("a", "b", "c", "d"))

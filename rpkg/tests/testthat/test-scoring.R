@@ -52,7 +52,7 @@ test_that("several workers find what one process finds", {
     seed = 1,
     verbose = 0
   ))
-  alone <- evaluated_here(fit$model, iris_arrays())
+  alone <- evaluate_here(fit$model, iris_arrays())
   expect_named(alone, c("accuracy", "loss"))
 
   # Columns go by their names, and the label by the levels of the training.
@@ -71,7 +71,7 @@ test_that("models and functions are scored as fits are", {
   skip_if_no_pybackend()
   model <- dense_model()
   data <- list(as.matrix(iris[1:4]), iris$Species)
-  alone <- evaluated_here(model, data)
+  alone <- evaluate_here(model, data)
   expect_message(figures <- barrier_evaluate(NULL, model, data), "setosa = 0")
   expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
   scores <- barrier_predict(NULL, dense_model, data[[1]][1:7, ])

@@ -58,7 +58,7 @@ test_that("what a host does not have is missing, and no workers make no rows", {
   expect_identical(vapply(none, typeof, ""), vapply(frame, typeof, ""))
 })
 
-test_that("hosts are printed, then what to mend", {
+test_that("hosts are printed, then what to fix", {
   host <- function(name, r) {
     lines <- c(
       "Python 3.11.7, /opt/{python}",
@@ -81,6 +81,6 @@ test_that("hosts are printed, then what to mend", {
   expect_snapshot(print_cluster(list(
     hosts = list(),
     problems = c("first {problem}", "second"),
-    verdict = "not ready: mend the first problem above, then probe again"
+    verdict = "not ready: fix the first problem above, then probe again"
   )))
 })

@@ -23,10 +23,10 @@ test_that("what is for Spark tables is refused elsewhere", {
   rows <- iris_rows()
   expect_error(
     predict(example_fit(), rows, type = "class"),
-    "`type` is for Spark tables",
+    "`type` works only with Spark tables",
     class = "tfdist_error_input"
   )
-  expect_error(predict(example_fit(), rows, features = "a"), "`features` is for Spark tables")
+  expect_error(predict(example_fit(), rows, features = "a"), "`features` works only with Spark tables")
 })
 
 # A model of one probability.
@@ -39,15 +39,15 @@ binary_model <- function() {
   model
 }
 
-test_that("levels are told where the model tells as many classes", {
+test_that("levels are used if the model distinguishes as many classes", {
   skip_if_no_pybackend()
-  told <- function(model, levels) levels_told_by(model, levels, rlang::current_env())
+  known <- function(model, levels) model_levels(model, levels, rlang::current_env())
   model <- binary_model()
-  expect_identical(told(model, c("no", "yes")), list("no", "yes"))
-  expect_null(told(model, NULL))
-  expect_null(told(dense_model(), c("no", "yes")))
+  expect_identical(known(model, c("no", "yes")), list("no", "yes"))
+  expect_null(known(model, NULL))
+  expect_null(known(dense_model(), c("no", "yes")))
   model$compile(loss = "mse")
-  expect_null(told(model, c("no", "yes")))
+  expect_null(known(model, c("no", "yes")))
 })
 
 expect_same_predictions <- function(fit, found) {

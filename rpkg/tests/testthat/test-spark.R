@@ -65,7 +65,7 @@ test_that("a local connection trains as this machine does", {
   # The trained model is used there as it is here.
   on_table <- barrier_evaluate(sc, from_table, table)
   codes <- list(as.matrix(rows[1:4]), rows$label)
-  alone <- evaluated_here(from_table$model, codes)
+  alone <- evaluate_here(from_table$model, codes)
   expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
   expect_equal(
     barrier_predict(sc, from_table, rows),
@@ -84,7 +84,7 @@ test_that("a local connection trains as this machine does", {
   kinds <- dplyr::tbl(sc, dplyr::sql("SELECT a, b, c, d, n, kind FROM iris_kinds"))
   few <- dplyr::filter(kinds, a > 4.4 | kind != "setosa")
   expect_message(
-    by_kind <- train(sc, few, label = "kind", weight = "n", repartition = TRUE),
+    by_kind <- train(sc, few, label = "kind", weight = "n", data_options = data_options()),
     "setosa = 0"
   )
   expect_identical(sum(by_kind$workers$rows), sum(rows$a > 4.4 | rows$kind != "setosa"))

@@ -10,14 +10,12 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", shuffle = "yes")
     barrier_train("local", made, iris, label = "Species", class_weight = c(1, 2))
     barrier_train("local", made, iris, label = "Species", class_weight = c(rose = 2))
-    barrier_train("local", made, iris, label = "Species", transport = "udp")
-    barrier_train("local", made, iris, label = "Species", compression = "zip")
-    barrier_train("local", made, iris, label = "Species", bucket_mb = 0)
-    barrier_train("local", made, iris, label = "Species", local_steps = 0)
-    barrier_train("local", made, iris, label = "Species", outer_learning_rate = Inf)
-    barrier_train("local", made, iris, label = "Species", outer_momentum = 1)
-    barrier_train("local", made, iris, label = "Species", verify_weights = 1)
-    barrier_train("local", made, iris, label = "Species", in_memory = "yes")
+    barrier_train("local", made, iris, label = "Species", exchange = "tcp")
+    barrier_train("local", made, iris, label = "Species", exchange = exchange("udp"))
+    barrier_train("local", made, iris, label = "Species", data_options = list(in_memory = TRUE))
+    barrier_train("local", made, iris, label = "Species", initial_epoch = -1)
+    barrier_train("local", made, iris, label = "Species", validation_split = 1)
+    barrier_train("local", made, iris, label = "Species", validation_freq = 0)
     barrier_train("local", made, iris, label = "Species", model_uri = "model.rds")
     barrier_train("local", made, iris, label = "Species", features = list("Sepal.Width"))
     barrier_train("local", made, iris, label = "Species", weight = "n")
@@ -42,10 +40,11 @@ test_that("arguments that exclude each other are errors before Python is used", 
   weighted <- list(as.matrix(iris[1:4]), iris$Species, rep(1, 150))
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   expect_snapshot(error = TRUE, {
-    barrier_train("local", made, iris, label = "Species", transport = "tf", local_steps = 2)
-    barrier_train("local", made, iris, label = "Species", transport = "tf", compression = "fp16")
-    barrier_train("local", made, iris, label = "Species", outer_momentum = 0.9)
-    barrier_train("local", made, iris, label = "Species", outer_learning_rate = 0.7)
+    barrier_train("local", made, iris, label = "Species", epochs = 2, initial_epoch = 2)
+    barrier_train("local", made, iris_arrays(), validation_split = 0.2, validation_data = iris_arrays())
+    barrier_train("local", made, function(ctx) 1, validation_split = 0.2)
+    check_validation_split(0.2, list(kind = "table"), NULL, call = NULL)
+    check_validation_split(0.2, list(kind = "path"), NULL, call = NULL)
     barrier_train("local", made, weighted, class_weight = c(setosa = 2))
     check_shuffled(list(kind = "table"), "global", call = NULL)
     barrier_train("local", made, function(ctx) 1, shuffle = "global")
@@ -55,17 +54,9 @@ test_that("arguments that exclude each other are errors before Python is used", 
 
 test_that("R and Python have the same arguments and defaults", {
   skip_if_no_pybackend()
-  inspect <- reticulate::import("inspect")
+  except <- c("sc", "spark", "model", "model_fn", "data", "x")
   for (name in c("barrier_train", "barrier_evaluate", "barrier_predict", "train_mnist")) {
-    parameters <- inspect$signature(the$pybackend[[name]])$parameters
-    python <- lapply(reticulate::iterate(parameters$values()), identity)
-    names(python) <- vapply(python, function(parameter) parameter$name, "")
-    r <- formals(name)
-    r <- r[!names(r) %in% c("sc", "model", "model_fn", "data", "x", "...")]
-    expect_setequal(names(r), setdiff(names(python), c("spark", "model", "data", "x")))
-    for (argument in names(r)) {
-      expect_equal(eval(r[[argument]]), python[[argument]]$default, info = argument)
-    }
+    expect_same_arguments(name, name, except)
   }
 })
 
@@ -143,6 +134,32 @@ test_that("a data frame trains as its arrays do", {
   expect_equal(scores, predict(frame, as.matrix(iris[1:3, 1:4])), tolerance = 1e-6)
 })
 
+test_that("the last rows of a data frame are kept for validation, after some of the epochs", {
+  skip_if_no_pybackend()
+  train <- function(data, ...) {
+    suppressMessages(barrier_train(
+      "local",
+      dense_model(),
+      data,
+      ...,
+      label = "Species",
+      workers = 1,
+      epochs = 3,
+      initial_epoch = 1,
+      validation_freq = 2,
+      seed = 1,
+      verbose = 0
+    ))
+  }
+  # The last fifth has one species; its codes are those of all rows.
+  split <- train(iris, validation_split = 0.2)
+  given <- train(iris[1:120, ], validation_data = iris[121:150, ])
+  expect_length(split$history$loss, 2L)
+  expect_length(split$history$val_loss, 1L)
+  expect_identical(sum(split$workers$rows), 120L)
+  expect_equal(split$history, given$history, tolerance = 1e-6)
+})
+
 test_that("classes weigh what their names or codes say", {
   skip_if_no_pybackend()
   train <- function(data, ...) {
@@ -171,9 +188,10 @@ test_that("what only changes how gradients travel leaves the result as it is", {
     barrier_train("local", dense_model(), iris_arrays(), ..., seed = 1, verbose = 0)
   }
   plain <- train()
-  split <- train(bucket_mb = Inf, verify_weights = TRUE, shuffle = "shard")
+  once <- exchange(bucket_mb = Inf, verify_weights = TRUE)
+  split <- train(exchange = once, shuffle = "shard")
   expect_equal(split$model$get_weights(), plain$model$get_weights(), tolerance = 1e-6)
-  collectives <- train(transport = "tf")
+  collectives <- train(exchange = exchange(transport = "tf"))
   expect_equal(collectives$model$get_weights(), plain$model$get_weights(), tolerance = 1e-5)
 })
 
@@ -185,10 +203,7 @@ test_that("local steps, compression and global shuffling reach the workers", {
     iris_arrays(),
     workers = 2,
     shuffle = "global",
-    compression = "bf16",
-    local_steps = 2,
-    outer_learning_rate = 0.7,
-    outer_momentum = 0.9,
+    exchange = local_steps(2, learning_rate = 0.7, momentum = 0.9, compression = "bf16"),
     seed = 1,
     verbose = 0
   )

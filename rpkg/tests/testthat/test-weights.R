@@ -1,5 +1,5 @@
 codes <- function(weights, y = 0:2, ...) {
-  weights_of_codes(check_class_weight(weights, "class_weight", NULL), list(y = y, ...), NULL)
+  class_weight_codes(check_class_weight(weights, "class_weight", NULL), list(y = y, ...), NULL)
 }
 
 test_that("classes become codes", {
@@ -37,7 +37,7 @@ test_that("weights that cannot be used are named", {
     codes(c("2" = 1), flowers)
     codes(c("1" = 1, "01" = 1))
     codes(c("0" = 1), sample_weight = 1)
-    weights_of_codes(c("0" = 1), list(kind = "table", weight = "w"), NULL)
+    class_weight_codes(c("0" = 1), list(kind = "table", weight = "w"), NULL)
     codes(c("0" = 1), kind = "function")
   })
 })

@@ -1,0 +1,233 @@
+"""The data sets of a request: checked, and in the form that launchers take."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pybackend.data import arrays
+from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.sources import FileRows, FunctionRows
+from pybackend.errors import InputError
+from pybackend.job.arguments import check_fraction
+from pybackend.job.job import Job
+from pybackend.launchers import Launcher, is_spark_frame, read_schema
+
+# Arguments that only data with columns can have.
+_ABOUT_COLUMNS = ("features", "weight")
+_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
+
+
+def read_training_data(
+    launcher: Launcher, arguments: Mapping[str, Any], columns: ColumnSpec, job: Job
+) -> dict[str, Any]:
+    """The training and validation data of a call; ``arguments`` are those of `barrier_train`."""
+    data, held_out = arguments["data"], arguments["validation_data"]
+    fraction = check_fraction("validation_split", arguments["validation_split"])
+    if fraction and held_out is not None:
+        raise InputError("`validation_data` and `validation_split` exclude each other: use one")
+    if fraction:
+        return _read_split(data, fraction, job)
+    found = {"train": read_data(launcher, data, "data", columns, job)}
+    if held_out is not None:
+        columns = narrow_columns(columns, found["train"])
+        found["validation"] = read_data(launcher, held_out, "validation_data", columns, job)
+    return found
+
+
+def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
+    """Check a data set and give it the form that launchers take.
+
+    Returns
+    -------
+    Columns of arrays, a `DataFrameRows`, or what workers read for themselves: a `FileRows` or a
+    `FunctionRows`.
+    """
+    if is_spark_frame(data):
+        return _read_spark_frame(launcher, data, name, columns, job)
+    if isinstance(data, (str, os.PathLike)):
+        return _read_files(data, name, columns, job)
+    if callable(data):
+        return _read_function(data, name, job)
+    return _check_arrays(arrays.columns_of(data, job.floatx, name), name, job)
+
+
+def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
+    """The columns of validation data: those, and the categories, that the training data gave."""
+    if not isinstance(trained_on, TableRows):
+        return replace(columns, finds_levels=False)
+    known = trained_on.choice
+    features = known.features
+    if features is None:  # whatever the order of columns there
+        features = [
+            c for group in trained_on.column_groups if group.key == "x" for c in group.columns
+        ]
+    return replace(known, features=features, finds_levels=False)
+
+
+def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any]) -> None:
+    """Refuse arguments about columns if no data set has any."""
+    if any(isinstance(data, TableRows) for data in datasets.values()):
+        return
+    options = arguments["data_options"]
+    given = [name for name in _ABOUT_COLUMNS if arguments[name] is not None]
+    given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
+    if given:
+        raise InputError(
+            f"`{given[0]}` is about columns, but `data` has none: it is for data frames and files"
+        )
+
+
+def check_takes(fn: Any, call: str, *arguments: Any) -> None:
+    """Refuse a function that cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some built-in functions have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(
+            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
+            f"context, but takes {signature}: {error}"
+        ) from error
+
+
+def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
+    """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
+    from pybackend.data.rows import as_rows
+    from pybackend.model.inputs import check_features, reshape_rows
+
+    for columns in datasets.values():
+        if isinstance(columns, dict):
+            reshape_rows(as_rows(columns), model)
+        elif isinstance(columns, TableRows):
+            named = [
+                group.key.partition("/")[2]
+                for group in columns.column_groups
+                if not group.is_target
+            ]
+            check_features(model, None if named == [""] else dict.fromkeys(named), None)
+
+
+def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
+    """Training and validation data of one data set: the last rows validate, as in Keras."""
+    _check_can_be_split(data)
+    found = arrays.columns_of(data, job.floatx, "data")
+    rows = arrays.rows_of(found)
+    first = math.floor(rows * (1 - fraction))
+    if first in (0, rows):
+        raise InputError(
+            f"validation_split={fraction} of {rows} rows leaves no row for "
+            f"{'training' if first == 0 else 'validation'}"
+        )
+    parts = {"data": slice(first), "validation_data": slice(first, None)}
+    train, held_out = (
+        _check_arrays({key: array[part] for key, array in found.items()}, name, job)
+        for name, part in parts.items()
+    )
+    return {"train": train, "validation": held_out}
+
+
+def _check_can_be_split(data: Any) -> None:
+    if is_spark_frame(data):
+        what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
+    elif isinstance(data, (str, os.PathLike)):
+        what, instead = "files", "other files for the validation data"
+    elif callable(data):
+        what, instead = "a function", "another function for the validation data"
+    else:
+        return
+    raise InputError(
+        f"`validation_split` takes the last rows of arrays and pandas data frames, and `data` is "
+        f"{what}: use {instead}, passed as `validation_data`"
+    )
+
+
+def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
+    _check_one_label(job, "y" in found or name != "data")
+    _check_weights(job, "sample_weight" in found and name == "data")
+    _check_rows(arrays.rows_of(found), name, job)
+    return found
+
+
+def _read_spark_frame(
+    launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job
+) -> Any:
+    if launcher.session is None:
+        raise InputError(
+            f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
+            "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
+        )
+    from pybackend.data.dataframe import DataFrameRows
+
+    if columns.tfrecord_spec is not None and name == "data":
+        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a DataFrame")
+    if job.shuffle == "global" and name == "data":
+        raise InputError(
+            "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
+            "rows of a DataFrame are spread over the workers at random anyway), or files"
+        )
+    _check_one_label(job, isinstance(columns.label, str))
+    _check_weights(job, columns.weight is not None)
+    read_schema(data)  # in limited time, and PySpark remembers it
+    return DataFrameRows.of(data, columns, job.floatx, name)
+
+
+def _read_files(path: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
+    if not os.fspath(path):
+        raise InputError(f"`{name}` is an empty path")
+    rows = FileRows.at(path, columns, job.floatx, name)
+    _check_one_label(job, isinstance(columns.label, str))
+    _check_weights(job, columns.weight is not None)
+    _check_rows(rows.rows, name, job)
+    return rows
+
+
+def _read_function(fn: Any, name: str, job: Job) -> Any:
+    check_takes(fn, f"{name}(context)", None)
+    if name != "data":
+        return FunctionRows(fn)
+    if job.shuffle == "global":
+        raise InputError(f"shuffle='global' cannot reorder what the function `{name}` returns")
+    if job.class_weight is not None:
+        raise InputError(
+            "`class_weight` needs labels that are known before the training; have the function "
+            f"`{name}` return (x, y, sample_weight)"
+        )
+    return FunctionRows(fn)
+
+
+def _check_one_label(job: Job, is_one: bool) -> None:
+    if job.class_weight is not None and not is_one:
+        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+
+
+def _check_weights(job: Job, has_weights: bool) -> None:
+    if job.class_weight is not None and has_weights:
+        raise InputError(
+            "`class_weight` and sample weights exclude each other: multiply them into one"
+        )
+
+
+def _check_rows(rows: int, name: str, job: Job) -> None:
+    if name == "data" and job.kind == "train":
+        arrays.check_enough_rows(rows, job.workers)
+        _check_steps(rows, job)
+    elif rows == 0:
+        raise InputError(f"`{name}` has no rows")
+
+
+def _check_steps(rows: int, job: Job) -> None:
+    """Refuse more steps per epoch than the rows give."""
+    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
+    if job.steps_per_epoch is not None and job.steps_per_epoch > full:
+        raise InputError(
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
+            f"{job.workers} x {job.batch_size} rows"
+        )

@@ -1,0 +1,150 @@
+"""The model of a request: what it is, and the files by which workers get it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.job.pickling import pickle_value
+from pybackend.model.serialization import model_to_bytes
+
+
+def find_source(model: Any) -> Literal["file", "function"]:
+    """Whether a model (or a result, which has one) or a function that builds one was given.
+
+    Raises
+    ------
+    InputError
+        It is neither.
+    """
+    if isinstance(model, TrainResult) or is_keras_model(model):
+        return "file"
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if kind.startswith("tf_keras"):
+        raise InputError("this is a Keras 2 model (tf_keras): tfdist trains Keras 3 models")
+    if not callable(model):
+        raise InputError(
+            "`model` must be a compiled Keras model, a function that returns one, or a "
+            f"TrainResult, not a {kind}"
+        )
+    _check_needs_no_arguments(model)
+    return "function"
+
+
+def is_keras_model(model: Any) -> bool:
+    """Whether this is a Keras 3 model; Keras is loaded already if there is one."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def read_keras_defaults() -> dict[str, Any]:
+    """Keras's global settings, which can differ from its defaults only if Keras is loaded."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return {}
+    return {
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }
+
+
+def encode_model(
+    model: Any,
+    custom_objects: Mapping[str, Any] | None,
+    job: Job,
+    callbacks: Sequence[Any] = (),
+) -> dict[str, bytes]:
+    """The model, and the callbacks and custom objects that it needs, as files for the workers."""
+    if job.model_source == "file":
+        custom_objects = add_custom_objects(model, custom_objects)
+    files = _encode_extras(callbacks, custom_objects or {})
+    if job.model_source == "function":
+        return {**files, MODEL_FUNCTION: pickle_value(model, "the `model` function", [model])}
+    from pybackend.model.checks import check_model
+
+    check_model(model, job)
+    trains = job.kind == "train"
+    return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+
+
+def check_custom_objects(custom_objects: Any) -> None:
+    """Check that names are mapped to classes or functions."""
+    if not isinstance(custom_objects, (Mapping, type(None))):
+        raise InputError(
+            "`custom_objects` must map names to classes or functions, not "
+            f"{type(custom_objects).__name__}"
+        )
+
+
+def check_callbacks(callbacks: Any) -> list[Any]:
+    """Check that callbacks are Keras's; one by itself is a list of one."""
+    listed = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    listed = [] if callbacks is None else listed
+    # Keras is loaded already if there is a callback that it could accept.
+    if "keras" in sys.modules:
+        from pybackend.model.callbacks import check_callbacks
+
+        check_callbacks(listed)
+    elif listed:
+        name = type(listed[0]).__name__
+        raise InputError(f"`callbacks` holds {name}, which is not a keras.callbacks.Callback")
+    return listed
+
+
+def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Add the custom classes and functions that a model is seen to consist of."""
+    from pybackend.model.layers import find_custom_objects
+
+    return {**find_custom_objects(model), **(custom_objects or {})}
+
+
+def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) -> dict[str, bytes]:
+    if not callbacks and not custom_objects:
+        return {}
+    extras: dict[str, Any] = {
+        "callbacks": list(callbacks),
+        "custom_objects": _add_registered_names(custom_objects),
+    }
+    content = pickle_value(
+        extras,
+        "`callbacks`, `custom_objects`, or what the model has as losses and metrics,",
+        [*callbacks, *extras["custom_objects"].values()],
+    )
+    return {EXTRAS: content}
+
+
+def _add_registered_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the names under which classes are registered here: workers know no registrations."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return dict(custom_objects)
+    registered = {
+        keras.saving.get_registered_name(value): value
+        for value in custom_objects.values()
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    return {**registered, **custom_objects}
+
+
+def _check_needs_no_arguments(fn: Any) -> None:
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (ValueError, TypeError):  # some built-in functions have no signature
+        return
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise InputError(
+            f"the `model` function needs arguments ({', '.join(needed)}): workers call it "
+            "without any, so wrap it, e.g. lambda: build(units=64)"
+        )

@@ -1,0 +1,153 @@
+"""A pandas DataFrame as training data: its columns become tensors by way of Arrow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.arrays import Columns
+from pybackend.data.arrow import TensorReader, Tensors, kinds_of_schema
+from pybackend.data.columns import (
+    ColumnKind,
+    ColumnSpec,
+    TableRows,
+    column_groups_of,
+    columns_to_read,
+    reject_duplicate_columns,
+)
+from pybackend.data.dataframe import with_label_categories
+from pybackend.data.spool import Ragged, concatenate, dense
+from pybackend.errors import InputError
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class FrameRows(TableRows):
+    """Rows of a pandas DataFrame, as what its columns become.
+
+    Attributes
+    ----------
+    columns
+        Arrays with one entry per row, as `pybackend.data.arrays` names them; text is `Ragged`.
+    """
+
+    columns: Columns
+
+    @classmethod
+    def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> FrameRows:
+        """Turn the columns that are used into tensors, by the rules for a Spark DataFrame.
+
+        A label of text without `categories` becomes 0, 1, 2, ... in the sorted order of its values.
+
+        Raises
+        ------
+        InputError
+            Names the column, and the row of a null, of a label that is NaN, of an unknown category
+            or of an array of another length.
+        """
+        _check_names(frame, name)
+        if not len(frame):
+            raise InputError(f"`{name}` has no rows")
+        table = _to_arrow(frame, spec, name)
+        kinds = _kinds(frame, table)
+
+        def distinct(label: str) -> Iterable[Any]:
+            values: list[Any] = table[label].unique().to_pylist()
+            return values
+
+        spec = with_label_categories(spec, kinds, distinct)
+        groups, _ = column_groups_of(spec, kinds, floatx, name)
+        reader = TensorReader(groups)
+        parts: list[Tensors] = []
+        first = 0
+        for batch in table.select(columns_to_read(groups)).to_batches(_BATCH_ROWS):
+            parts.append(reader.read(batch, partial(_name_row, first)))
+            first += batch.num_rows
+        columns = {key: _join([part[key] for part in parts]) for key in parts[0]}
+        return cls(tuple(groups), spec, columns)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data are a pandas DataFrame; pandas is not imported to find out."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def _check_names(frame: Any, name: str) -> None:
+    names = list(frame.columns)
+    bad = [column for column in names if not isinstance(column, str)]
+    if bad:
+        raise InputError(
+            f"`{name}` has a column named {bad[0]!r}: columns are named by text, e.g. "
+            "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        )
+    reject_duplicate_columns(names, name)
+
+
+def _to_arrow(frame: Any, spec: ColumnSpec, name: str) -> Any:
+    """An Arrow table of the columns that may be used."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InputError(
+            f"`{name}` is a pandas DataFrame, which needs the Python package pyarrow: install it, "
+            "or pass arrays"
+        ) from error
+    used = list(frame.columns) if spec.features is None else spec.named
+    columns = {c: _arrow_column(frame[c], name) for c in dict.fromkeys(used) if c in frame}
+    return pa.table(columns)
+
+
+def _arrow_column(series: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.Array.from_pandas(_nested_lists(series))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"column {series.name!r} of `{name}` has values of different types, or of one that "
+            f"Arrow does not know ({error}): expected numbers, arrays of numbers, bytes or text"
+        ) from error
+
+
+def _nested_lists(series: Any) -> Any:
+    """Arrays of several dimensions as lists of arrays: Arrow takes no others."""
+    if series.dtype != object or not any(np.ndim(value) > 1 for value in series.iloc[:1]):
+        return series
+    return series.map(_nest)
+
+
+def _nest(value: Any) -> Any:
+    return [_nest(part) for part in value] if np.ndim(value) > 1 else value
+
+
+def _kinds(frame: Any, table: Any) -> Mapping[str, ColumnKind]:
+    """What all columns hold; those that are not used have the name of pandas for it only."""
+    known = kinds_of_schema(table.schema)
+    return {
+        column: known.get(column) or ColumnKind("other", None, 0, str(frame[column].dtype))
+        for column in frame.columns
+    }
+
+
+def _name_row(first: int, row: int) -> str:
+    return f"row {first + row} (counting from 0)"
+
+
+def _join(parts: list[Any]) -> Any:
+    """Parts of a column as one, ragged numbers padded with zeros to the longest row."""
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    column = concatenate(parts)
+    return column if column.is_text else dense(column)

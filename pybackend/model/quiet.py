@@ -1,0 +1,109 @@
+"""Keras, and TensorFlow below it, imported without what TensorFlow prints at every start."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+# How such lines begin; in the syntax that Python's `re` and `grep -E` share.
+NOISE = (
+    r"I[0-9]{4} [0-9]{2}:"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+: I "
+    r"|WARNING: All log messages before absl"
+    r"|To enable the following instructions"
+    r"|[EW][0-9]{4} .*\] (Unable to register cu[A-Z]+ |computation placer already registered)"
+)
+_noise = re.compile(NOISE)
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_STDERR = 2
+_EXIT_SECONDS = 5.0
+_lock = threading.Lock()
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line is one of those that TensorFlow prints at every start."""
+    return _noise.match(line) is not None
+
+
+def import_tensorflow() -> None:
+    """Import Keras and its backend, as everything that needs them in the driver does first.
+
+    TensorFlow's start-up lines do not appear, unless the environment variable TF_CPP_MIN_LOG_LEVEL
+    is 0. Whatever else is written to file descriptor 2 meanwhile, by any thread, does: when the
+    import is done, when it raises, and when it ends the process.
+    """
+    with _lock:
+        is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
+        if is_loaded or os.environ.get(_LEVEL) == "0":
+            import keras
+        else:
+            with _quieter_tensorflow(), _filtered_stderr():
+                import keras  # noqa: F401
+
+
+@contextmanager
+def _quieter_tensorflow() -> Iterator[None]:
+    """Errors only, unless the user has chosen a level; TensorFlow keeps the one it is loaded at."""
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "2"
+    try:
+        yield
+    finally:
+        del os.environ[_LEVEL]
+
+
+@contextmanager
+def _filtered_stderr() -> Iterator[None]:
+    """Lead file descriptor 2 through a filter.
+
+    The filter is another process: TensorFlow may abort this one (on a processor that is too old,
+    say), and its last words must not be lost.
+    """
+    try:
+        terminal = os.dup(_STDERR)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        sieve = subprocess.Popen(
+            ["grep", "-a", "-v", "-E", f"^({NOISE})"],
+            stdin=subprocess.PIPE,
+            stdout=terminal,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+    except OSError:  # no grep: then all lines appear
+        os.close(terminal)
+        yield
+        return
+    assert sieve.stdin is not None
+    try:
+        with sieve.stdin:
+            _point_stderr_at(sieve.stdin.fileno())
+        yield
+    finally:
+        _point_stderr_at(terminal)
+        os.close(terminal)
+        _wait_for(sieve)
+
+
+def _point_stderr_at(descriptor: int) -> None:
+    with suppress(Exception):  # it may be None, or any object
+        sys.stderr.flush()
+    os.dup2(descriptor, _STDERR)
+
+
+def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
+    """Let the filter end; not where a process that was started meanwhile holds its input open."""
+    try:
+        sieve.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=sieve.wait, daemon=True).start()

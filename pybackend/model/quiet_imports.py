@@ -1,0 +1,50 @@
+"""Keras and TensorFlow without start-up lines, whoever imports them first.
+
+For a session of R: users import Keras there by themselves, often before they call tfdist.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from pybackend.model.quiet import import_tensorflow
+
+_NAMES = ("keras", "tensorflow")
+
+
+def install() -> None:
+    """Have the first import of Keras or TensorFlow go through `import_tensorflow`."""
+    is_installed = any(isinstance(finder, _QuietFinder) for finder in sys.meta_path)
+    if not is_installed and not any(name in sys.modules for name in _NAMES):
+        sys.meta_path.insert(0, _QuietFinder())
+
+
+class _QuietFinder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _NAMES:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            import_tensorflow()
+        except ImportError:  # Python's own search then names what is missing
+            return None
+        return ModuleSpec(name, _LoadedModule(sys.modules[name]))
+
+
+class _LoadedModule(Loader):
+    """Hands over a module that is loaded already, and leaves it as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec

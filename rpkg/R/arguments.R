@@ -1,0 +1,97 @@
+# The arguments that several calls share, each checked in one way.
+
+# The checked values of the arguments with these names, taken from the function that calls.
+check_arguments <- function(names, frame = caller_env()) {
+  values <- mget(names, envir = frame)
+  Map(function(value, name) check_argument(value, name, frame), values, names)
+}
+
+check_argument <- function(x, arg, call) {
+  switch(
+    arg,
+    workers = ,
+    epochs = ,
+    batch_size = check_count(x, arg = arg, call = call),
+    validation_freq = check_validation_freq(x, arg = arg, call = call),
+    initial_epoch = check_count(x, min = 0L, arg = arg, call = call),
+    steps_per_epoch = ,
+    limit = ,
+    partitions = check_count(x, allow_null = TRUE, arg = arg, call = call),
+    seed = check_count(x, min = 0L, allow_null = TRUE, arg = arg, call = call),
+    validation_split = check_fraction(x, arg = arg, call = call),
+    timeout = check_positive(x, arg = arg, call = call),
+    safe_mode = check_flag(x, arg = arg, call = call),
+    shuffle = check_shuffle(x, arg = arg, call = call),
+    verbose = check_verbose(x, arg = arg, call = call),
+    callbacks = check_callbacks(x, arg = arg, call = call),
+    class_weight = check_class_weight(x, arg = arg, call = call),
+    custom_objects = check_custom_objects(x, arg = arg, call = call),
+    model_uri = check_model_uri(x, arg = arg, call = call)
+  )
+}
+
+# A number of epochs, or the numbers of the epochs that end with a validation.
+check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
+  is_whole <- length(x) > 0L && rlang::is_integerish(x, finite = TRUE) && all(x >= 1)
+  if (!is_whole) {
+    expected <- "a whole number of at least 1, or a vector of the epochs to validate after"
+    abort_expected(x, expected, FALSE, arg, call)
+  }
+  invisible(if (length(x) == 1L) as.integer(x) else as.list(as.integer(x)))
+}
+
+check_verbose <- function(x, arg = caller_arg(x), call = caller_env()) {
+  level <- if (rlang::is_bool(x)) as.integer(x) else x
+  invisible(as.integer(check_one_of(level, 0:2, arg = arg, call = call)))
+}
+
+check_shuffle <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!rlang::is_bool(x) && !(rlang::is_string(x, c("shard", "global")))) {
+    expected <- "`TRUE`, `FALSE`, \"shard\" or \"global\""
+    abort_expected(x, expected, FALSE, arg, call)
+  }
+  invisible(x)
+}
+
+check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is_python(x)) {
+    x <- list(x)
+  }
+  is_list <- is.null(x) || is.list(x)
+  if (!is_list || !all(vapply(x, is_python, NA))) {
+    abort_expected(x, "a list of Keras callbacks (Python objects)", TRUE, arg, call)
+  }
+  invisible(if (length(x)) unname(x))
+}
+
+check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) || inherits(x, "python.builtin.dict")) {
+    return(invisible(x))
+  }
+  if (!is.list(x) || is_python(x) || !rlang::is_named(x)) {
+    abort_expected(x, "a named list of Python classes or functions", TRUE, arg, call)
+  }
+  invisible(x)
+}
+
+# A path or URI that workers write to; absolute, as they have another working directory.
+check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(NULL)
+  }
+  check_string(x, arg = arg, call = call)
+  if (!grepl("\\.(h5|keras)$", x)) {
+    abort_input(
+      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(x)),
+      call = call
+    )
+  }
+  absolute_path(x)
+}
+
+# Arguments behind `...` are given by name; what remains is a misspelt name.
+check_dots_empty <- function(..., call = caller_env()) {
+  rlang::check_dots_empty(call = call, error = function(error) {
+    abort_input(conditionMessage(error), call = call)
+  })
+}

@@ -1,0 +1,140 @@
+# Which columns of data frames, tables and files are used, and how: ColumnSpec in Python.
+
+column_spec <- function(label, features, weight, options, call = caller_env()) {
+  check_options(options, "data_options", "data_options", call)
+  options <- options %||% data_options()
+  list(
+    label = check_string(label, call = call),
+    features = check_features(features, call = call),
+    weight = check_string(weight, allow_null = TRUE, call = call),
+    tensors = options$tensors,
+    categories = options$categories,
+    tfrecord_spec = options$tfrecord_spec,
+    options = options
+  )
+}
+
+# One input is a vector of columns, several are a named list of such vectors.
+check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is.list(x)) {
+    return(invisible(unname(check_strings(x, allow_null = TRUE, arg = arg, call = call))))
+  }
+  if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
+    expected <- "names of columns, a named list of them such as `list(left = c(\"a\", \"b\"))`"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  for (name in names(x)) {
+    check_strings(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
+  }
+  invisible(lapply(x, unname))
+}
+
+# Every column that the arguments name must exist.
+check_named_columns <- function(columns, present, arg, call) {
+  check_columns(columns$label, present, arg, "the `label`", call)
+  check_columns(columns$weight, present, arg, "the `weight`", call)
+  check_columns(unlist(columns$features), present, arg, "one of the `features`", call)
+  check_columns(names(columns$tensors), present, arg, "named in `tensors`", call)
+  check_columns(names(columns$categories), present, arg, "named in `categories`", call)
+  features <- columns$features %||% setdiff(present, c(columns$label, columns$weight))
+  check_feature_names(unlist(features), columns, arg, call)
+  features
+}
+
+check_feature_names <- function(features, columns, arg, call) {
+  if (length(features) == 0L) {
+    abort_input(
+      c(
+        sprintf("`%s` has no column other than the label \"%s\".", arg, columns$label),
+        i = "Add at least one feature column."
+      ),
+      call = call
+    )
+  }
+  for (part in c("label", "weight")) {
+    if (any(columns[[part]] %in% features)) {
+      abort_input(
+        c(
+          sprintf("`features` contains \"%s\", which is the %s.", columns[[part]], part),
+          i = sprintf("Leave it out of `features`, or name another column as `%s`.", part)
+        ),
+        call = call
+      )
+    }
+  }
+}
+
+# Rejects arguments about columns when the data have none. Data frames say which they have used.
+check_has_columns <- function(columns, data, validation = NULL, call = caller_env()) {
+  if (has_named_columns(data) || has_named_columns(validation)) {
+    return(invisible())
+  }
+  arguments <- c("weight", "tensors", "categories", "tfrecord_spec")
+  given <- arguments[lengths(columns[arguments]) > 0L]
+  unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
+  if (length(unused)) {
+    abort_input(
+      c(
+        sprintf(
+          "`%s` describes columns, and `data` has none that it could apply to.",
+          unused[[1L]]
+        ),
+        i = "It works with tables and files; `weight` and `categories` also with data frames."
+      ),
+      call = call
+    )
+  }
+}
+
+# Whether Python reads the rows by the names of columns.
+has_named_columns <- function(data) {
+  isTRUE(data$kind %in% c("table", "path")) || is_python_frame(data$value)
+}
+
+# What Python is given: nothing about columns when it receives arrays alone.
+as_python_columns <- function(columns, data, validation, call) {
+  options <- columns$options
+  if (!has_named_columns(data) && !has_named_columns(validation)) {
+    options[c("tensors", "categories", "tfrecord_spec")] <- list(NULL)
+    return(list(label = columns$label, data_options = as_python_options(options, call)))
+  }
+  options["categories"] <- list(columns$categories)
+  options["tensors"] <- list(columns$tensors)
+  list(
+    label = columns$label,
+    features = null_if_empty(as_python_features(columns$features)),
+    weight = columns$weight,
+    data_options = as_python_options(options, call)
+  )
+}
+
+as_python_features <- function(features) {
+  if (is.list(features)) lapply(features, as.list) else as.list(features)
+}
+
+# If the levels of a label are known, text in tables and files must get their codes. Numbers there
+# are codes already.
+add_label_levels <- function(columns, data, rows) {
+  has_values <- !is.null(columns$categories[[columns$label]])
+  if (is.null(columns$levels) || has_values || is.null(data)) {
+    return(columns)
+  }
+  if (data$kind == "path" || has_text_column(rows, columns$label)) {
+    columns$categories[[columns$label]] <- columns$levels
+  }
+  columns
+}
+
+# In a PySpark DataFrame; nothing else has columns with types.
+has_text_column <- function(rows, name) {
+  if (!is_spark_frame(rows)) {
+    return(FALSE)
+  }
+  types <- do.call(rbind, lapply(rows$dtypes, unlist))
+  any(types[, 1L] == name & grepl("^(string|varchar|char)", types[, 2L]))
+}
+
+is_spark_frame <- function(x) any(grepl("^pyspark\\..*DataFrame$", class(x)))
+
+# A DataFrame of PySpark or pandas.
+is_python_frame <- function(x) any(grepl("^(pyspark|pandas)\\..*DataFrame$", class(x)))

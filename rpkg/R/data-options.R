@@ -1,0 +1,132 @@
+#' How rows are read and stored
+#'
+#' For the argument `data_options` of [barrier_train()] and [barrier_evaluate()].
+#'
+#' @param tensors Type and shape of the rows of columns in tables and files, as a named list:
+#'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays row by
+#'   row. `list("int32", NA)` allows rows of any length: they are padded with zeros to the longest.
+#' @param categories Values of columns, as a named list: `list(color = c("blue", "red"))` turns them
+#'   into 0, 1, 2, ... Any other value is an error.
+#' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
+#'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` uses the description that
+#'   [write_tfrecords()] leaves beside the files, or else looks at the first records.
+#' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
+#'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
+#'   rows are sorted, the workers see different classes.
+#' @param in_memory Whether workers keep their rows in memory. By default they keep them on disk, and
+#'   memory use does not grow with the number of rows.
+#'
+#' @return An object for [barrier_train()] or [barrier_evaluate()]. Bad arguments are an error of
+#'   class `tfdist_error_input`.
+#' @export
+#' @examples
+#' data_options(categories = list(color = c("blue", "red")), in_memory = TRUE)
+#' data_options(tensors = list(image = list("uint8", c(28, 28))))
+data_options <- function(
+  tensors = NULL,
+  categories = NULL,
+  tfrecord_spec = NULL,
+  repartition = TRUE,
+  in_memory = FALSE
+) {
+  fields <- list(
+    tensors = check_tensors(tensors),
+    categories = check_categories(categories),
+    tfrecord_spec = check_tfrecord_spec(tfrecord_spec),
+    repartition = check_flag(repartition),
+    in_memory = check_flag(in_memory)
+  )
+  new_options(fields, "tfdist_data_options")
+}
+
+as_python_data_options <- function(fields) {
+  fields$tensors <- lapply(fields$tensors, as_python_tensor)
+  fields$categories <- lapply(fields$categories, as.list)
+  fields$tfrecord_spec <- as.list(fields$tfrecord_spec)
+  lapply(fields, null_if_empty)
+}
+
+as_python_tensor <- function(tensor) {
+  sizes <- lapply(tensor[[2L]], function(size) if (!is.na(size)) as.integer(size))
+  list(tensor[[1L]], sizes)
+}
+
+null_if_empty <- function(x) if (length(x)) x
+
+numpy_types <- c(
+  c("bool", "int8", "int16", "int32", "int64"),
+  c("uint8", "uint16", "uint32", "uint64"),
+  c("float16", "float32", "float64")
+)
+
+check_tensors <- function(x, arg = caller_arg(x), call = caller_env()) {
+  example <- "a named list such as `list(image = list(\"uint8\", c(28, 28)))`"
+  check_named_list(x, example, arg, call)
+  for (name in names(x)) {
+    check_tensor(x[[name]], sprintf("%s$%s", arg, name), call)
+  }
+  invisible(x)
+}
+
+check_tensor <- function(x, arg, call) {
+  if (!is.list(x) || length(x) != 2L) {
+    expected <- "a list of type and shape such as `list(\"uint8\", c(28, 28))`"
+    abort_expected(x, expected, FALSE, arg, call)
+  }
+  check_one_of(x[[1L]], numpy_types, arg = sprintf("%s[[1]]", arg), call = call)
+  shape <- x[[2L]]
+  is_sizes <- length(shape) == 0L || (rlang::is_integerish(shape, finite = TRUE) && all(shape > 0))
+  # NA: rows of any length.
+  if (!is_sizes && !(length(shape) == 1L && is.na(shape))) {
+    expected <- "whole numbers of at least 1, or `NA` for rows of any length"
+    abort_expected(shape, expected, FALSE, sprintf("%s[[2]]", arg), call)
+  }
+}
+
+check_categories <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_named_list(x, "a named list such as `list(color = c(\"blue\", \"red\"))`", arg, call)
+  for (name in names(x)) {
+    values <- x[[name]]
+    if (!is.atomic(values) || length(values) == 0L || anyNA(values) || anyDuplicated(values)) {
+      expected <- "a vector of one or more distinct values, none of them missing"
+      abort_expected(values, expected, FALSE, sprintf("%s$%s", arg, name), call)
+    }
+  }
+  invisible(if (!is.null(x)) lapply(x, as_comparable_values))
+}
+
+# Values of the type that Python compares with those of a column: 3 does not match 3.0 there.
+as_comparable_values <- function(values) {
+  if (is.factor(values)) {
+    as.character(values)
+  } else if (is.double(values) && rlang::is_integerish(values)) {
+    as.integer(values)
+  } else {
+    as.vector(values)
+  }
+}
+
+check_tfrecord_spec <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  type <- "^(int64|float32|bytes|string)(\\[\\])?$"
+  if (!is.character(x) || !has_unique_names(x) || !all(grepl(type, x))) {
+    expected <- paste(
+      "a named vector of \"int64\", \"float32\", \"bytes\" or \"string\", followed by \"[]\" for",
+      "lists"
+    )
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  invisible(x)
+}
+
+check_named_list <- function(x, expected, arg, call) {
+  if (!is.null(x) && !(is.list(x) && has_unique_names(x))) {
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+}
+
+has_unique_names <- function(x) {
+  length(x) > 0L && rlang::is_named(x) && !anyDuplicated(names(x))
+}

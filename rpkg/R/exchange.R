@@ -1,0 +1,75 @@
+#' How the workers exchange what they have learned
+#'
+#' For the argument `exchange` of [barrier_train()]. `exchange()` averages the gradients at every
+#' step, which gives the weights of one process on the whole batch. `local_steps()` lets each worker
+#' take several steps on its own and then averages the weights: less traffic for slow networks, but
+#' another result (local SGD). With one worker there is nothing to exchange.
+#'
+#' @param transport What carries the gradients: `"tcp"`, or `"tf"` for TensorFlow's collectives (NCCL
+#'   between GPUs).
+#' @param compression `"fp16"` or `"bf16"` halves the traffic. Rounding errors are kept and sent
+#'   later, but the result is no longer that of one process. `NULL` is exact.
+#' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf` sends
+#'   everything at once after it.
+#' @param verify_weights Whether to compare the workers' weights after every epoch, not only at the
+#'   start and at the end.
+#' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
+#' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
+#'
+#' @return An object for [barrier_train()]. Bad arguments are an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' exchange(compression = "bf16")
+#' local_steps(100, learning_rate = 0.7, momentum = 0.9)
+#' \dontrun{
+#' barrier_train(sc, model, data, workers = 8, exchange = exchange(transport = "tf"))
+#' barrier_train(sc, model, data, workers = 8, exchange = local_steps(100))
+#' }
+exchange <- function(
+  transport = "tcp",
+  compression = NULL,
+  bucket_mb = 25,
+  verify_weights = FALSE
+) {
+  check_one_of(transport, c("tcp", "tf"))
+  check_compression(compression)
+  if (transport == "tf" && !is.null(compression)) {
+    abort_input(
+      c(
+        "`compression` works only with `transport = \"tcp\"`.",
+        i = "Leave out `compression`, or use `transport = \"tcp\"`."
+      )
+    )
+  }
+  fields <- list(
+    transport = transport,
+    compression = compression,
+    bucket_mb = check_positive(bucket_mb, finite = FALSE),
+    verify_weights = check_flag(verify_weights)
+  )
+  new_options(fields, "tfdist_exchange")
+}
+
+#' @rdname exchange
+#' @export
+local_steps <- function(
+  steps,
+  learning_rate = 1,
+  momentum = 0,
+  compression = NULL,
+  verify_weights = FALSE
+) {
+  fields <- list(
+    steps = check_count(steps, min = 2L),
+    learning_rate = check_positive(learning_rate),
+    momentum = check_fraction(momentum),
+    compression = check_compression(compression),
+    verify_weights = check_flag(verify_weights)
+  )
+  new_options(fields, "tfdist_local_steps")
+}
+
+check_compression <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_one_of(x, c("fp16", "bf16"), allow_null = TRUE, arg = arg, call = call)
+}

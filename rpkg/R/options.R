@@ -1,0 +1,43 @@
+# The option objects exchange(), local_steps() and data_options(): classed lists of arguments that
+# were checked when the object was made. Each has a class of the same fields in Python.
+
+python_option_classes <- c(
+  tfdist_exchange = "Exchange",
+  tfdist_local_steps = "LocalSteps",
+  tfdist_data_options = "DataOptions"
+)
+
+new_options <- function(fields, class) {
+  structure(fields, class = c(class, "tfdist_options"))
+}
+
+#' @export
+print.tfdist_options <- function(x, ...) {
+  cat(sprintf("<%s>\n", class(x)[[1L]]))
+  values <- vapply(unclass(x), function(value) paste(deparse(value), collapse = " "), "")
+  cat(sprintf("  %s = %s\n", format(names(values)), shorten_each(values)), sep = "")
+  invisible(x)
+}
+
+shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
+
+# `makers` are the names of the functions that make what is expected.
+check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
+  if (!is.null(x) && !inherits(x, paste0("tfdist_", makers))) {
+    expected <- paste("made by", paste0("`", makers, "()`", collapse = " or "))
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  invisible(x)
+}
+
+as_python_options <- function(options, call) {
+  if (is.null(options)) {
+    return(NULL)
+  }
+  fields <- unclass(options)
+  if (inherits(options, "tfdist_data_options")) {
+    fields <- as_python_data_options(fields)
+  }
+  class <- pybackend(call)[[python_option_classes[[class(options)[[1L]]]]]]
+  do.call(call_python, c(list(class, call = call), fields))
+}

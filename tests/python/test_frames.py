@@ -1,0 +1,169 @@
+"""pandas DataFrames as training data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.packed import layout_of
+from pybackend.data.rows import SpooledRows
+from pybackend.data.sources import FileRows
+from pybackend.data.spool import Ragged, write_columns
+from pybackend.errors import InputError
+
+ROWS = 300
+RNG = np.random.default_rng(3)
+
+
+def table(rows: int = ROWS) -> pd.DataFrame:
+    """A column of each kind that a model can be fed with."""
+    return pd.DataFrame(
+        {
+            "height": RNG.normal(size=rows),
+            "count": RNG.integers(0, 9, rows).astype("int32"),
+            "is_new": RNG.integers(0, 2, rows).astype(bool),
+            "pixels": list(RNG.normal(size=(rows, 6)).astype("float32")),
+            "image": [bytes(row) for row in RNG.integers(0, 256, (rows, 4), dtype=np.uint8)],
+            "words": [list(range(n % 5)) for n in range(rows)],
+            "title": [f"título {n}" for n in range(rows)],
+            "colour": RNG.choice(["red", "green", "blue"], rows),
+            "animal": RNG.choice(["cat", "dog"], rows),
+            "weight": RNG.uniform(size=rows),
+        }
+    )
+
+
+SPECS = {
+    "numbers": ColumnSpec(["height", "count", "is_new"], "animal"),
+    "arrays": ColumnSpec(["pixels"], "count", weight="weight"),
+    "bytes": ColumnSpec(["image"], "animal", tensors={"image": ("<u2", (2, 1))}),
+    "ragged": ColumnSpec(["words"], "animal", tensors={"words": ("int64", (None,))}),
+    "categories": ColumnSpec(
+        ["height", "colour"],
+        {"kind": "animal", "number": "count"},
+        categories={"colour": ["blue", "green", "red"], "animal": ["dog", "cat"]},
+    ),
+    "inputs": ColumnSpec({"left": ["height", "count"], "right": "pixels"}, "animal"),
+    "text": ColumnSpec({"title": "title", "numbers": ["height"]}, "animal"),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_columns_are_those_of_a_parquet_file_of_it(name: str, tmp_path: Path) -> None:
+    frame = table()
+    frame.to_parquet(tmp_path / "rows.parquet", index=False)
+    files = FileRows.at(tmp_path / "rows.parquet", SPECS[name], "float32", "data")
+    files.spool(tmp_path / "files", 1, 0, everything=True)
+    own = FrameRows.of(frame, SPECS[name], "float32", "data")
+    assert (own.rows, own.told) == (ROWS, files.told)
+    write_columns(tmp_path / "frame", own.columns)
+    one, other = SpooledRows(tmp_path / "files"), SpooledRows(tmp_path / "frame")
+    assert one.spec == other.spec
+    everything = np.arange(ROWS)
+    expected, found = one.take(everything), other.take(everything)
+    for key in expected:
+        assert np.array_equal(expected[key], found[key]), key
+
+
+def test_a_label_of_text_becomes_codes_in_sorted_order() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": pd.Categorical(["b", "c", "a"])})
+    rows = FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    assert rows.columns["y"].tolist() == [1, 2, 0]
+    assert rows.told["levels"] == ["a", "b", "c"]
+    assert rows.told["features"] == ["a"]
+    assert rows.columns["x"].dtype == "float32"
+    held_out = ColumnSpec(["a"], categories={"label": ["a", "b", "c"]}, finds_levels=False)
+    assert FrameRows.of(frame[:1], held_out, "float32", "data").columns["y"].tolist() == [1]
+
+
+def test_arrays_of_several_dimensions_keep_their_numbers() -> None:
+    images = RNG.integers(0, 256, (5, 2, 3, 2)).astype("uint8")
+    frame = pd.DataFrame({"image": list(images), "label": range(5)})
+    spec = ColumnSpec(tensors={"image": ("uint8", (2, 3, 2))})
+    assert np.array_equal(FrameRows.of(frame, spec, "float32", "data").columns["x"], images)
+
+
+def test_only_columns_that_are_used_must_be_usable() -> None:
+    frame = pd.DataFrame({"a": [1, 2], "label": [0, 1], "odd": [1, "two"]})
+    rows = FrameRows.of(frame, ColumnSpec(["a"]), "float32", "data")
+    assert rows.columns["x"].tolist() == [[1], [2]]
+    with pytest.raises(InputError, match="'odd' of `data` has values of different types"):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+MISTAKES = {
+    "null": (
+        {"a": [1.0] * 3 + [None, 5.0], "label": range(5)},
+        r"column 'a' holds 1 null\(s\), first in row 3 \(counting from 0\): drop or fill",
+    ),
+    "missing text": ({"a": range(3), "label": ["x", None, "y"]}, "column 'label' .* in row 1 "),
+    "missing Int64": (
+        {"a": range(3), "label": pd.array([1, 2, None], "Int64")},
+        "column 'label' .* in row 2 ",
+    ),
+    "lengths": ({"a": [[1], [1, 2]], "label": [0, 1]}, "'a' holds 2 numbers in row 1 .*expected 1"),
+    "dates": (
+        {"a": pd.to_datetime(["2026-01-01"]), "label": [0]},
+        "'a' of `data` has type timestamp",
+    ),
+    "no label": ({"a": [1], "b": [0]}, "`data` has no column 'label'.*: its columns are a, b"),
+    "names": ({0: [1], "label": [0]}, "`data` has a column named 0: columns are named by text"),
+    "no rows": ({"a": [], "label": []}, "`data` has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name: str) -> None:
+    values, message = MISTAKES[name]
+    with pytest.raises(InputError, match=message):
+        FrameRows.of(pd.DataFrame(values), ColumnSpec(), "float32", "data")
+
+
+def test_a_row_far_down_is_counted_from_the_first() -> None:
+    frame = pd.DataFrame({"a": np.zeros(150_000), "label": 0})
+    frame.loc[140_001, "a"] = None
+    with pytest.raises(InputError, match="first in row 140001 "):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    frame = pd.DataFrame([[1, 2, 0]], columns=["a", "a", "label"])
+    with pytest.raises(InputError, match="two columns 'a'"):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+def test_text_inputs_do_not_travel_through_spark_as_arrays() -> None:
+    frame = pd.DataFrame({"title": ["a", "b"], "label": [0, 1]})
+    rows = FrameRows.of(frame, ColumnSpec(["title"]), "float32", "data")
+    assert isinstance(rows.columns["x"], Ragged)
+    with pytest.raises(InputError, match=r"pass spark\\.createDataFrame"):
+        layout_of({"train": rows.columns})
+
+
+def test_pandas_is_not_imported_to_find_out() -> None:
+    assert is_frame(table(1))
+    assert not is_frame({"a": [1]})
+    code = (
+        "import sys; from pybackend.data.frames import is_frame; "
+        "assert not is_frame([1]); assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_any_slice_of_ragged_rows_can_be_taken() -> None:
+    rows: list[Any] = [[1, 2], [], [3], [4, 5, 6], [7]]
+    values = np.concatenate([np.array(row, int) for row in rows])
+    ragged = Ragged(values, np.cumsum([0, *map(len, rows)]))
+    for part in (slice(None), slice(1, 4), slice(1, None, 2), slice(5, None)):
+        found = ragged[part]
+        edges = found.offsets.tolist()
+        assert [found.values[a:b].tolist() for a, b in pairwise(edges)] == rows[part]
