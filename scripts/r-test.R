@@ -36,7 +36,7 @@ local({
     }
   }
 
-  Timed <- R6::R6Class(
+  timed <- R6::R6Class(
     "Timed",
     inherit = testthat::Reporter,
     public = list(
@@ -61,7 +61,7 @@ local({
     filter = sprintf("^(%s)$", paste(names, collapse = "|")),
     package = "tfdist",
     load_package = "installed",
-    reporter = Timed$new(),
+    reporter = timed$new(),
     stop_on_failure = FALSE
   )
   # At the end: of a long log often only that is kept.
