@@ -1,8 +1,8 @@
 # usage: Rscript scripts/r-test.R plain|local|cluster
-# Runs the R package's tests against the installed package: those of the files that
-# connect to a Spark of one process, to one of several, or to none. Each test has a
-# limit of seconds. Nothing stays in the workspace: tests ask what a function of it
-# carries along.
+# Runs the R package's tests against the installed package: those of the files
+# that connect to a Spark of one process, to one of several, or to none. Each test
+# has a limit of seconds. Nothing stays in the workspace: tests ask what a
+# function of it carries along.
 local({
   lane <- commandArgs(trailingOnly = TRUE)
   limit <- 240
@@ -23,8 +23,8 @@ local({
   stopifnot("usage: r-test.R plain|local|cluster" = length(chosen) > 0)
   names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
-  # A test that waits in R gets an error. One that waits in Python, where R's own
-  # limit is not looked at, ends the process with the stacks of its threads.
+  # A test that waits in R gets an error. One that waits in Python, where R's
+  # own limit is not looked at, ends the process with the stacks of its threads.
   limit_test <- function(seconds) {
     setTimeLimit(elapsed = if (is.null(seconds)) Inf else seconds)
     if (reticulate::py_available()) {
