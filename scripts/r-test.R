@@ -1,6 +1,6 @@
 # usage: Rscript scripts/r-test.R plain|local|cluster
 # Runs the R package's tests against the installed package: those of the files
-# that connect to a Spark of one process, to one of several, or to none. Each test
+# that connect to a Spark of one process, to one of several, or to none. A test
 # has a limit of seconds. Nothing stays in the workspace: tests ask what a
 # function of it carries along.
 local({
