@@ -1,4 +1,4 @@
-# Every check returns its value invisibly, so that a call can stand in for the value.
+# Every check returns its value invisibly, so that it can be used where the value is needed.
 
 check_count <- function(
   x,

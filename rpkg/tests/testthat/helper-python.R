@@ -50,7 +50,7 @@ columns_of <- function(label = "label", features = NULL, weight = NULL, ...) {
   column_spec(label, features, weight, data_options(...), NULL)
 }
 
-# The arguments of an R function, but for those that `except` names, and their defaults are Python's.
+# The arguments of an R function, except those named in `except`, and their defaults are Python's.
 expect_same_arguments <- function(r, python, except = character()) {
   inspect <- reticulate::import("inspect")
   parameters <- inspect$signature(pybackend()[[python]])$parameters

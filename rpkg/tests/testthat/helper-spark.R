@@ -36,7 +36,7 @@ test_config <- function() {
   config[["sparklyr.shell.driver-memory"]] <- "1g"
   # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
   config[["sparklyr.gateway.port"]] <- free_port()
-  # Jars that are missing from a release of Spark for sparklyr's R workers; scripts/test-matrix.sh names them.
+  # Jars that a release of Spark needs for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {
     config[["sparklyr.shell.driver-class-path"]] <- jars

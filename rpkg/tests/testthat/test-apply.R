@@ -10,7 +10,7 @@ test_that("wrong arguments are errors before anything is started", {
   })
 })
 
-test_that("a function runs once per worker, with its place and TF_CONFIG", {
+test_that("a function runs once per worker, with its context and TF_CONFIG", {
   skip_if_no_pybackend()
   offset <- 0.5
   found <- barrier_apply(
@@ -59,7 +59,7 @@ test_that("an error arrives with its rank, message and calls", {
   expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
 })
 
-test_that("model and model_fn exclude each other, and model_fn is a function", {
+test_that("model and model_fn cannot be used together, and model_fn is a function", {
   model_fn <- function() NULL
   expect_snapshot(error = TRUE, {
     barrier_train("local", model_fn, iris, model_fn = model_fn)

@@ -28,7 +28,7 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
-test_that("a fit brings along what its model needs", {
+test_that("a fit provides what its model needs", {
   fit <- example_fit()
   fit$custom_objects <- list(mine = mean)
   fit$safe_mode <- FALSE
@@ -41,7 +41,7 @@ test_that("a fit brings along what its model needs", {
   expect_null(scoring_settings(mean, 2, 32, NULL, TRUE, 0, 60)$custom_objects)
 })
 
-test_that("several workers find what one process finds", {
+test_that("several workers compute what one process computes", {
   skip_if_no_pybackend()
   fit <- suppressMessages(barrier_train(
     "local",
@@ -78,7 +78,7 @@ test_that("models and functions are scored as fits are", {
   expect_equal(scores, model$predict(data[[1]][1:7, ], verbose = 0L), tolerance = 1e-5)
 })
 
-test_that("a model of several inputs and outputs answers with a list", {
+test_that("a model of several inputs and outputs returns a list", {
   skip_if_no_pybackend()
   keras <- reticulate::import("keras")
   left <- keras$Input(reticulate::tuple(2L), name = "left")

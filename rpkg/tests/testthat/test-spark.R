@@ -1,4 +1,4 @@
-test_that("what `sc` may be is listed", {
+test_that("a wrong `sc` is answered with the possible values", {
   expect_snapshot(error = TRUE, {
     check_sc("yarn", arg = "sc")
     check_sc(4, arg = "sc")
@@ -12,7 +12,7 @@ test_that("local routes need no Spark", {
   }
 })
 
-test_that("Python objects other than sessions are refused", {
+test_that("Python objects other than sessions are rejected", {
   skip_if_no_pybackend()
   expect_error(check_sc(reticulate::import("sys")), class = "tfdist_error_input")
 })
