@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mnist(options: argparse.Namespace) -> int:
-    if options.out and Path(options.out).suffix != ".h5":  # told now, not after the training
+    if options.out and Path(options.out).suffix != ".h5":  # refused now, not after the training
         raise InputError(f"name the file of --out *.h5, not {options.out!r}")
     result = pybackend.train_mnist(
         "local",
@@ -113,9 +113,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from pybackend.doctor.probe import probe
-    from pybackend.doctor.session import own_session
+    from pybackend.doctor.session import start_session
 
-    with own_session(options.master, dict(options.conf)) as session:
+    with start_session(options.master, dict(options.conf)) as session:
         report = probe(session, options.workers)
     for host in report["hosts"]:
         print(host["name"], *host["lines"], sep="\n  ")
@@ -150,7 +150,7 @@ def _master(text: str) -> str:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 

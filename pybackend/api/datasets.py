@@ -16,7 +16,7 @@ from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
-from pybackend.launchers import Launcher
+from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
@@ -55,11 +55,6 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
     if callable(data):
         return _read_function(data, name, job)
     return _check_arrays(arrays.columns_of(data, job.floatx, name), name, job)
-
-
-def is_spark_frame(data: Any) -> bool:
-    """Whether this is a DataFrame of Spark, classic or Connect."""
-    return type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame"
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
@@ -180,6 +175,7 @@ def _read_spark_frame(
         )
     _check_one_label(job, isinstance(columns.label, str))
     _check_weights(job, columns.weight is not None)
+    read_schema(data)  # in limited time, and PySpark remembers it
     return DataFrameRows.of(data, columns, job.floatx, name)
 
 

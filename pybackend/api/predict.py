@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.api.datasets import is_spark_frame
 from pybackend.api.model import is_keras_model
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
@@ -13,6 +12,7 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
+from pybackend.launchers import is_spark_frame, read_schema
 
 _TYPES = (None, "class", "prob", "raw")
 
@@ -99,10 +99,9 @@ def predict_spark(
         known,
         is_classifier(request.model, outputs),
     )
-    # pyspark is optional: what needs it is imported if there is a DataFrame.
-    from pybackend.launchers import frame_of_predictions
+    from pybackend.launchers import add_predictions
 
-    return frame_of_predictions(df, columns, request.job, request.files, predictions)
+    return add_predictions(df, columns, request.job, request.files, predictions)
 
 
 def _check_type(kind: Any) -> None:
@@ -140,7 +139,7 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 
 def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
     """Numbers in a row of the only input, where its columns all hold one each."""
-    types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
+    types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
     if isinstance(columns.features, Mapping) or columns.tensors:
         return None
     names = list(types) if columns.features is None else columns.named

@@ -12,6 +12,7 @@ from pybackend.data.folder import folder_at
 from pybackend.data.tfrecord.compression import Compression, checked_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
+from pybackend.launchers import is_session, is_spark_frame
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def write_tfrecords(
     ClusterError
         Spark could not run the job.
     """
-    if not type(df).__module__.startswith("pyspark.sql") or type(df).__name__ != "DataFrame":
+    if not is_spark_frame(df):
         raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
     uri = _checked_path(path)
     compression = checked_compression(compression)
@@ -89,13 +90,9 @@ def write_tfrecords(
         raise InputError(
             f"`partitions` must be a positive whole number or None, not {partitions!r}"
         )
-    # pyspark is optional: what needs it is imported if there is a DataFrame.
-    from pybackend.launchers import records
+    from pybackend.launchers import write_records
 
-    frame, fields = records.storable(df)
-    if partitions is not None:
-        frame = frame.repartition(partitions)
-    manifest = records.write(frame, fields, uri, compression, overwrite)
+    manifest = write_records(df, uri, compression, overwrite, partitions)
     files = tuple(folder_at(uri).path(part.name) for part in manifest.parts)
     rows, size = (sum(getattr(p, n) for p in manifest.parts) for n in ("rows", "size"))
     return WrittenRecords(uri, files, rows, size)
@@ -134,18 +131,17 @@ def read_tfrecords(
     Raises
     ------
     InputError
-        No such files, files that are no TFRecords or not those that their manifest names, or a
+        No such files, files that are not TFRecords or not those that their manifest names, or a
         wrong ``tfrecord_spec``.
     """
-    kind = type(spark)
-    if not kind.__module__.startswith("pyspark.sql") or kind.__name__ != "SparkSession":
+    if not is_session(spark):
         raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")
     uri = _checked_path(path)
     if tfrecord_spec is not None:
         check_tfrecord_spec(tfrecord_spec)
-    from pybackend.launchers import records
+    from pybackend.launchers import read_records
 
-    return records.read(spark, uri, tfrecord_spec)
+    return read_records(spark, uri, tfrecord_spec)
 
 
 def _checked_path(path: Any) -> str:

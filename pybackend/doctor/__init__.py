@@ -1,1 +1,1 @@
-"""What this machine and a cluster have, and what they lack."""
+"""What this machine and a cluster have, and what is missing."""

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster and how to fix it, from what `reach.look` returned."""
+"""What is wrong with a cluster and how to fix it, from what `reach.inspect_worker` returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pybackend.doctor.machine import install, lacking
+from pybackend.doctor.machine import find_missing, install_command
 from pybackend.doctor.reach import REFUSED, TIMED_OUT
 
 TITLES = {
@@ -24,81 +24,91 @@ _MOST = 10
 Worker = Mapping[str, Any]
 
 
-def problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> list[str]:
-    """Plain sentences that name the host and the mend; none where training can begin.
+def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> list[str]:
+    """Plain sentences that name the host and what to do; none if training can begin.
 
     Parameters
     ----------
     workers
-        What `look` returned, by rank.
+        What `inspect_worker` returned, by rank.
     driver
-        `facts` of the driver.
+        `inspect_machine` of the driver.
     on_spark
         Whether Spark started the workers, which needs pyarrow.
     """
     return [
-        *missing_packages(workers, on_spark),
-        *_versions(workers),
-        *_unlike_driver(workers, driver),
-        *_lonely_addresses(workers),
-        *_deaf(workers),
+        *explain_missing_packages(workers, on_spark),
+        *_different_versions(workers),
+        *_unlike_the_driver(workers, driver),
+        *_loopback_addresses(workers),
+        *_not_listening(workers),
         *_unreached(workers),
     ]
 
 
-def place(worker: Worker) -> str:
-    """The host as sentences name it: its address, or its name where that says more."""
+def name_host(worker: Worker) -> str:
+    """The host as sentences name it: its address, or its name if that says more."""
     return str(worker["hostname"] if _is_loopback(worker) else worker["host"])
 
 
-def missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
-    """What to install where, for workers that need not have met."""
-    found = _hosts_by(
-        ((worker["python"], install(worker, on_spark), tuple(lacking(worker, on_spark))), worker)
+def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
+    """What to install on which host, for workers that need not have met."""
+    found = _group_hosts(
+        (
+            (
+                worker["python"],
+                install_command(worker, on_spark),
+                tuple(find_missing(worker, on_spark)),
+            ),
+            worker,
+        )
         for worker in workers
-        if lacking(worker, on_spark)
+        if find_missing(worker, on_spark)
     )
     return [
-        f"{', '.join(map(_fault, lacks))} for {python} on {_listed(hosts)}: run there {command}"
-        for (python, command, lacks), hosts in found.items()
+        f"{', '.join(map(_describe_missing, missing))} for {python} on {_list_hosts(hosts)}: "
+        f"run there {command}"
+        for (python, command, missing), hosts in found.items()
     ]
 
 
-def _fault(lack: tuple[str, str | None, str]) -> str:
-    name, have, _ = lack
+def _describe_missing(missing: tuple[str, str | None, str]) -> str:
+    name, have, _ = missing
     return f"{TITLES[name]} {'is not installed' if have is None else f'{have} is too old'}"
 
 
-def _versions(workers: Sequence[Worker]) -> list[str]:
+def _different_versions(workers: Sequence[Worker]) -> list[str]:
     sentences = []
     for name in _SAME_EVERYWHERE:
-        found = _hosts_by((w[name], w) for w in workers if w[name] is not None)
+        found = _group_hosts((w[name], w) for w in workers if w[name] is not None)
         if len(found) > 1:
-            shown = "; ".join(f"{number} on {_listed(hosts)}" for number, hosts in found.items())
+            shown = "; ".join(
+                f"{number} on {_list_hosts(hosts)}" for number, hosts in found.items()
+            )
             sentences.append(
                 f"hosts have different versions of {TITLES[name]}: {shown}: install the same on all"
             )
     return sentences
 
 
-def _unlike_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
-    own = _minor(driver)
+def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
+    own = _minor_version(driver)
     sentences = [
-        f"Python {minor} on {_listed(hosts)} differs from the driver's {own}, and functions travel "
-        f"as code that only the same minor version runs: set PYSPARK_PYTHON to a Python {own} that "
-        "exists there"
-        for minor, hosts in _hosts_by((_minor(w), w) for w in workers).items()
+        f"Python {minor} on {_list_hosts(hosts)} differs from the driver's {own}, and "
+        "functions travel as code that only the same minor version runs: set PYSPARK_PYTHON to a "
+        f"Python {own} that exists there"
+        for minor, hosts in _group_hosts((_minor_version(w), w) for w in workers).items()
         if minor != own
     ]
-    strange = [
+    same_path = [
         w
         for w in workers
-        if (w["python"], _minor(w)) == (driver["python"], own)
+        if (w["python"], _minor_version(w)) == (driver["python"], own)
         and w["python_version"] != driver["python_version"]
     ]
-    if strange:  # R puts its own folders before others
+    if same_path:  # R puts its own folders before others
         sentences.append(
-            f"{driver['python']} is Python {strange[0]['python_version']} on the workers and "
+            f"{driver['python']} is Python {same_path[0]['python_version']} on the workers and "
             f"{driver['python_version']} here: they load another libpython. Unset LD_LIBRARY_PATH "
             "where Spark is started, or in R start Python, by reticulate::py_config(), before "
             "spark_connect()"
@@ -113,24 +123,25 @@ def _unlike_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
     return sentences
 
 
-def _lonely_addresses(workers: Sequence[Worker]) -> list[str]:
+def _loopback_addresses(workers: Sequence[Worker]) -> list[str]:
     """Hosts that take part under an address which on every other host means that host itself."""
     if len({worker["hostname"] for worker in workers}) < 2:
         return []
-    found = _hosts_by((w["host"], w) for w in workers if _is_loopback(w))
+    found = _group_hosts((w["host"], w) for w in workers if _is_loopback(w))
     return [
-        f"{_listed(hosts)} took part as {address}, which no other host can reach: give the host's "
-        "own name its real address in /etc/hosts there, or set SPARK_LOCAL_IP there"
+        f"{_list_hosts(hosts)} took part as {address}, which no other host can reach: give the "
+        "host's own name its real address in /etc/hosts there, or set SPARK_LOCAL_IP there"
         for address, hosts in found.items()
     ]
 
 
-def _deaf(workers: Sequence[Worker]) -> list[str]:
+def _not_listening(workers: Sequence[Worker]) -> list[str]:
     return [
-        f"worker {w['rank']} on {place(w)} cannot listen at {w['address']} ({w['deaf']}): see what "
-        "else takes ports or forbids to listen there, then probe again"
+        f"worker {w['rank']} on {name_host(w)} cannot listen at {w['address']} "
+        f"({w['listen_error']}): see what takes that port or forbids listening there, then probe "
+        "again"
         for w in workers
-        if w["deaf"] is not None
+        if w["listen_error"] is not None
     ]
 
 
@@ -140,32 +151,32 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
     for worker in workers:
         for missed in worker["unreached"]:
             other = workers[missed["rank"]]
-            if other["deaf"] is None and not _is_strange(worker, other):
-                pairs[place(worker), place(other), missed["reason"]].append((worker, other))
-    sentences = [_of_pair(found, reason) for (_, _, reason), found in pairs.items()]
+            if other["listen_error"] is None and not _is_foreign_loopback(worker, other):
+                pairs[name_host(worker), name_host(other), missed["reason"]].append((worker, other))
+    sentences = [_describe_pair(found, reason) for (_, _, reason), found in pairs.items()]
     if len(sentences) > _MOST:
-        more = f"and so it is between {len(sentences) - _MOST} more pairs of hosts"
+        more = f"and the same between {len(sentences) - _MOST} more pairs of hosts"
         return [*sentences[:_MOST], more]
     return sentences
 
 
-def _is_strange(worker: Worker, other: Worker) -> bool:
+def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
     """Whether another host's loopback address was called, which says nothing of the network."""
     return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 
-def _of_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:
+def _describe_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:
     worker, other = found[0]
     count = len(found) - 1
-    more = f", and so for {count} more pair{'s'[: count - 1]} of workers there" if count else ""
+    more = f"; the same for {count} more pair{'s'[: count - 1]} of workers there" if count else ""
     return (
-        f"worker {worker['rank']} on {place(worker)} cannot reach worker {other['rank']} at "
-        f"{other['address']} ({reason}){more}: {_mend(worker, other, reason)}"
+        f"worker {worker['rank']} on {name_host(worker)} cannot reach worker {other['rank']} at "
+        f"{other['address']} ({reason}){more}: {_advise(worker, other, reason)}"
     )
 
 
-def _mend(worker: Worker, other: Worker, reason: str) -> str:
-    one, two = place(worker), place(other)
+def _advise(worker: Worker, other: Worker, reason: str) -> str:
+    one, two = name_host(worker), name_host(other)
     ports = "the TCP ports {}-{}".format(*other["ports"]) if other["ports"] else "all TCP ports"
     if one == two:
         return f"a firewall on that host: open {ports} to its own workers"
@@ -178,27 +189,27 @@ def _mend(worker: Worker, other: Worker, reason: str) -> str:
             "a firewall refuses it, or the address is another machine's (a container's, or one "
             f"behind NAT): {opened}, or {elsewhere}"
         )
-    return f"the network between the two hosts: mend the route, or {elsewhere}"
+    return f"the network between the two hosts: fix the route, or {elsewhere}"
 
 
 def _is_loopback(worker: Worker) -> bool:
     return worker["host"] is None or ipaddress.ip_address(worker["host"]).is_loopback
 
 
-def _minor(found: Worker) -> str:
+def _minor_version(found: Worker) -> str:
     return ".".join(found["python_version"].split(".")[:2])
 
 
-def _hosts_by(
+def _group_hosts(
     pairs: Iterable[tuple[Any, Worker]],
 ) -> dict[Any, list[str]]:
     """Names of hosts, each once, by what they have in common; in the order they came."""
     found: dict[Hashable, dict[str, None]] = defaultdict(dict)
     for key, worker in pairs:
-        found[key][place(worker)] = None
+        found[key][name_host(worker)] = None
     return {key: list(hosts) for key, hosts in found.items()}
 
 
-def _listed(hosts: list[str], most: int = 5) -> str:
+def _list_hosts(hosts: list[str], most: int = 5) -> str:
     more = f" and {len(hosts) - most} more hosts" if len(hosts) > most else ""
     return ", ".join(hosts[:most]) + more

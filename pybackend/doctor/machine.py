@@ -9,22 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.job.packages import UNKNOWN, find_version
 
-_DISTRIBUTIONS = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly"),
-    "keras": ("keras",),
-    "numpy": ("numpy",),
-    "h5py": ("h5py",),
-    "cloudpickle": ("cloudpickle",),
-    "pyspark": ("pyspark", "pyspark-client", "databricks-connect"),
-    "pyarrow": ("pyarrow",),
-    "rpy2": ("rpy2",),
-}
+_PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 # As in pyproject.toml.
 _LEAST = {
     "tensorflow": "2.18",
@@ -33,32 +24,32 @@ _LEAST = {
     "h5py": "3.10",
     "cloudpickle": "3.0",
 }
-# For Python 3.10, Keras is mended in its 3.12 series.
+# For Python 3.10, the 3.12 series of Keras has the same fixes.
 _LEAST_310 = {**_LEAST, "keras": "3.12.4"}
 _LEAST_ON_SPARK = {"pyarrow": "15"}
 _ASK_R = """
 reticulate <- tryCatch(as.character(utils::packageVersion("reticulate")), error = function(e) "")
 cat("R", as.character(getRversion()), reticulate)
 """
-# For a program of the system that only has to say its version.
+# For a program that only has to print its version.
 _PROGRAM_SECONDS = 20.0
 
 
 def doctor() -> dict[str, Any]:
-    """Versions (None where absent), cores, memory, GPUs, and the problems found.
+    """Versions (None if absent), cores, memory, GPUs, and the problems found.
 
     Returns
     -------
     dict
-        What `facts` returns, ``java``, ``problems`` (list of text) and ``verdict``: whether this
-        machine is ready, or what to do first.
+        What `inspect_machine` returns, ``java``, ``problems`` (list of text) and ``verdict``:
+        whether this machine is ready, or what to do first.
     """
-    found = {**facts(), "java": java()}
+    found = {**inspect_machine(), "java": find_java()}
     return {**found, "problems": _problems(found), "verdict": _verdict(found)}
 
 
-def facts() -> dict[str, Any]:
-    """What a machine says of itself, as plain data; quick enough for every worker of a cluster.
+def inspect_machine() -> dict[str, Any]:
+    """What a machine has, as plain data; quick enough for every worker of a cluster.
 
     Returns
     -------
@@ -70,7 +61,7 @@ def facts() -> dict[str, Any]:
         "python": sys.executable,
         "python_version": platform.python_version(),
         "version": pybackend.__version__,
-        **{name: _version(names) for name, names in _DISTRIBUTIONS.items()},
+        **{name: find_version(name) for name in _PACKAGES},
         **_r(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
@@ -80,19 +71,21 @@ def facts() -> dict[str, Any]:
     }
 
 
-def lacking(found: Mapping[str, Any], on_spark: bool = False) -> list[tuple[str, str | None, str]]:
-    """Packages that a worker needs and `facts` misses: name, version there, version needed."""
+def find_missing(
+    found: Mapping[str, Any], on_spark: bool = False
+) -> list[tuple[str, str | None, str]]:
+    """Packages that a worker needs and does not have: name, version there, version needed."""
     is_310 = found["python_version"].startswith("3.10.")
     least = {**(_LEAST_310 if is_310 else _LEAST), **(_LEAST_ON_SPARK if on_spark else {})}
     return [
         (name, found[name], wanted)
         for name, wanted in least.items()
-        if found[name] is None or _numbers(found[name]) < _numbers(wanted)
+        if found[name] != UNKNOWN and _numbers(found[name] or "") < _numbers(wanted)
     ]
 
 
-def java() -> str | None:
-    """Version of the Java that Spark would start; None where there is none."""
+def find_java() -> str | None:
+    """Version of the Java that Spark would start; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     match = re.search(r'version "([^"]+)"', _output(program, "-version"))
@@ -104,7 +97,7 @@ def _problems(found: dict[str, Any]) -> list[str]:
         f"{name} is not installed: install {name} >= {wanted}"
         if have is None
         else f"{name} {have} is too old: install {name} >= {wanted}"
-        for name, have, wanted in lacking(found)
+        for name, have, wanted in find_missing(found)
     ]
     if found["pyspark"] is not None and found["pyarrow"] is None:
         problems.append("pyspark is installed without pyarrow, which training on Spark needs")
@@ -114,26 +107,17 @@ def _problems(found: dict[str, Any]) -> list[str]:
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    if lacking(found):
-        return f"not ready: first run {install(found)}"
+    if find_missing(found):
+        return f"not ready: first run {install_command(found)}"
     if problems := _problems(found):
-        return f"ready on this machine; for Spark, mend first: {problems[0]}"
+        return f"ready on this machine; for Spark, first fix this: {problems[0]}"
     return "ready: try `tfdist mnist`"
 
 
-def install(found: Mapping[str, Any], on_spark: bool = False) -> str:
-    """The command that installs what is lacking."""
-    wanted = " ".join(f"'{name}>={least}'" for name, _, least in lacking(found, on_spark))
+def install_command(found: Mapping[str, Any], on_spark: bool = False) -> str:
+    """The command that installs what is missing."""
+    wanted = " ".join(f"'{name}>={least}'" for name, _, least in find_missing(found, on_spark))
     return f"{found['python']} -m pip install {wanted}"
-
-
-def _version(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -141,14 +125,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _r() -> dict[str, str | None]:
-    """Where R is and which; R itself knows its libraries, and starts bare in a twentieth second."""
+    """Where R is, and its version; R itself knows its libraries, and starts bare in 50 ms."""
     rscript = shutil.which("Rscript")
     bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
-    said = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
+    versions = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
     return {
         "rscript": rscript,
-        "r": said[1] if said else None,
-        "reticulate": (said[2] or None) if said else None,
+        "r": versions[1] if versions else None,
+        "reticulate": (versions[2] or None) if versions else None,
     }
 
 
@@ -166,7 +150,7 @@ def _gpus() -> list[str]:
 
 
 def _output(program: str | None, *arguments: str) -> str:
-    """What a program says; nothing where it is absent, fails, or takes too long."""
+    """What a program prints; nothing if it is absent, fails, or takes too long."""
     if program is None:
         return ""
     try:

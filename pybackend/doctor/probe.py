@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pybackend.api.train import barrier_run
-from pybackend.doctor.diagnosis import TITLES, missing_packages, place, problems
-from pybackend.doctor.machine import facts
-from pybackend.doctor.reach import look, look_alone
-from pybackend.doctor.session import within
+from pybackend.doctor.diagnosis import (
+    TITLES,
+    explain_missing_packages,
+    find_problems,
+    name_host,
+)
+from pybackend.doctor.machine import inspect_machine
+from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.launchers import launcher_for
-from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import check_slots, slots_of
+from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
 
 _PACKAGES = tuple(TITLES)
-_ALONE_SECONDS = 60.0
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
 
 
@@ -36,60 +37,59 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``workers``: what `look` returned for each rank, with ``reaches`` (whether it reached all
-        others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to print;
-        ``problems``: sentences that say what to mend, and where; ``verdict``: a last line. Where
-        the job fails, ``problems`` tells why, and there are no workers.
+        ``workers``: what `inspect_worker` returned for each rank, with ``reaches`` (whether it
+        reached all others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to
+        print; ``problems``: sentences that say what to fix, and where; ``verdict``: a last line. If
+        the job fails, ``problems`` says why, and there are no workers.
 
     Raises
     ------
     InputError
-        Where ``spark`` or ``workers`` cannot be used.
+        ``spark`` or ``workers`` cannot be used.
     """
     session = launcher_for(spark).session
     try:
-        count = _places(session, spark) if workers is None else workers
-        seen = barrier_run(spark, look, workers=count, verbose=0)
+        count = _count_slots(session, spark) if workers is None else workers
+        seen = barrier_run(spark, inspect_worker, workers=count, verbose=0)
     except (ClusterError, WorkerFailedError) as error:
-        lacks_package = _NO_PACKAGE.search(str(error)) is not None
-        return _report([], (_missing(session) if lacks_package else []) or [_told(error)])
+        is_missing_package = _NO_PACKAGE.search(str(error)) is not None
+        return _report(
+            [], (_missing_packages(session) if is_missing_package else []) or [_summarize(error)]
+        )
     for worker in seen:
         worker["reaches"] = not worker["unreached"]
-    return _report(seen, problems(seen, facts(), on_spark=session is not None))
+    return _report(seen, find_problems(seen, inspect_machine(), on_spark=session is not None))
 
 
-def _missing(session: Any) -> list[str]:
-    """What the hosts lack for a barrier job, asked by a job that needs nothing but Python."""
-    if session is None or is_connect(session):  # Connect has no such jobs
+def _missing_packages(session: Any) -> list[str]:
+    """What hosts do not have for a barrier job; asked by a job that needs Python alone."""
+    if session is None:
         return []
     try:
-        context = session.sparkContext
-        count = slots_of(session)
-        asked = context.parallelize(range(count), count).map(look_alone)
-        seen = within(_ALONE_SECONDS, asked.collect, "no host answered")
+        seen = ask_executors(session, inspect_host)
     except Exception:  # then what the barrier job said is all that is known
         return []
-    return missing_packages(seen, on_spark=True)
+    return explain_missing_packages(seen, on_spark=True)
 
 
 def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
-    found = hosts(workers)
+    found = group_by_host(workers)
     if wrong:
-        begin = "mend the problem above" if len(wrong) == 1 else "mend the first problem above"
+        begin = "fix the problem above" if len(wrong) == 1 else "fix the first problem above"
         verdict = f"not ready: {begin}, then probe again"
     else:
         verdict = (
-            f"ready: {_counted(len(workers), 'worker')} on {_counted(len(found), 'host')}"
+            f"ready: {_count(len(workers), 'worker')} on {_count(len(found), 'host')}"
             f"{', and each reaches all others' if len(workers) > 1 else ''}"
         )
     return {"workers": workers, "hosts": found, "problems": wrong, "verdict": verdict}
 
 
-def hosts(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Workers grouped by host, with what is printed of each."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for worker in workers:
-        grouped.setdefault((place(worker), worker["hostname"]), []).append(worker)
+        grouped.setdefault((name_host(worker), worker["hostname"]), []).append(worker)
     return [
         {
             "name": name if name == hostname else f"{name} ({hostname})",
@@ -101,7 +101,7 @@ def hosts(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe(found: Mapping[str, Any]) -> list[str]:
-    """What `facts` found on one host, in four lines."""
+    """What `inspect_machine` found on one host, in four lines."""
     packages = [f"{TITLES[n]} {found[n]}" if found[n] else f"no {TITLES[n]}" for n in _PACKAGES]
     return [
         f"Python {found['python_version']}, {found['python']}",
@@ -122,14 +122,14 @@ def _machine(found: Mapping[str, Any]) -> list[str]:
     gpus = found["gpus"]
     names = ", ".join(dict.fromkeys(gpus))
     return [
-        _counted(found["cores"], "core"),
+        _count(found["cores"], "core"),
         "unknown memory" if memory is None else f"{memory:g} GB of memory",
-        f"{_counted(len(gpus), 'GPU')} ({names})" if gpus else "no GPU",
+        f"{_count(len(gpus), 'GPU')} ({names})" if gpus else "no GPU",
     ]
 
 
 def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
-    slots = f"{_counted(len(there), 'slot')} here"
+    slots = f"{_count(len(there), 'slot')} here"
     if workers == 1:
         return f"{slots}, the only one"
     cut_off = sum(not worker["reaches"] for worker in there)
@@ -138,26 +138,26 @@ def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
     return f"{slots}, of which {cut_off} cannot reach all other workers"
 
 
-def _counted(number: int, name: str) -> str:
+def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def _places(session: Any, spark: Any) -> int:
+def _count_slots(session: Any, spark: Any) -> int:
     if session is None:
         named = re.fullmatch(r"local\[(\d+|\*)\]", spark or "")
         if named is None:
             return 2
         return (os.cpu_count() or 1) if named[1] == "*" else int(named[1])
     check_slots(session, 1)
-    return max(1, slots_of(session))
+    return max(1, count_slots(session))
 
 
-def _told(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     """A failure in a sentence: without Spark's own message and the worker's traceback."""
     text = str(error)
     advice = re.search(r"^What to do: (.*)$", text, re.MULTILINE)
+    first = text.split("\n", 1)[0]
     # Spark names the executor's host beside the number of the task.
     host = re.search(r"\(TID \d+\) \((\S+) executor", text)
-    where = f" (on {host[1]})" if host else ""
-    first = text.split("\n", 1)[0]
-    return f"{first}{where}: {advice[1]}" if advice else f"{first}{where}"
+    place = f" (on {host[1]})" if host and f" on {host[1]} " not in first else ""
+    return f"{first}{place}: {advice[1]}" if advice else f"{first}{place}"

@@ -1,6 +1,6 @@
 """What one worker sees of its cluster: its own machine, and which other workers it reaches.
 
-`look` runs on the workers, so this module imports neither TensorFlow nor numpy.
+`inspect_worker` runs on the workers, so this module imports neither TensorFlow nor numpy.
 
 A connection is accepted and closed, and so is it on the other side: nothing is read from it and
 nothing is served on it, so it needs no proof that it comes from this job.
@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from pybackend.doctor.machine import facts
+from pybackend.doctor.machine import inspect_machine
 from pybackend.job.context import WorkerContext
 from pybackend.tf_config import parse_address
 
@@ -30,14 +30,14 @@ _RETRY_SECONDS = 0.1
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def look(context: WorkerContext) -> dict[str, Any]:
+def inspect_worker(context: WorkerContext) -> dict[str, Any]:
     """The function that `barrier_run` runs on every worker; returns plain data.
 
     Returns
     -------
     dict
-        `facts`, and ``rank``, ``address``, ``host``, ``hostname``, ``ports`` (first and last that
-        the system picks from, or None) and what `reach` returns.
+        `inspect_machine`, and ``rank``, ``address``, ``host``, ``hostname``, ``ports`` (first
+        and last that the system picks from, or None) and what `try_peers` returns.
     """
     address = context.addresses[context.rank]
     return {
@@ -46,17 +46,17 @@ def look(context: WorkerContext) -> dict[str, Any]:
         "host": parse_address(address)[0],
         "hostname": socket.gethostname(),
         "ports": _port_range(),
-        **reach(context.addresses, context.rank),
-        **facts(),
+        **try_peers(context.addresses, context.rank),
+        **inspect_machine(),
     }
 
 
-def look_alone(_: int) -> dict[str, Any]:
-    """What a host has, where workers cannot meet because of what it lacks: `facts`, `hostname`."""
-    return {"host": None, "hostname": socket.gethostname(), **facts()}
+def inspect_host() -> dict[str, Any]:
+    """What a host has, for hosts whose workers cannot meet: `inspect_machine` and ``hostname``."""
+    return {"host": None, "hostname": socket.gethostname(), **inspect_machine()}
 
 
-def reach(
+def try_peers(
     addresses: Sequence[str], rank: int, patience: float = PATIENCE_SECONDS
 ) -> dict[str, Any]:
     """Connect to all other workers while they connect to this one.
@@ -68,29 +68,31 @@ def reach(
         SO_REUSEADDR and not listening.
     patience
         Seconds until a connection that is refused is a result, and for which this worker listens
-        where not all others have come. It all ends within `ATTEMPT_SECONDS` after them.
+        if not all others have come. It all ends within `ATTEMPT_SECONDS` after them.
 
     Returns
     -------
     dict
         ``unreached``: a dict of ``rank`` and ``reason`` for each that was not reached, and
-        ``deaf``: why this worker itself could not listen, or None.
+        ``listen_error``: why this worker itself could not listen, or None.
     """
-    return asyncio.run(_reach(addresses, rank, time.monotonic() + patience))
+    return asyncio.run(_try_peers(addresses, rank, time.monotonic() + patience))
 
 
-async def _reach(addresses: Sequence[str], rank: int, deadline: float) -> dict[str, Any]:
+async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> dict[str, Any]:
     # Each begins with its neighbour: rank 0 is not called by all at once.
     others = [(rank + step) % len(addresses) for step in range(1, len(addresses))]
     crowd = asyncio.Semaphore(_AT_ONCE)
     with ExitStack() as stack:
-        deaf, visits = None, None
+        listen_error, visits = None, None
         try:
             server = stack.enter_context(_listening(addresses[rank]))
             visits = asyncio.ensure_future(_welcome(server, len(others)))
         except OSError as error:
-            deaf = _told(error)
-        reasons = await asyncio.gather(*(_reason(addresses[o], deadline, crowd) for o in others))
+            listen_error = _describe(error)
+        reasons = await asyncio.gather(
+            *(_find_reason(addresses[o], deadline, crowd) for o in others)
+        )
         if visits is not None:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(visits, max(0.0, deadline - time.monotonic()))
@@ -99,7 +101,7 @@ async def _reach(addresses: Sequence[str], rank: int, deadline: float) -> dict[s
         for other, reason in sorted(zip(others, reasons, strict=True))
         if reason is not None
     ]
-    return {"unreached": unreached, "deaf": deaf}
+    return {"unreached": unreached, "listen_error": listen_error}
 
 
 def _listening(address: str) -> socket.socket:
@@ -114,15 +116,15 @@ def _listening(address: str) -> socket.socket:
 
 
 async def _welcome(server: socket.socket, expected: int) -> None:
-    """Accept each of the other workers once; then they need this one no more."""
+    """Accept each of the other workers once; then they need this one no longer."""
     for _ in range(expected):
         connection, _ = await asyncio.get_running_loop().sock_accept(server)
         connection.close()
 
 
-async def _reason(address: str, deadline: float, crowd: asyncio.Semaphore) -> str | None:
-    """Why an address was not reached; None where it was."""
-    reason: str | None = "not tried in time"  # where hundreds time out, the last have no turn
+async def _find_reason(address: str, deadline: float, crowd: asyncio.Semaphore) -> str | None:
+    """Why an address was not reached; None if it was."""
+    reason: str | None = "not tried in time"  # if hundreds time out, the last have no turn
     while time.monotonic() < deadline:
         async with crowd:
             reason = await _attempt(address)
@@ -143,7 +145,7 @@ async def _attempt(address: str) -> str | None:
         except ConnectionRefusedError:
             return REFUSED
         except OSError as error:
-            return _told(error)
+            return _describe(error)
     return None
 
 
@@ -156,7 +158,7 @@ def _socket_for(address: str) -> tuple[socket.socket, Any]:
     return made, place
 
 
-def _told(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 

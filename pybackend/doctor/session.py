@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import re
 import socket
 import sys
@@ -13,8 +12,9 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from pybackend.doctor.machine import java
+from pybackend.doctor.machine import find_java
 from pybackend.errors import ClusterError, InputError
+from pybackend.net.deadline import within
 
 _HOST_PORT = r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])"
 _MASTERS = (
@@ -31,7 +31,7 @@ _EXAMPLES = (
 )
 _CONNECT_PORT = 15002
 _CONNECT_SECONDS = 5.0
-# Where something else than Spark answers, Spark would try to register with it three times, for 20 s
+# If something other than Spark answers, Spark would try to register with it three times, for 20 s
 # each, and a Connect client for ten minutes. Others may rightly take long: YARN and Kubernetes to
 # make room for a driver, a busy machine to start everything itself.
 _START_SECONDS = 40.0
@@ -42,7 +42,7 @@ _Value = TypeVar("_Value")
 
 
 def check_master(master: str) -> str:
-    """Refuse what no Spark takes for a master.
+    """Refuse what Spark does not take for a master.
 
     Raises
     ------
@@ -50,18 +50,18 @@ def check_master(master: str) -> str:
         With examples of what it takes.
     """
     if not any(re.fullmatch(pattern, master) for pattern in _MASTERS):
-        raise InputError(f"{master!r} is no master of Spark: expected {_EXAMPLES}")
+        raise InputError(f"{master!r} is not a Spark master: expected {_EXAMPLES}")
     return master
 
 
 @contextmanager
-def own_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
-    """A session at a master, with at least one executor where that master has them.
+def start_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
+    """A session at a master, with at least one executor if that master has them.
 
     Raises
     ------
     InputError
-        The master is none.
+        Not a master.
     ClusterError
         pyspark or Java is missing, the master does not answer, or no executor came.
     """
@@ -71,11 +71,11 @@ def own_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
     _check_answers(master)
     limit = _START_SECONDS if master.startswith(("spark:", "sc:")) else _PATIENT_SECONDS
     what = f"Spark did not start at {master}"
-    session = within(limit, lambda: _started(master, settings), what)
+    session = _try_within(limit, lambda: _start(master, settings), what)
     try:
         if not is_connect:
             session.sparkContext.setLogLevel("ERROR")
-            # PySpark heeds this setting only where spark-submit has started it.
+            # PySpark reads this setting only if spark-submit has started it.
             if python := settings.get("spark.pyspark.python"):
                 session.sparkContext.pythonExec = python
             if not re.match(r"local(\[|$)", master):
@@ -83,7 +83,7 @@ def own_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
         yield session
     finally:
         with suppress(ClusterError):
-            within(_START_SECONDS, session.stop, "Spark did not stop")
+            _try_within(_START_SECONDS, session.stop, "Spark did not stop")
 
 
 def _check_installed(is_connect: bool) -> None:
@@ -94,7 +94,7 @@ def _check_installed(is_connect: bool) -> None:
                 f"the Python package {module.replace('_', 'io-')} is not installed: run "
                 f"{sys.executable} -m pip install 'tfdist[spark]'"
             )
-    if not is_connect and java() is None:
+    if not is_connect and find_java() is None:
         raise ClusterError("no Java was found: install Java 17, or set JAVA_HOME to where it is")
 
 
@@ -110,8 +110,8 @@ def _check_answers(master: str) -> None:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:
             slow = isinstance(error, TimeoutError)
-            told = f"no answer in {_CONNECT_SECONDS:g} s" if slow else error.strerror or error
-            reasons.append(f"{host}:{port}: {told}")
+            reason = f"no answer in {_CONNECT_SECONDS:g} s" if slow else error.strerror or error
+            reasons.append(f"{host}:{port}: {reason}")
         else:
             return  # of several masters one leads, and Spark finds out which
     raise ClusterError(
@@ -126,18 +126,18 @@ def _split(address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2] or _CONNECT_PORT)
 
 
-def _started(master: str, settings: Mapping[str, str]) -> Any:
+def _start(master: str, settings: Mapping[str, str]) -> Any:
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
     if master.startswith("sc://"):
-        return _connected(builder.remote(master).getOrCreate(), settings)
+        return _connect(builder.remote(master).getOrCreate(), settings)
     for name, value in {**_defaults(master), **settings}.items():
         builder = builder.config(name, value)
     return builder.master(master).getOrCreate()
 
 
-def _connected(session: Any, settings: Mapping[str, str]) -> Any:
+def _connect(session: Any, settings: Mapping[str, str]) -> Any:
     """A Connect session, which is only a name until its server is first asked something."""
     client = session.client
     has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
@@ -165,7 +165,7 @@ def _defaults(master: str) -> dict[str, str]:
     }
     if not master.startswith("local"):
         # Executors hand on a job's code among themselves: they must not wait long for one that
-        # they cannot reach, for that is what the probe is to tell.
+        # they cannot reach, for that is what the probe is to find out.
         return {
             **quiet,
             "spark.shuffle.io.connectionTimeout": "5s",
@@ -184,7 +184,7 @@ def _await_executors(session: Any, master: str) -> None:
         "asks for (--conf spark.executor.memory=..., --conf spark.executor.cores=...)"
     )
     # One stage: a second one could wait minutes for an executor behind a firewall.
-    within(_EXECUTOR_SECONDS, lambda: session.range(0, 1, 1, 1).collect(), what)
+    _try_within(_EXECUTOR_SECONDS, lambda: session.range(0, 1, 1, 1).collect(), what)
     slots = 0
     deadline = time.monotonic() + _EXECUTOR_SECONDS
     while slots != (slots := session.sparkContext.defaultParallelism):
@@ -193,30 +193,14 @@ def _await_executors(session: Any, master: str) -> None:
         threading.Event().wait(_SETTLED_SECONDS)
 
 
-def within(seconds: float, call: Callable[[], _Value], what: str) -> _Value:
-    """The value of a call that could last for ever; a daemon thread at least holds nobody up.
-
-    Raises
-    ------
-    ClusterError
-        ``what``, and why, where the call failed or took too long.
-    """
-    outcome: queue.Queue[tuple[_Value | None, BaseException | None]] = queue.Queue()
-
-    def run() -> None:
-        try:
-            outcome.put((call(), None))
-        except BaseException as error:
-            outcome.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
+def _try_within(seconds: float, call: Callable[[], _Value], what: str) -> _Value:
+    """The value of a call; `ClusterError`, ``what`` and why, if it failed or took too long."""
     try:
-        value, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        raise ClusterError(f"{what} (no answer in {seconds:g} s)") from None
-    if error is not None:
+        return within(seconds, call, ClusterError(f"{what} (no answer in {seconds:g} s)"))
+    except ClusterError:
+        raise
+    except Exception as error:
         raise ClusterError(f"{what} ({_first_line(error)})") from error
-    return value  # type: ignore[return-value]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""TensorFlow and Keras on the workers' hosts: there, and the same everywhere, before a training.
+"""TensorFlow and Keras on the workers' hosts: installed, and the same everywhere.
 
 Only the installed packages' metadata is read: importing TensorFlow takes seconds.
 """
@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
-# Names under which builds of TensorFlow are published.
-_DISTRIBUTIONS = {
+# Names under which builds of them are published.
+BUILDS = {
     "tensorflow": (
         "tensorflow",
         "tensorflow-cpu",
@@ -26,37 +26,36 @@ _DISTRIBUTIONS = {
     ),
     "keras": ("keras", "keras-nightly"),
 }
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
 
 
-def installed() -> dict[str, Any]:
-    """What this Python has: ``python``, its path, and a version of each package.
-
-    None stands for a package that is absent, ``"unknown"`` for one without metadata.
-    """
+def read_versions() -> dict[str, Any]:
+    """What this Python has: ``python``, its path, and `find_version` of each package."""
     found: dict[str, Any] = {"python": sys.executable}
-    for package, names in _DISTRIBUTIONS.items():
-        found[package] = _version(names) or (_UNKNOWN if find_spec(package) else None)
+    for package in BUILDS:
+        found[package] = find_version(package)
     return found
 
 
-def difference(hosts: Sequence[str], found: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+def find_difference(
+    hosts: Sequence[str], found: Sequence[Mapping[str, Any]]
+) -> tuple[int, str] | None:
     """The first rank whose packages keep a training from starting, and why; None: all is well.
 
     Parameters
     ----------
     hosts, found
-        Each rank's host, and what `installed` gave there.
+        Each rank's host, and what `read_versions` gave there.
     """
     for package, title in _TITLES.items():
         versions = [have[package] for have in found]
-        known = [v for v in versions if v not in (None, _UNKNOWN)]
+        known = [v for v in versions if v not in (None, UNKNOWN)]
         # What most hosts have is what the others should have; of two, what the lower rank has.
         wanted = Counter(known).most_common(1)[0][0] if known else None
         for rank, have in enumerate(versions):
             if have is None:
                 return rank, _absent(rank, hosts, found[rank]["python"], package, wanted)
-            if have not in (wanted, _UNKNOWN):
+            if have not in (wanted, UNKNOWN):
                 peer = versions.index(wanted)
                 return rank, (
                     f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
@@ -79,9 +78,10 @@ def _pip(python: str, package: str, wanted: str | None) -> str:
     return f"{python} -m pip install {package}" + (f"=={wanted}" if wanted else "")
 
 
-def _version(names: Sequence[str]) -> str | None:
-    for name in names:
+def find_version(package: str) -> str | None:
+    """The version of a package's build; None if absent, ``"unknown"`` if without metadata."""
+    for name in BUILDS.get(package, (package,)):
         with suppress(PackageNotFoundError):
-            # Behind "+" stands who built it.
+            # After "+" comes who built it.
             return version(name).partition("+")[0]
-    return None
+    return UNKNOWN if find_spec(package) else None

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from typing import Any
-
-import numpy as np
 
 from pybackend.errors import SerializationError
 
@@ -23,7 +22,7 @@ def encode_value(value: Any) -> str:
     Raises
     ------
     SerializationError
-        Names the place and type of what is no plain data.
+        Names the place and type of what is not plain data.
     """
     return json.dumps(_pack(value, "the returned value"))
 
@@ -34,7 +33,7 @@ def decode_value(text: str) -> Any:
     Raises
     ------
     SerializationError
-        Where the text is damaged.
+        If the text is damaged.
     """
     try:
         return _unpack(json.loads(text))
@@ -47,7 +46,8 @@ def _pack(value: Any, where: str) -> Any:
         return value
     if isinstance(value, (bytes, bytearray)):
         return {_TAG: "bytes", "data": base64.b64encode(value).decode()}
-    if isinstance(value, (np.ndarray, np.generic)):
+    np = sys.modules.get("numpy")  # without it no value can be its array
+    if np is not None and isinstance(value, (np.ndarray, np.generic)):
         return _pack_array(np.asarray(value), isinstance(value, np.generic), where)
     if isinstance(value, (list, tuple)):
         items = [_pack(item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -65,6 +65,8 @@ def _pack(value: Any, where: str) -> Any:
 
 
 def _pack_array(array: Any, scalar: bool, where: str) -> dict[str, Any]:
+    import numpy as np
+
     if array.dtype.kind not in "biufcSU":
         raise SerializationError(f"{where} is an array of {array.dtype}: numbers and text only")
     return {
@@ -88,6 +90,8 @@ def _unpack(value: Any) -> Any:
     if kind == "dict":
         return {_unpack(k): _unpack(v) for k, v in value["pairs"]}
     if kind in ("array", "scalar"):
+        import numpy as np
+
         flat = np.frombuffer(base64.b64decode(value["data"]), dtype=np.dtype(value["dtype"]))
         array = flat.reshape(value["shape"]).copy()
         return array if kind == "array" else array[()]

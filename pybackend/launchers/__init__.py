@@ -1,34 +1,60 @@
 """Where workers are started; the only part of this package that others import.
 
-A launcher is one file behind the `Launcher` protocol, and a line in the table below.
+A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
+done with Spark is found here too, and loaded when it is used.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Launcher, Outcome
 
-# Names, and a module, that need pyspark: loaded when they are first used.
-_HOME = {
-    "SparklyrWorkers": "spark.sparklyr",
-    "attach_spark": "spark.attach",
-    "frame_of_predictions": "spark.predict",
-}
+if TYPE_CHECKING:
+    from pybackend.launchers.spark.attach import attach_spark
+    from pybackend.launchers.spark.executors import ask_executors
+    from pybackend.launchers.spark.predict import add_predictions
+    from pybackend.launchers.spark.records import read_records, write_records
+    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
+    from pybackend.launchers.spark.slots import check_slots, count_slots
+    from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+
 __all__ = [
     "Emit",
     "Launcher",
     "Outcome",
     "SparklyrWorkers",
+    "add_predictions",
+    "ask_executors",
     "attach_spark",
-    "frame_of_predictions",
+    "check_slots",
+    "count_slots",
+    "is_session",
+    "is_spark_frame",
     "launcher_for",
-    "records",
+    "read_records",
+    "read_schema",
+    "write_records",
 ]
+
+# Names that are loaded when they are used, and their modules.
+_HOME = {
+    "SparklyrWorkers": "spark.sparklyr",
+    "add_predictions": "spark.predict",
+    "ask_executors": "spark.executors",
+    "attach_spark": "spark.attach",
+    "check_slots": "spark.slots",
+    "count_slots": "spark.slots",
+    "is_spark_frame": "spark.session",
+    "is_session": "spark.session",
+    "read_records": "spark.records",
+    "read_schema": "spark.session",
+    "write_records": "spark.records",
+}
 
 # What a first argument may be besides a launcher itself: the module whose `launcher_of` knows it,
 # and a package that is loaded if there is such an argument at all.
@@ -65,8 +91,6 @@ def launcher_for(target: Any) -> Launcher:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "records":
-        return importlib.import_module("pybackend.launchers.spark.records")
     if name not in _HOME:
-        raise AttributeError(f"module 'pybackend.launchers' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pybackend.launchers.{_HOME[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

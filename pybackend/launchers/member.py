@@ -19,7 +19,7 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import Arrival, Emit, Order
-from pybackend.job.packages import difference, installed
+from pybackend.job.packages import find_difference, read_versions
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.child import Child
 from pybackend.net.rendezvous import own_address, split_address
@@ -154,7 +154,7 @@ class Member:
         """Why this worker does not start; of all that do not, one at least has the cause."""
         if self.job.kind != "run":  # a function may do without TensorFlow
             hosts = [arrival.host for arrival in everyone]
-            found = difference(hosts, [arrival.packages for arrival in everyone])
+            found = find_difference(hosts, [arrival.packages for arrival in everyone])
             if found is not None:
                 rank, message = found
                 is_here = rank == child.rank
@@ -184,7 +184,7 @@ def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
         address=child.address,
         reserved=child.reserved,
         host=child.host,
-        packages=installed() if child.job.kind != "run" else {},
+        packages=read_versions() if child.job.kind != "run" else {},
         layouts={} if error else layouts_in(child.folder),
         has_failed=error is not None,
     )

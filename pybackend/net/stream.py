@@ -29,8 +29,8 @@ class Stream:
     ready, and tries again; None waits without a limit. All methods raise `OSError` if the
     connection fails, `TimeoutError` (which is one) if the time is over.
 
-    A subclass for another kind of socket replaces `connect`, `accept`, `send_some`, `_receive`,
-    `has_pending` and, if reading may have to wait for room to write, `wait_readable`.
+    A subclass for another kind of socket replaces `connect`, `accept`, `send_some`, `_receive` and
+    `has_pending`, and says by `reads_on` and `writes_on` what they wait for.
 
     Parameters
     ----------
@@ -38,17 +38,24 @@ class Stream:
         A connected TCP socket, closed with this stream.
     """
 
-    # What the system must report before a read or a write is tried again.
-    reads_on = select.POLLIN
-    writes_on = select.POLLOUT
-
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self._ahead = bytearray()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._readable = select.poll()
-        self._readable.register(connection, select.POLLIN)
+        self.reads_on = select.POLLIN
+        self.writes_on = select.POLLOUT
+
+    @property
+    def reads_on(self) -> int:
+        """What the system must report before it is worth while to read again."""
+        return self._reads_on
+
+    @reads_on.setter
+    def reads_on(self, mask: int) -> None:
+        self._reads_on = mask
+        self._readable.register(self.socket, mask)
 
     @classmethod
     def connect(cls, address: tuple[str, int], seconds: float) -> Stream:
@@ -142,7 +149,7 @@ class Stream:
         has_ended = False
         try:
             while len(self._ahead) < size:
-                count = self._receive([block[len(self._ahead) :]])
+                count = self._receive([block[: size - len(self._ahead)]])
                 self._ahead += block[:count]
                 if not count and (self._ahead or not self._wait(_remaining(deadline))):
                     break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -11,15 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import pyspark
 import pytest
 from conftest import build_dense, largest_difference, wait_for, worker_processes
+from connect import connect_server, new_session
 
 import pybackend
 from pybackend import (
@@ -37,60 +35,7 @@ from pybackend import (
 )
 from pybackend.launchers.spark import barrier as spark
 from pybackend.launchers.spark import jobs as spark_job
-from pybackend.launchers.spark import slots
-from pybackend.launchers.spark.slots import check_slots, slots_of
-
-SETTINGS = {
-    "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.grpc.binding.port": "0",
-    "spark.ui.enabled": "false",
-    # Without effect in local mode, but a client can read it.
-    "spark.dynamicAllocation.enabled": "true",
-}
-
-
-@contextmanager
-def connect_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Address and process of a Connect server of two slots that lives as long as the context."""
-    home = Path(pyspark.__file__).parent
-    arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
-    command = [
-        str(home / "bin" / "spark-submit"),
-        *("--master", "local[2]", "--driver-memory", "1g"),
-        *("--driver-java-options", f"-Djava.io.tmpdir={folder}"),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *arguments,
-        "spark-internal",
-    ]
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(folder),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield f"sc://{started_at(server, log)}", server
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-
-
-def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
-    """What the server says of its address when it listens; it has picked a free port."""
-    pause = threading.Event()
-    for _ in range(600):
-        told = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
-        if told:
-            return told[1]
-        assert server.poll() is None, log.read_text(errors="replace")
-        pause.wait(0.1)
-    raise AssertionError(log.read_text(errors="replace"))
+from pybackend.launchers.spark.slots import check_slots, count_slots
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +53,6 @@ def server(
 @pytest.fixture(scope="module")
 def url(server: tuple[str, subprocess.Popen[bytes]]) -> str:
     return server[0]
-
-
-def new_session(url: str) -> Any:
-    from pyspark.sql.connect.session import SparkSession
-
-    return SparkSession.builder.remote(url).create()
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +198,7 @@ def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -
 
 
 def test_too_few_slots_are_told_at_once(session: Any) -> None:
-    assert slots_of(session) == 2
+    assert count_slots(session) == 2
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"workers=3, .*at most 2 tasks.*master local\[2\]"):
         barrier_run(session, lambda context: 1, workers=3)
@@ -314,18 +253,6 @@ def test_a_stopped_session_is_named(url: str) -> None:
     session.stop()
     with pytest.raises(ClusterError, match="it was stopped"):
         barrier_run(session, lambda context: 1, workers=1)
-
-
-def test_a_server_that_does_not_answer_is_named(
-    server: tuple[str, subprocess.Popen[bytes]], session: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(slots, "_ANSWER_SECONDS", 1)
-    server[1].send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(ClusterError, match="does not answer"):
-            barrier_run(session, lambda context: 1, workers=1)
-    finally:
-        server[1].send_signal(signal.SIGCONT)
 
 
 DRIVER = """

@@ -1,4 +1,4 @@
-"""What a machine has to train with, and what it lacks; on machines made of real files."""
+"""What a machine has to train with, and what is missing; on machines made of real files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.doctor.machine import doctor, java, lacking
+from pybackend.doctor.machine import doctor, find_java, find_missing
+from pybackend.job.packages import BUILDS
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
@@ -44,6 +45,11 @@ def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[s
         (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     for name, text in programs.items():
         executable(programs_of / name.replace("_", "-"), text)
+    return ask_doctor(folder)
+
+
+def ask_doctor(folder: Path) -> dict[str, Any]:
+    """What `doctor` finds in a folder that `doctor_on` has filled."""
     program = (
         "import json, sys; from pybackend.doctor.machine import doctor; found = doctor();"
         "loaded = {'tensorflow', 'keras', 'pyspark', 'numpy', 'h5py'} & set(sys.modules);"
@@ -51,7 +57,11 @@ def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[s
     )
     shown = subprocess.run(
         [sys.executable, "-S", "-c", program],
-        env={"PATH": str(programs_of), "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "PATH": str(folder / "bin"),
+            "PYTHONPATH": str(folder / "site"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         cwd=folder,
         capture_output=True,
         text=True,
@@ -101,11 +111,20 @@ def test_a_machine_with_enough(tmp_path: Path) -> None:
     assert found["verdict"] == "ready: try `tfdist mnist`"
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow-cpu", "tf-nightly"])
+@pytest.mark.parametrize("name", BUILDS["tensorflow"])
 def test_every_build_of_tensorflow_counts(tmp_path: Path, name: str) -> None:
     packages = {k: v for k, v in GOOD.items() if k != "tensorflow-cpu"} | {name: "2.21.0rc1"}
     found = doctor_on(tmp_path, packages)
     assert (found["tensorflow"], found["problems"]) == ("2.21.0rc1", [])
+
+
+def test_a_build_of_keras_or_tensorflow_without_metadata_counts(tmp_path: Path) -> None:
+    found = doctor_on(tmp_path, {k: v for k, v in GOOD.items() if k != "tensorflow-cpu"})
+    assert found["problems"] == ["tensorflow is not installed: install tensorflow >= 2.18"]
+    (tmp_path / "site" / "tensorflow").mkdir()
+    (tmp_path / "site" / "tensorflow" / "__init__.py").touch()
+    found = ask_doctor(tmp_path)
+    assert (found["tensorflow"], found["problems"]) == ("unknown", [])
 
 
 def test_versions_that_are_too_old(tmp_path: Path) -> None:
@@ -124,7 +143,7 @@ def test_spark_needs_arrow_and_java(tmp_path: Path) -> None:
         "no Java was found: a local Spark needs Java 17",
     ]
     assert found["verdict"] == (
-        "ready on this machine; for Spark, mend first: pyspark is installed without pyarrow, "
+        "ready on this machine; for Spark, first fix this: pyspark is installed without pyarrow, "
         "which training on Spark needs"
     )
 
@@ -163,15 +182,15 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: Any) -> No
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "java", """echo 'openjdk version "21.0.1"' >&2""")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert java() == "21.0.1"
+    assert find_java() == "21.0.1"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
-    assert java() is None
+    assert find_java() is None
 
 
 def test_only_workers_of_spark_need_arrow() -> None:
     found = {**doctor(), "pyarrow": "14.0.2"}
-    assert lacking(found) == []
-    assert lacking(found, on_spark=True) == [("pyarrow", "14.0.2", "15")]
+    assert find_missing(found) == []
+    assert find_missing(found, on_spark=True) == [("pyarrow", "14.0.2", "15")]
     old = {**found, "python_version": "3.10.4", "keras": "3.12.4"}
-    assert lacking(old) == []
-    assert lacking({**old, "python_version": "3.12.0"}) == [("keras", "3.12.4", "3.13.2")]
+    assert find_missing(old) == []
+    assert find_missing({**old, "python_version": "3.12.0"}) == [("keras", "3.12.4", "3.13.2")]

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 from conftest import wait_for
 
 from pybackend.errors import ClusterError
-from pybackend.net import meeting
-from pybackend.net.meeting import MeetingClient, MeetingServer
-from pybackend.net.rendezvous import greet_as_client, new_token
+from pybackend.job.codec import encode
+from pybackend.job.messages import PrintedLine
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import greet_as_client, greet_as_server, new_token
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 2.0)
-
-
 class Worker:
-    """A client, and whether it has been told that the driver is gone."""
+    """A client, and whether it has noticed that the driver is gone."""
 
     def __init__(self, address: str, rank: int, token: str = TOKEN) -> None:
         self.rank = rank
         self.lost = threading.Event()
-        self.client = MeetingClient(address, token, rank, self.lost.set)
+        self.client = MeetingClient(address, token, rank, 2.0, self.lost.set)
+        self.client.require()
 
 
 @pytest.fixture
@@ -51,13 +53,92 @@ def join() -> Iterator[Callable[..., Worker]]:
 Join = Callable[[MeetingServer, int], Worker]
 
 
-def test_everyone_gets_all_messages_in_several_rounds(join: Join) -> None:
-    with MeetingServer("127.0.0.1", TOKEN, 3) as server, ThreadPoolExecutor(3) as threads:
+def rush(threads: ThreadPoolExecutor, workers: list[Worker]) -> list[Any]:
+    """What each worker's `gather` gives: messages, None, or its error."""
+
+    def gather(worker: Worker) -> Any:
+        try:
+            return worker.client.gather(str(worker.rank))
+        except ClusterError as error:
+            return error
+
+    return [threads.submit(gather, worker) for worker in workers]
+
+
+def test_all_meet_elsewhere_if_one_does_not_come_in_time(join: Join) -> None:
+    with (
+        MeetingServer("127.0.0.1", TOKEN, 3, patience=0.5) as server,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        waiting = rush(threads, [join(server, 0), join(server, 1)])
+        assert [answer.result(timeout=10) for answer in waiting] == [None, None]
+        # The decision stands for one who comes late.
+        assert join(server, 2).client.gather("2") is None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["then the others join", "others wait"])
+def test_all_meet_elsewhere_if_one_leaves_before_it_has_joined(join: Join, first: bool) -> None:
+    with (
+        MeetingServer("127.0.0.1", TOKEN, 3, patience=60) as server,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        workers = [join(server, rank) for rank in range(3)]
+        waiting = [] if first else rush(threads, workers[:2])
+        if waiting:
+            wait_for(lambda: server.missing()[0] == [2])
+        workers[2].client.close()
+        waiting = waiting or rush(threads, workers[:2])
+        assert [answer.result(timeout=10) for answer in waiting] == [None, None]
+        assert workers[2].client.gather("2") is None
+
+
+def test_a_member_without_a_driver_meets_elsewhere_at_once() -> None:
+    with MeetingClient(None, TOKEN, 0, 60.0) as client:
+        assert not client(PrintedLine("dropped"))
+        assert client.gather("0") is None
+
+
+def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
+    """It cannot know what the others were told: it must neither wait nor go elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        host, port = listener.getsockname()
+        client = MeetingClient(f"{host}:{port}", TOKEN, 1, 10.0)
+        stream = Stream.accept(listener)
+        assert greet_as_server(stream, TOKEN, "meeting") == 1
+        waiting = threads.submit(client.gather, "1")
+        assert b"Join" in stream.read_line(1000, 10)
+        stream.close()
+        with pytest.raises(ClusterError, match=r"worker 1 on .* lost the driver"):
+            waiting.result(timeout=10)
+        client.close()
+
+
+def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> None:
+    """One of three is cut off at a random moment: all go elsewhere, or all meet, or it fails."""
+    draw = random.Random(1)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(60):
+            with MeetingServer("127.0.0.1", TOKEN, 3, patience=20) as server:
+                workers = [join(server, rank) for rank in range(3)]
+                answers = rush(threads, workers[:2])
+                time.sleep(draw.random() * 0.002)
+                third = rush(threads, workers[2:])
+                time.sleep(draw.random() * 0.002)
+                server._streams[2].close()  # the network is cut
+                *others, cut = [answer.result(timeout=20) for answer in [*answers, *third]]
+            assert others in ([None, None], [["0", "1", "2"]] * 2)
+            assert isinstance(cut, ClusterError) or cut == others[0]
+
+
+@pytest.mark.parametrize("patience", [60.0, math.inf])
+def test_everyone_gets_all_messages(join: Join, patience: float) -> None:
+    with (
+        MeetingServer("127.0.0.1", TOKEN, 3, patience=patience) as server,
+        ThreadPoolExecutor(3) as threads,
+    ):
         workers = [join(server, rank) for rank in (2, 0, 1)]
-        for number in range(3):
-            sent = [{"rank": w.rank, "number": number} for w in workers]
-            found = list(threads.map(lambda w, m: w.client.gather(m), workers, sent))
-            assert found == [[{"rank": rank, "number": number} for rank in range(3)]] * 3
+        found = list(threads.map(lambda w: w.client.gather(f"from {w.rank}"), workers))
+        assert found == [["from 0", "from 1", "from 2"]] * 3
         assert server.missing()[0] == []
         for worker in workers:
             worker.client.close()
@@ -68,7 +149,7 @@ def test_events_and_large_results_arrive_whole(join: Join) -> None:
     content = bytes(range(256)) * 40_000
     with MeetingServer("127.0.0.1", TOKEN, 2) as server:
         worker = join(server, 1)
-        assert worker.client({"event": "line", "text": "hello", "rank": 7})
+        assert worker.client(PrintedLine("hello", rank=7))
         worker.client.send("report", content)
         worker.client.send("empty", b"")
         worker.client.close()
@@ -76,18 +157,18 @@ def test_events_and_large_results_arrive_whole(join: Join) -> None:
         assert server.result(1, "report") == content
         assert server.result(1, "empty") == b""
         assert server.result(0, "report") is None
-        # The rank is that of the proven connection, whatever the event says.
-        assert server.queue.get(timeout=5) == {"event": "line", "text": "hello", "rank": 1}
+        # The rank is that of the authenticated connection, whatever the event says.
+        assert server.queue.get(timeout=5) == PrintedLine("hello", rank=1)
 
 
-def test_a_worker_hears_that_the_driver_is_gone(join: Join) -> None:
+def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
     with MeetingServer("127.0.0.1", TOKEN, 2) as server, ThreadPoolExecutor(1) as threads:
         worker = join(server, 0)
         waiting = threads.submit(worker.client.gather, "alone")
         wait_for(lambda: server.missing()[0] == [1])
         server.__exit__()
         assert worker.lost.wait(10)
-        with pytest.raises(ClusterError, match="ended the job before all workers had met"):
+        with pytest.raises(ClusterError, match=r"worker 0 on .* lost the driver at .* before all"):
             waiting.result(timeout=10)
 
 
@@ -100,7 +181,7 @@ def test_a_rank_comes_once_and_is_one_of_the_job(join: Join, rank: int) -> None:
         assert not first.lost.is_set()
 
 
-def test_a_greeting_that_ends_after_the_driver_has_left_is_no_welcome() -> None:
+def test_a_greeting_that_ends_after_the_driver_has_left_is_rejected() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 1) as server:
         host, port = server.address.split(":")
         stream = Stream.connect((host, int(port)), 10)
@@ -111,7 +192,7 @@ def test_a_greeting_that_ends_after_the_driver_has_left_is_no_welcome() -> None:
         assert stream.peek(1, 10) == b""
 
 
-def test_a_door_with_a_crowd_is_tried_again(join: Join) -> None:
+def test_a_rejected_greeting_is_tried_again(join: Join) -> None:
     with MeetingServer("127.0.0.1", TOKEN, 1) as server:
         host, port = server.address.split(":")
         crowd = [socket.create_connection((host, int(port)), timeout=10) for _ in range(64)]
@@ -119,7 +200,7 @@ def test_a_door_with_a_crowd_is_tried_again(join: Join) -> None:
             stranger.recv(1)
         leaving = threading.Timer(1.0, lambda: [stranger.close() for stranger in crowd])
         leaving.start()
-        assert join(server, 0).client({"event": "line", "text": "in"})
+        assert join(server, 0).client(PrintedLine("in"))
         leaving.join()
 
 
@@ -130,7 +211,7 @@ def test_the_driver_may_be_reached_by_another_address_than_it_listens_on() -> No
         assert server.address.startswith("[fd00::7]:")
 
 
-def test_a_stranger_is_turned_away() -> None:
+def test_a_stranger_is_rejected() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 1) as server:
         with pytest.raises(ClusterError, match="cannot reach the driver"):
             Worker(server.address, 0, new_token())
@@ -144,10 +225,77 @@ def test_a_driver_that_is_not_there_is_named() -> None:
         Worker(f"127.0.0.1:{port}", 3)
 
 
-def test_what_is_no_line_of_json_ends_the_connection() -> None:
+def test_a_line_that_is_not_json_ends_the_connection() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 2) as server:
         host, port = server.address.split(":")
         with closing(Stream.connect((host, int(port)), 10)) as stream:
             greet_as_client(stream, TOKEN, 0, "meeting")
             stream.send_all(b"not json\n")
             assert stream.peek(1, 10) == b""
+
+
+def test_lines_of_many_events_arrive_each_workers_in_order() -> None:
+    def work(rank: int) -> None:
+        with MeetingClient(server.address, TOKEN, rank, 10.0) as client:
+            for number in range(200):
+                client(PrintedLine(f"Zeile {number} \u00e4\n"))
+
+    with MeetingServer("127.0.0.1", TOKEN, 4) as server:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        events = [server.queue.get(timeout=30) for _ in range(800)]
+    for rank in range(4):
+        texts = [event.text for event in events if event and event.rank == rank]
+        assert texts == [f"Zeile {number} \u00e4\n" for number in range(200)]
+
+
+def test_a_large_event_arrives_whole(join: Join) -> None:
+    with MeetingServer("127.0.0.1", TOKEN, 1) as server:
+        join(server, 0).client(PrintedLine("x" * 500_000))
+        assert server.queue.get(timeout=30) == PrintedLine("x" * 500_000)
+
+
+def test_lines_without_a_greeting_are_not_read() -> None:
+    with MeetingServer("127.0.0.1", TOKEN, 1) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as stranger:
+            stranger.sendall(encode(PrintedLine("x")).encode() + b"\n" + bytes(100))
+            received = 0
+            with suppress(ConnectionResetError):
+                while part := stranger.recv(100):
+                    received += len(part)
+        assert received <= 32
+        assert server.queue.empty()
+
+
+def test_a_driver_behind_a_firewall_delays_no_worker() -> None:
+    # A listener whose queue is full drops what knocks, as a firewall does.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as stack:
+        address = server.getsockname()
+        for _ in range(2):
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(address)
+        began = time.monotonic()
+        client = MeetingClient(f"127.0.0.1:{address[1]}", TOKEN, 0, 3.0)
+        assert not client(PrintedLine("x"))
+        assert time.monotonic() - began < 1
+        client.close()
+        assert 2 < time.monotonic() - began < 8
+        assert not client(PrintedLine("after the end"))
+
+
+def test_a_driver_that_goes_away_does_not_stop_the_worker(join: Join) -> None:
+    with MeetingServer("127.0.0.1", TOKEN, 1) as server:
+        worker = join(server, 0)
+        worker.client(PrintedLine("first"))
+        server.queue.get(timeout=30)
+    for _ in range(100):
+        worker.client(PrintedLine("x" * 100_000))
+
+
+def test_a_closed_server_no_longer_listens() -> None:
+    with MeetingServer("127.0.0.1", TOKEN, 1) as server:
+        host, port = server.address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=30)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pybackend.job.packages import difference, installed
+from pybackend.job.packages import find_difference, read_versions
 
-HERE = installed()
+HERE = read_versions()
 
 
 def test_this_python_has_both() -> None:
@@ -34,7 +34,7 @@ def test_this_python_has_both() -> None:
 def test_the_worker_that_differs_is_named(
     changes: list[dict[str, Any]], rank: int | None, parts: list[str]
 ) -> None:
-    found = difference(["a", "b", "c"], [{**HERE, **change} for change in changes])
+    found = find_difference(["a", "b", "c"], [{**HERE, **change} for change in changes])
     if rank is None:
         assert found is None
         return

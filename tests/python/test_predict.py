@@ -37,7 +37,7 @@ from pybackend import (
     predict_spark,
 )
 from pybackend.launchers.spark import predict_task
-from pybackend.launchers.spark.predict import undated
+from pybackend.launchers.spark.predict import remove_dates
 from pybackend.launchers.spark.predict_task import PredictTask
 
 LEVELS = ["no", "may be", "yes"]
@@ -286,13 +286,13 @@ def test_when_a_model_was_written_makes_it_no_other(dense_model: Any) -> None:
                 member = json.dumps({**json.loads(member), "date_saved": "later"}).encode()
             target.writestr(name, member)
     assert later.getvalue() != content
-    assert undated(later.getvalue()) == undated(content)
-    assert model_from_bytes(undated(content)).name == dense_model.name
+    assert remove_dates(later.getvalue()) == remove_dates(content)
+    assert model_from_bytes(remove_dates(content)).name == dense_model.name
 
 
 def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: Any) -> None:
     monkeypatch.setattr(predict_task, "_BLOCK_BYTES", 40 * 3 * 4)
-    blocks = [outputs[0] for outputs in predict_task.predicted(dense_model, {"x": rows[0]}, 30)]
+    blocks = [outputs[0] for outputs in predict_task.predict_rows(dense_model, {"x": rows[0]}, 30)]
     assert [len(block) for block in blocks] == [60] * 8 + [20]
     expected = dense_model.predict(rows[0], verbose=0)
     np.testing.assert_allclose(np.concatenate(blocks), expected, atol=1e-6)

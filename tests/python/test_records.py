@@ -73,7 +73,7 @@ def left_behind(path: Path) -> list[str]:
     return [name for name in os.listdir(path) if name.startswith(("_temp", "."))]
 
 
-def told(frame: Any) -> list[str]:
+def rows_as_text(frame: Any) -> list[str]:
     """Rows as text, for a comparison in any order."""
     return sorted(str(one) for one in frame.collect())
 
@@ -89,7 +89,7 @@ def test_every_type_comes_back(spark: Any, frame: Any, tmp_path: Path, compressi
     assert left_behind(path) == []
     back = read_tfrecords(spark, path)
     assert back.schema.simpleString() == frame.schema.simpleString()
-    assert told(back) == told(frame)
+    assert rows_as_text(back) == rows_as_text(frame)
 
 
 def test_tensorflow_reads_them(spark: Any, tmp_path: Path) -> None:
@@ -180,10 +180,12 @@ def test_old_records_go_only_for_new_ones(spark: Any, tmp_path: Path) -> None:
     assert left_behind(path) == []
 
 
-def test_a_null_in_an_array_is_told_by_column_row_and_partition(spark: Any, tmp_path: Path) -> None:
+def test_a_null_in_an_array_is_named_by_column_row_and_partition(
+    spark: Any, tmp_path: Path
+) -> None:
     frame = spark.range(0, 10, 1, 1).selectExpr("id", "array(if(id = 7, null, id)) AS a")
-    told = r"column 'a' holds a null inside the array of row 7 .*\(partition 0\)$"
-    with pytest.raises(InputError, match=told):
+    message = r"column 'a' holds a null inside the array of row 7 .*\(partition 0\)$"
+    with pytest.raises(InputError, match=message):
         write_tfrecords(frame, tmp_path / "data")
     assert os.listdir(tmp_path) == []
 
@@ -196,7 +198,7 @@ def test_a_failing_job_is_a_cluster_error_and_leaves_nothing(spark: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ("struct(id) AS s", "column 's' has the type struct: a record holds"),
         ("map(id, id) AS m", "column 'm' has the type map"),
@@ -207,16 +209,16 @@ def test_a_failing_job_is_a_cluster_error_and_leaves_nothing(spark: Any, tmp_pat
     ],
 )
 def test_a_type_that_no_record_holds_is_refused(
-    spark: Any, tmp_path: Path, columns: str, told: str
+    spark: Any, tmp_path: Path, columns: str, message: str
 ) -> None:
     frame = spark.sql(f"SELECT {columns} FROM range(1)")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         write_tfrecords(frame, tmp_path / "data")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"path": 3}, "`path` must be a path or a URI, not 3"),
         ({"path": ""}, "`path` must be a path"),
@@ -228,10 +230,10 @@ def test_a_type_that_no_record_holds_is_refused(
     ],
 )
 def test_wrong_arguments_are_refused(
-    spark: Any, tmp_path: Path, arguments: dict[str, Any], told: str
+    spark: Any, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     given = {"df": spark.range(1), "path": tmp_path / "data", **arguments}
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         write_tfrecords(given.pop("df"), given.pop("path"), **given)
 
 
@@ -249,7 +251,7 @@ def test_what_cannot_be_read_is_refused_at_once(spark: Any, tmp_path: Path) -> N
         read_tfrecords(spark, tmp_path, tfrecord_spec=["x"])  # type: ignore[arg-type]
 
 
-def test_a_damaged_record_is_told_when_it_is_read(spark: Any, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_when_it_is_read(spark: Any, tmp_path: Path) -> None:
     written = write_tfrecords(spark.range(0, 100, 1, 1), tmp_path / "data")
     content = bytearray(Path(written.files[0]).read_bytes())
     content[-20] ^= 1

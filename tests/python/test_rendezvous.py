@@ -23,6 +23,7 @@ from pybackend.net.rendezvous import (
     greet_as_server,
     listen,
     new_token,
+    own_address,
 )
 from pybackend.net.stream import Stream
 
@@ -313,3 +314,12 @@ def test_the_thread_of_a_closed_acceptor_ends() -> None:
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_own_address_is_on_the_way_to_the_peer(host: str) -> None:
+    assert own_address(host) in ("127.0.0.1", "::1")
+
+
+def test_a_name_without_an_address_cannot_be_reached() -> None:
+    assert own_address("nowhere.invalid") is None

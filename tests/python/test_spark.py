@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from pybackend.api.mnist import digit_model
 from pybackend.job.options import DataOptions
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
+from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 
 
@@ -450,6 +452,22 @@ def in_another_process(code: str) -> str:
         cwd=os.path.dirname(__file__),
         env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
     ).stdout
+
+
+def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) -> None:
+    children = " ".join(p.read_text() for p in Path("/proc/self/task").glob("*/children")).split()
+    (java,) = [
+        int(pid)
+        for pid in children
+        if b"pyspark-shell" in Path("/proc", pid, "cmdline").read_bytes()
+    ]
+    monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
+    os.kill(java, signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
+            barrier_run(spark, lambda context: 1, workers=1)
+    finally:
+        os.kill(java, signal.SIGCONT)
 
 
 def test_a_stopped_session_is_named() -> None:

@@ -8,11 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import textwrap
 import threading
 import time
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import keras
 import pytest
 from conftest import RLIB, build_dense, largest_difference, needs_r, worker_processes
+from pythons import python_without
 from standalone import HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
@@ -196,12 +195,8 @@ def test_a_worker_that_cannot_reach_another_says_so(cluster: Cluster) -> None:
 @contextmanager
 def other_python(cluster: Cluster, spark: Any, folder: Path, without: str) -> Iterator[Path]:
     """On the last host, workers run in an environment that lacks the packages of a pattern."""
-    venv.create(folder / "env", symlinks=True)
+    python_without(folder, without)
     (site,) = folder.glob("env/lib/python*/site-packages")
-    hidden = set(Path(sysconfig.get_path("purelib")).glob(without))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry not in hidden:
-            (site / entry.name).symlink_to(entry)
     wrapper = folder / "python"
     wrapper.write_text(
         textwrap.dedent(f"""\
@@ -300,6 +295,7 @@ def test_a_lost_executor_is_named_and_nothing_is_tried_again(
 DRIVER = """
 import sys
 from pathlib import Path
+from pythons import python_without
 from standalone import Cluster
 from test_standalone import build_dense, endless
 import numpy as np, pybackend

@@ -1,7 +1,7 @@
 """Joins PySpark to a Spark that another program of this session runs: sparklyr's.
 
-sparklyr starts a Py4J server inside its own JVM and tells its port and secret; PySpark then uses
-that JVM's SparkContext, so that Spark tables and temporary views are there without a copy.
+sparklyr starts a Py4J server inside its own JVM, with a port and a secret; PySpark then uses that
+JVM's SparkContext, so that Spark tables and temporary views are there without a copy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.spark.session import ask
 
 # The port and the session that this process is attached to.
 _attached: tuple[int, Any] | None = None
@@ -30,7 +31,7 @@ def attach_spark(
     port, secret
         Of the ``org.apache.spark.api.python.Py4JServer`` in that JVM.
     spark_home
-        Spark's own folder, where it is not that of the installed pyspark.
+        Spark's own folder, if it is not that of the installed pyspark.
     python
         Python that the executors run; None: as PYSPARK_PYTHON says.
 
@@ -41,7 +42,7 @@ def attach_spark(
     Raises
     ------
     ClusterError
-        Where this process already uses another, live SparkContext, or pyspark is missing.
+        This process already uses another, live SparkContext, or pyspark is missing.
     """
     global _attached
     if importlib.util.find_spec("pyspark") is None:
@@ -52,8 +53,8 @@ def attach_spark(
     if _attached is not None and _is_alive(_attached[1]):
         if _attached[0] == port:
             return _attached[1]
-        _refuse(_attached[1])
-    _refuse_foreign_session()
+        _reject_session(_attached[1])
+    _reject_foreign_session()
     _forget_pyspark()
     _attached = (port, _attach(port, secret, spark_home, python))
     return _attached[1]
@@ -64,7 +65,7 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    # With these two variables PySpark joins a running JVM where it would start one.
+    # With these two variables PySpark joins a running JVM instead of starting one.
     variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     if spark_home:
         variables["SPARK_HOME"] = spark_home
@@ -92,7 +93,7 @@ def _is_alive(session: Any) -> bool:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        return bool(session.sparkContext.applicationId)
+        return bool(ask(session, "its name", lambda: session.sparkContext.applicationId))
     except (Py4JError, OSError, AttributeError):  # its JVM is gone, or it was stopped
         return False
     finally:
@@ -118,7 +119,7 @@ def _disconnect_quietly() -> None:
     server.handle_error = handle_error
 
 
-def _refuse_foreign_session() -> None:
+def _reject_foreign_session() -> None:
     from pyspark.sql import SparkSession
 
     try:
@@ -126,10 +127,10 @@ def _refuse_foreign_session() -> None:
     except Exception:  # a session whose JVM is gone cannot even be asked for
         return
     if session is not None and _is_alive(session):
-        _refuse(session)
+        _reject_session(session)
 
 
-def _refuse(session: Any) -> None:
+def _reject_session(session: Any) -> None:
     context = session.sparkContext
     raise ClusterError(
         f"Python already uses another Spark application ({context.applicationId}, master "
@@ -138,7 +139,7 @@ def _refuse(session: Any) -> None:
 
 
 def _forget_pyspark() -> None:
-    """Have PySpark imported anew: it keeps its first JVM's gateway for the process's life.
+    """Have PySpark imported again: it keeps its first JVM's gateway for the process's life.
 
     Objects of the old JVM keep the old modules, and so never reach into the new one.
     """

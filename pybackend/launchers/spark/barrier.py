@@ -41,7 +41,7 @@ from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_net
 from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
+from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.deadline import within
 from pybackend.net.dialing import network_advice
@@ -55,6 +55,8 @@ _ROWS_AT_ONCE = 2000
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
 _RESTORE_SECONDS = 10.0
+# Spark's hash is the same everywhere: keys by partition, by the number of partitions.
+_KEYS: dict[int, dict[int, int]] = {}
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
 _RESULT_SHARE = 0.9
 
@@ -127,7 +129,7 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
 
 def _with_model_limit(session: Any, job: Job) -> Job:
     """Spark fails a job whose results are larger than the driver is set to take."""
-    told = setting(session, "spark.driver.maxResultSize") or "1g"
+    told = read_setting(session, "spark.driver.maxResultSize") or "1g"
     known = re.fullmatch(r"(\d+)([kmgtp]?)b?", told.strip().lower())
     if known is None or int(known[1]) == 0:  # 0: as large as they are
         return job
@@ -221,13 +223,13 @@ def _frame_of_blobs(
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
     """A key per rank that Spark's hash partitioning puts into the partition of that number."""
-    found: dict[int, int] = {}
+    found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:
         places = partial(_places, session, candidates, workers)
-        rows = run_watched(session, places)
-        found = {row["place"]: row["id"] for row in rows}
+        found = {row["place"]: row["id"] for row in run_watched(session, places)}
         candidates *= 4
+    _KEYS[workers] = found
     return [found[rank] for rank in range(workers)]
 
 
@@ -243,8 +245,8 @@ def driver_place(session: Any) -> tuple[str | None, str | None]:
     """
     if is_one_machine(session):
         return "127.0.0.1", None
-    host = (setting(session, "spark.driver.host") or "").strip("[]") or None
-    bound = (setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
+    host = (read_setting(session, "spark.driver.host") or "").strip("[]") or None
+    bound = (read_setting(session, "spark.driver.bindAddress") or "").strip("[]") or None
     return bound or host, host
 
 

@@ -7,9 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import slots_of
-from pybackend.net.deadline import within
+from pybackend.launchers.spark.executors import ask_executors
 
 # Python's own words, and those of PySpark for what it itself needs.
 _NO_MODULE = re.compile(
@@ -19,7 +17,6 @@ _NO_MODULE = re.compile(
 _PACKAGES = {"PyArrow": "pyarrow", "Pandas": "pandas"}
 # Spark names the executor's host beside the number of the task.
 _HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
-_LOOK_SECONDS = 30.0
 
 
 def explain_spark_error(error: BaseException, session: Any = None) -> BaseException:
@@ -82,30 +79,15 @@ def _find_python(session: Any, package: str) -> str | None:
     """The Python of an executor, one that has no such package if there is one; None: not known."""
     if session is None:
         return None
-    with suppress(Exception):
-        found = within(_LOOK_SECONDS, lambda: _ask_executors(session, package), TimeoutError())
-        return next((python for python, has in found if not has), found[0][0])
-    return None
 
-
-def _ask_executors(session: Any, package: str) -> list[tuple[str, bool]]:
-    """Path of Python, and whether it has a package, by a job that needs nothing but Python."""
-
-    # A function inside this one travels as code: the executors need not import this module.
-    def look(_: Any) -> str:
+    # A function inside this one travels as code: executors may not be able to import this module.
+    def look() -> tuple[str, bool]:
         import sys
         from importlib.util import find_spec
 
-        return f"{find_spec(package) is not None} {sys.executable}"
+        return sys.executable, find_spec(package) is not None
 
-    count = slots_of(session)
-    if is_connect(session):
-        from pyspark.sql.functions import udf
-
-        numbers = session.range(0, count, 1, count)
-        rows = numbers.select(udf(look, "string", useArrow=False)("id")).collect()
-        texts = [row[0] for row in rows]
-    else:
-        texts = session.sparkContext.parallelize(range(count), count).map(look).collect()
-    pairs = [text.partition(" ") for text in texts]
-    return [(python, has == "True") for has, _, python in pairs]
+    with suppress(Exception):
+        found = ask_executors(session, look)
+        return str(next((python for python, has in found if not has), found[0][0]))
+    return None

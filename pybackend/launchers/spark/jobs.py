@@ -44,7 +44,7 @@ class SparkJob(Protocol):
         """Ask Spark whether any of its tasks runs; True if it answers without saying so."""
 
 
-def job_of(session: Any) -> SparkJob:
+def new_job(session: Any) -> SparkJob:
     """A job of a session, classic or Connect."""
     return ConnectJob(session) if is_connect(session) else ClassicJob(session)
 
@@ -79,7 +79,7 @@ def run_watched(
         except BaseException as error:
             outcome.put(([], error))
 
-    with job_of(session) as job:
+    with new_job(session) as job:
         thread = job.thread(submit)
         watch = IdleWatch(job, idle_seconds)
         thread.start()
@@ -260,7 +260,7 @@ class ConnectJob:
 
 
 def _reports_progress(session: Any) -> bool:
-    """Whether the server tells its clients of running tasks: since Spark 4, unless set to 0."""
+    """Whether the server reports running tasks to its clients: since Spark 4, unless set to 0."""
     name = "spark.connect.progress.reportInterval"
     try:
         interval = str(ask(session, f"the setting {name}", lambda: session.conf.get(name)))

@@ -1,4 +1,4 @@
-"""Predictions beside the rows of a Spark DataFrame: a plan that Spark runs when it is asked to."""
+"""Predictions beside the rows of a Spark DataFrame: a plan that runs when rows are asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python
-from pybackend.launchers.spark.session import is_connect
+from pybackend.launchers.spark.session import ask, is_connect, read_schema
 from pybackend.launchers.spark.shipping import ship_package
 
 _METADATA = "metadata.json"
+_VECTOR = "VectorUDT"
 
 
-def frame_of_predictions(
+def add_predictions(
     frame: Any, choice: ColumnSpec, job: Job, files: Mapping[str, bytes], predictions: Predictions
 ) -> Any:
     """A DataFrame of all columns of another, and the predictions; no Spark job is run.
@@ -37,39 +39,54 @@ def frame_of_predictions(
     """
     from pyspark.sql.types import StructType
 
-    columns = frame.schema.fields
-    _refuse_taken([field.name for field in columns], predictions)
+    session = frame.sparkSession
+    columns = read_schema(frame).fields
+    _reject_taken_names([field.name for field in columns], predictions)
     types = {field.name: field.dataType for field in columns}
     kinds = {name: kind_of(kind) for name, kind in types.items()}
     column_groups, read = column_groups_of(choice, kinds, job.floatx, "df")
-    # By names of their own: dots in a user's names would mean something to mapInArrow.
-    own = [f"c{place}" for place in range(len(columns))]
-    sent = frame.toDF(*own)
+    # Vectors follow as arrays.
+    vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     places = {field.name: place for place, field in enumerate(columns)}
-    vectors = [name for name in read if type(types[name]).__name__ == "VectorUDT"]
-    for extra, name in enumerate(vectors, start=len(own)):
-        sent = sent.select("*", _as_array(sent[own[places[name]]]).alias(f"c{extra}"))
-        places[name] = extra
-    files = {**files, MODEL_FILE: undated(files[MODEL_FILE])}
+    sources = [places[name] for name in vectors]
+    places |= {name: len(columns) + extra for extra, name in enumerate(vectors)}
+    files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
     task = PredictTask(
         job,
         files,
         _digest(files),
         tuple(column_groups),
         tuple(places[name] for name in read),
-        len(own),
+        len(columns),
         predictions,
     )
     schema = StructType([*columns, *map(_struct_field, predictions.fields)])
-    session = frame.sparkSession
     ship_package(session)
     if is_connect(session):
-        task = _with_artifact(task, session)
+        task = _send_model(task, session)
+    size = sum(map(len, task.files.values()))
+
+    def plan() -> Any:
+        return _with_arrays(frame, len(columns), sources).mapInArrow(task, schema)
+
     with driver_python(session):
-        return sent.mapInArrow(task, schema)
+        return ask(session, "a plan", plan, size)
 
 
-def _with_artifact(task: PredictTask, session: Any) -> PredictTask:
+def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:
+    """A DataFrame, and behind its columns the vectors at these places as arrays.
+
+    Its names are its own: dots in a user's names would mean something to mapInArrow.
+    """
+    sent = frame.toDF(*(f"c{place}" for place in range(columns)))
+    arrays = [
+        _as_array(sent[f"c{place}"]).alias(f"c{columns + extra}")
+        for extra, place in enumerate(vectors)
+    ]
+    return sent.select("*", *arrays)
+
+
+def _send_model(task: PredictTask, session: Any) -> PredictTask:
     """Send the model to Spark by itself.
 
     A Connect plan carries the task, is sent with each request, and must stay below 128 MB; in a
@@ -77,15 +94,17 @@ def _with_artifact(task: PredictTask, session: Any) -> PredictTask:
     """
     name = f"tfdist-{task.digest[:32]}.keras"
     files = dict(task.files)
+    model = files.pop(MODEL_FILE)
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         path = Path(folder) / name
-        path.write_bytes(files.pop(MODEL_FILE))
-        session.addArtifacts(str(path), file=True)
+        path.write_bytes(model)
+        send = partial(session.addArtifacts, str(path), file=True)
+        ask(session, "the place of the model", send, len(model))
     return replace(task, files=files, artifact=name)
 
 
-def _refuse_taken(columns: list[str], predictions: Predictions) -> None:
-    """Refuse names that Spark, which does not look at capitals, would take for one."""
+def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
+    """Reject names that Spark, which ignores case, would take for one."""
     taken = {name.lower() for name in columns}
     for field in predictions.fields:
         if field.name.lower() in taken:
@@ -119,17 +138,17 @@ def _struct_field(field: Field) -> Any:
     return types.StructField(field.name, kind)
 
 
-def undated(model: bytes) -> bytes:
+def remove_dates(model: bytes) -> bytes:
     """A ``.keras`` file without the times that it was written at: equal for equal models."""
-    undated = BytesIO()
-    with zipfile.ZipFile(BytesIO(model)) as source, zipfile.ZipFile(undated, "w") as target:
+    target_bytes = BytesIO()
+    with zipfile.ZipFile(BytesIO(model)) as source, zipfile.ZipFile(target_bytes, "w") as target:
         for name in sorted(source.namelist()):
             content = source.read(name)
             if name == _METADATA:
-                known = json.loads(content)
-                content = json.dumps({**known, "date_saved": ""}).encode()
+                metadata = json.loads(content)
+                content = json.dumps({**metadata, "date_saved": ""}).encode()
             target.writestr(zipfile.ZipInfo(name), content)
-    return undated.getvalue()
+    return target_bytes.getvalue()
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

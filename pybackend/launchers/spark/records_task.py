@@ -37,7 +37,7 @@ class WriteTask:
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        with _told(f"partition {partition}"):
+        with _refusals(f"partition {partition}"):
             if not is_begun(self.uri, self.token):
                 raise InputError(
                     f"`path`: {socket.gethostname()}, which runs tasks, does not see {self.uri!r}: "
@@ -79,26 +79,26 @@ class CallTask:
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for _ in batches:
-            with _told():
+            with _refusals():
                 value = self.function(*self.arguments)
             yield _row(value)
 
 
-def refused(message: str) -> InputError | None:
-    """The `InputError` of a task that Spark's own exception tells of; None: it tells of none."""
-    told = re.search(f"{_MARK}([A-Za-z0-9+/=]+)", message)
-    return InputError(base64.b64decode(told[1]).decode()) if told else None
+def read_refusal(message: str) -> InputError | None:
+    """The `InputError` of a task in the message of Spark's own exception; None if there is none."""
+    found = re.search(f"{_MARK}([A-Za-z0-9+/=]+)", message)
+    return InputError(base64.b64decode(found[1]).decode()) if found else None
 
 
 @contextmanager
-def _told(where: str = "") -> Iterator[None]:
+def _refusals(place: str = "") -> Iterator[None]:
     """Put what is refused into the message that reaches the driver, without its lines breaking."""
     try:
         yield
     except InputError as error:
-        text = f"{error} ({where})" if where else str(error)
-        told = base64.b64encode(text.encode()).decode()
-        raise RuntimeError(f"{text}\n{_MARK}{told}") from None
+        text = f"{error} ({place})" if place else str(error)
+        encoded = base64.b64encode(text.encode()).decode()
+        raise RuntimeError(f"{text}\n{_MARK}{encoded}") from None
 
 
 def _row(value: Any) -> Any:

@@ -24,7 +24,7 @@ def is_session(value: Any) -> bool:
     return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
 
 
-def is_frame(value: Any) -> bool:
+def is_spark_frame(value: Any) -> bool:
     """Whether this is a Spark ``DataFrame``, classic or Connect; imports nothing."""
     return _is_a(value, "DataFrame", "pyspark.sql", "pyspark.sql.connect.dataframe")
 
@@ -70,3 +70,8 @@ def silence(session: Any, request: str, seconds: float) -> ClusterError:
         "It was stopped, is out of reach, or is overloaded: "
         f"{advice}, or start a new session"
     )
+
+
+def read_schema(frame: Any) -> Any:
+    """The ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
+    return ask(frame.sparkSession, "the columns of a DataFrame", lambda: frame.schema)

@@ -29,11 +29,11 @@ def check_slots(session: Any, workers: int) -> None:
             "dynamic allocation is on, and Spark's barrier mode does not work with it: start the "
             "session with spark.dynamicAllocation.enabled=false and spark.executor.instances set"
         )
-    slots, fixed = _slots(session)
+    slots, fixed = _count_available(session)
     deadline = time.monotonic() + _REGISTER_SECONDS
     while slots < workers and not fixed and time.monotonic() < deadline:
         time.sleep(0.5)
-        slots, fixed = _slots(session)
+        slots, fixed = _count_available(session)
     if slots < workers:
         raise ClusterError(
             f"workers={workers}, but this Spark session runs at most {slots} "
@@ -46,7 +46,7 @@ def check_slots(session: Any, workers: int) -> None:
 def _allocates_dynamically(session: Any) -> bool:
     if _master(session).startswith("local["):
         return False  # Spark ignores the setting there
-    return (setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
+    return (read_setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
 
 
 def _refuse_stopped(session: Any) -> None:
@@ -67,9 +67,9 @@ def _refuse_stopped(session: Any) -> None:
         ) from None
 
 
-def slots_of(session: Any) -> int:
+def count_slots(session: Any) -> int:
     """Tasks that a session is known to run at once; 1 if Spark does not say."""
-    slots, _ = _slots(session)
+    slots, _ = _count_available(session)
     return 1 if slots == _UNKNOWN else slots
 
 
@@ -78,7 +78,7 @@ def is_one_machine(session: Any) -> bool:
     return _master(session).startswith("local")
 
 
-def setting(session: Any, name: str) -> str | None:
+def read_setting(session: Any, name: str) -> str | None:
     """A setting of the session or its context, None if unset or hidden."""
     if is_connect(session):
         return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
@@ -104,17 +104,17 @@ def _context_settings(session: Any) -> dict[str, str]:
 
 def _master(session: Any) -> str:
     if is_connect(session):
-        return setting(session, "spark.master") or "unknown"
+        return read_setting(session, "spark.master") or "unknown"
     return str(session.sparkContext.master)
 
 
-def _slots(session: Any) -> tuple[int, bool]:
+def _count_available(session: Any) -> tuple[int, bool]:
     """Tasks that can run at once, and whether that number is final."""
-    per_task = int(setting(session, "spark.task.cpus") or 1)
+    per_task = int(read_setting(session, "spark.task.cpus") or 1)
     master = _master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
         return int(cluster[1]) * (int(cluster[2]) // per_task), True
-    cores = _cores(session)
+    cores = _count_count_cores(session)
     if cores is not None:
         return cores // per_task, master.startswith("local")
     if local := re.fullmatch(r"local\[(\d+)(,.*)?\]", master):
@@ -122,17 +122,17 @@ def _slots(session: Any) -> tuple[int, bool]:
     return _UNKNOWN, True
 
 
-def _cores(session: Any) -> int | None:
+def _count_count_cores(session: Any) -> int | None:
     """Cores of all executors, None if Spark does not say.
 
     In local mode, and in a cluster once its executors have registered, that is Spark's default
     parallelism, unless the user has set it to something else.
     """
-    if setting(session, "spark.default.parallelism") is not None:
+    if read_setting(session, "spark.default.parallelism") is not None:
         return None
     if not is_connect(session):
         return ask(session, "its slots", lambda: int(session.sparkContext.defaultParallelism))
-    if setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
+    if read_setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
         return None
     # A range has as many partitions, and its plan says how many: unlike a job that counts them,
     # a plan needs no slot.

@@ -35,7 +35,7 @@ from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_f
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
 from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import package_sources, ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine, setting
+from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
 from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.meeting import MeetingServer
@@ -96,7 +96,7 @@ class SparklyrWorkers:
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
             error = None
-            cores = int(setting(session, "spark.task.cpus") or 1)
+            cores = int(read_setting(session, "spark.task.cpus") or 1)
             try:
                 self.run_stage(view, str(archive), spark_job.group, cores)
             except Exception as raised:

@@ -1,0 +1,75 @@
+"""A real Spark Connect server in a process of its own, and sessions of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+SETTINGS = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    "spark.ui.enabled": "false",
+    # Without effect in local mode, but a client can read it.
+    "spark.dynamicAllocation.enabled": "true",
+}
+
+
+@contextmanager
+def connect_server(
+    folder: Path, python: str = sys.executable
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Address and process of a Connect server of two slots that lives as long as the context."""
+    home = Path(pyspark.__file__).parent
+    arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
+    command = [
+        str(home / "bin" / "spark-submit"),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--driver-java-options", f"-Djava.io.tmpdir={folder}"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *arguments,
+        "spark-internal",
+    ]
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder),
+        "PYSPARK_PYTHON": python,
+    }
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield f"sc://{started_at(server, log)}", server
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
+    """What the server says of its address when it listens; it has picked a free port."""
+    pause = threading.Event()
+    for _ in range(600):
+        found = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
+        if found:
+            return found[1]
+        assert server.poll() is None, log.read_text(errors="replace")
+        pause.wait(0.1)
+    raise AssertionError(log.read_text(errors="replace"))
+
+
+def new_session(url: str) -> Any:
+    from pyspark.sql.connect.session import SparkSession
+
+    return SparkSession.builder.remote(url).create()

@@ -1,0 +1,270 @@
+"""Streams, over TCP and over TLS: what one can do, the other can; and what is built on them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import wait_for
+from pybackend.net.events import EventClient, EventServer
+from test_collective import mesh, together
+from tls import use_tls
+
+import pybackend
+from pybackend.collective import Compression
+from pybackend.errors import ClusterError, PeerLostError
+from pybackend.net import rendezvous
+from pybackend.net.meeting import MeetingClient, MeetingServer
+from pybackend.net.rendezvous import listen, new_token
+from pybackend.net.stream import Stream, StreamEndError, wait_any
+
+LONG = 30.0
+
+Pair = tuple[Stream, Stream]
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    """Both ends of a connection, the connecting one first."""
+    if request.param == "tls":
+        use_tls(tmp_path, monkeypatch)
+    kind: type[Stream] = rendezvous.Stream
+    with ExitStack() as stack:
+        server = stack.enter_context(listen("127.0.0.1"))
+        near = stack.enter_context(closing(kind.connect(server.getsockname(), LONG)))
+        far = stack.enter_context(closing(kind.accept(server)))
+        with ThreadPoolExecutor(1) as pool:
+            greeted = pool.submit(far.read_exactly, 1, LONG)
+            near.send_all(b"!", LONG)
+            assert greeted.result() == b"!"
+        assert near.socket.gettimeout() == 0
+        yield near, far
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tls(tmp_path, monkeypatch)
+
+
+def test_only_one_file_uses_what_tls_sockets_lack() -> None:
+    root = Path(pybackend.__file__).parent
+    users = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(r"sendmsg|recvmsg|MSG_PEEK|MSG_DONTWAIT", path.read_text())
+    }
+    assert users == {"net/stream.py"}
+
+
+def test_exactly_so_many_bytes_are_read(pair: Pair) -> None:
+    near, far = pair
+    near.send_all(bytes(range(200)), LONG)
+    assert far.read_exactly(50, LONG) == bytes(range(50))
+    assert far.peek(10, LONG) == bytes(range(50, 60))
+    assert far.read_exactly(0) == b""
+    assert far.read_exactly(150, LONG) == bytes(range(50, 200))
+    assert far.peek(1) is None
+
+
+def test_large_contents_cross_in_both_directions_at_once(pair: Pair) -> None:
+    contents = [np.random.default_rng(rank).bytes(8_000_003) for rank in range(2)]
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(stream.read_exactly, 8_000_003, LONG) for stream in pair]
+        for stream, content in zip(pair, contents, strict=True):
+            pool.submit(stream.send_all, content, LONG)
+        same = [reader.result() == contents[1 - rank] for rank, reader in enumerate(readers)]
+    assert all(same)
+
+
+def test_several_buffers_are_sent_and_filled_in_order(pair: Pair) -> None:
+    near, far = pair
+    sent, received = bytes(range(100)), bytearray(100)
+    out = [memoryview(sent)[:30], memoryview(sent)[30:]]
+    into = [memoryview(received)[:70], memoryview(received)[70:]]
+    while out:
+        out = forward(out, near.send_some(out))
+        assert not out or wait_any([], [near], LONG)
+    assert far.peek(3, LONG) == bytes(range(3))
+    while into:
+        assert far.wait_readable(LONG)
+        into = forward(into, far.receive_some(into))
+    assert received == sent
+
+
+def forward(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of some buffers after so many bytes."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers[0])
+        buffers = buffers[1:]
+    return [buffers[0][count:], *buffers[1:]] if buffers else []
+
+
+def test_a_byte_that_tls_has_decrypted_counts_as_readable(pair: Pair) -> None:
+    near, far = pair
+    near.send_all(b"ab", LONG)
+    assert far.read_exactly(1, LONG) == b"a"
+    assert far.wait_readable(0)
+    assert wait_any([far], [], 0) == [far]
+    assert far.read_exactly(1, LONG) == b"b"
+    assert not far.wait_readable(0)
+    assert wait_any([far], [], 0) == []
+
+
+def test_a_peek_waits_for_the_first_byte_and_takes_none(pair: Pair) -> None:
+    near, far = pair
+    threading.Timer(0.1, near.send_all, (b"late",)).start()
+    assert far.peek(1, LONG) == b"l"
+    assert far.peek(4, LONG) == b"late"
+    assert far.read_exactly(4, LONG) == b"late"
+    near.close()
+    assert far.peek(1, LONG) == b""
+
+
+def test_lines_are_read_one_by_one_and_a_broken_last_one_is_dropped(pair: Pair) -> None:
+    near, far = pair
+    long = b"x" * 300_000 + b"\n"
+    near.send_all(b"one\n\ntwo\n", LONG)
+    assert [far.read_line(4, LONG) for _ in range(3)] == [b"one\n", b"\n", b"two\n"]
+    with ThreadPoolExecutor(1) as pool:
+        line = pool.submit(far.read_line, 300_001, LONG)
+        near.send_all(long + b"unfin", LONG)
+        assert line.result() == long
+    near.send_all(b"ished", LONG)
+    near.close()
+    assert far.read_line(100, LONG) == b""
+
+
+@pytest.mark.parametrize("line", [b"12345\n", b"1234567"], ids=["ended", "without end"])
+def test_a_line_beyond_the_limit_is_an_error(pair: Pair, line: bytes) -> None:
+    near, far = pair
+    near.send_all(line, LONG)
+    with pytest.raises(ValueError, match="a line of more than 5 bytes"):
+        far.read_line(5, LONG)
+
+
+READS: dict[str, Callable[[Stream, float | None], object]] = {
+    "read_exactly": lambda stream, seconds: stream.read_exactly(3, seconds),
+    "read_line": lambda stream, seconds: stream.read_line(10, seconds),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_silent_end_is_a_timeout(
+    pair: Pair, read: Callable[[Stream, float | None], object]
+) -> None:
+    near, far = pair
+    near.send_all(b"ab", LONG)
+    with pytest.raises(TimeoutError):
+        read(far, 0.05)
+
+
+def test_an_end_that_does_not_read_is_a_timeout(pair: Pair) -> None:
+    with pytest.raises(TimeoutError, match=r"not read for 0\.1 s"):
+        pair[0].send_all(bytes(100_000_000), 0.1)
+
+
+def test_the_end_within_a_message_is_reported(pair: Pair) -> None:
+    near, far = pair
+    near.send_all(b"ab", LONG)
+    near.close()
+    with pytest.raises(StreamEndError):
+        far.read_exactly(3, LONG)
+
+
+@pytest.mark.parametrize("closed_by_reader", [False, True], ids=["other end", "own end"])
+def test_closing_wakes_a_reader(pair: Pair, closed_by_reader: bool) -> None:
+    near, far = pair
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(far.read_exactly, 1)
+        (far if closed_by_reader else near).close()
+        assert isinstance(reading.exception(LONG), OSError)
+
+
+def test_a_closed_stream_can_only_fail(pair: Pair) -> None:
+    near, _ = pair
+    near.close()
+    near.close()
+    with pytest.raises(OSError):
+        near.send_all(b"x", LONG)
+    with pytest.raises(OSError):
+        near.read_exactly(1, LONG)
+    with pytest.raises(OSError):
+        wait_any([near], [], LONG)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.usefixtures("tls")
+def test_collectives_over_tls(size: int, algorithm: str) -> None:
+    parts = np.random.default_rng(0).integers(-100, 100, (size, 300_007)).astype("float32")
+    buffers = [part.copy() for part in parts]
+    coded = [part.copy() for part in parts]
+    with mesh(size, algorithm=algorithm) as members:
+        assert type(members[0].links[1].stream) is rendezvous.Stream is not Stream
+
+        def work(member: pybackend.collective.Mesh) -> object:
+            member.all_reduce(buffers[member.rank])
+            member.all_reduce(coded[member.rank], Compression("fp16"))
+            return member.all_gather(parts[member.rank][: 1000 * member.rank])
+
+        gathered = together(members, work)
+    for rank in range(size):
+        np.testing.assert_array_equal(buffers[rank], parts.sum(axis=0))
+        np.testing.assert_array_equal(coded[rank], parts.sum(axis=0))
+        for other, array in enumerate(gathered[rank]):
+            np.testing.assert_array_equal(array, parts[other][: 1000 * other])
+
+
+@pytest.mark.usefixtures("tls")
+def test_errors_of_collectives_over_tls() -> None:
+    def differ(member: pybackend.collective.Mesh) -> None:
+        with closing(member):
+            member.all_reduce(np.ones(9 + member.rank % 2))
+
+    with mesh(2) as members:
+        assert {type(error) for error in together(members, differ)} == {ClusterError}
+    with mesh(3, timeout=0.5) as members:
+        errors = together(members[1:], lambda member: member.all_reduce(np.ones(9)))
+        assert {type(error) for error in errors} == {PeerLostError}
+
+
+@pytest.mark.usefixtures("tls")
+def test_events_over_tls() -> None:
+    token = new_token()
+    with EventServer("127.0.0.1", token) as server:
+        client = EventClient(server.address, token, 1)
+        client({"event": "line", "text": "x" * 100_000})
+        assert server.queue.get(timeout=LONG) == {"event": "line", "text": "x" * 100_000}
+        client.close()
+        stranger = EventClient(server.address, new_token(), 0)
+        stranger({"event": "never"})
+        stranger.close()
+        assert server.queue.empty()
+
+
+@pytest.mark.usefixtures("tls")
+def test_a_meeting_over_tls() -> None:
+    token, content, lost = new_token(), bytes(range(256)) * 10_000, threading.Event()
+    with (
+        MeetingServer("127.0.0.1", token, 2) as server,
+        ThreadPoolExecutor(2) as pool,
+        ExitStack() as stack,
+    ):
+        clients = [
+            stack.enter_context(closing(MeetingClient(server.address, token, rank, lost.set)))
+            for rank in range(2)
+        ]
+        met = list(pool.map(lambda client, rank: client.gather({"rank": rank}), clients, range(2)))
+        assert met == [[{"rank": 0}, {"rank": 1}]] * 2
+        clients[1].send("report", content)
+        wait_for(lambda: server.result(1, "report") == content)
+        server.__exit__()
+        assert lost.wait(LONG)
