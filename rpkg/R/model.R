@@ -68,7 +68,7 @@ save_model <- function(model, path) {
   backend <- pybackend()
   is_fit <- inherits(model, "tfdist_fit")
   if (is_fit && !is.null(model$model_uri)) {
-    call_python(backend$bridge$save_model_at, model$model_uri, path.expand(path))
+    call_python(backend$bridge$copy_model, model$model_uri, path.expand(path))
     return(invisible(path))
   }
   if (is_fit) {
@@ -100,7 +100,7 @@ decode_fit <- function(fit, call) {
   }
   backend <- pybackend(call)
   call_python(
-    backend$bridge$model_at,
+    backend$bridge$read_model,
     fit$model_uri,
     custom_objects = custom_objects,
     safe_mode = fit$safe_mode,

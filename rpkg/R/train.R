@@ -78,8 +78,7 @@
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
-#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers and TensorFlow
-#'   print.
+#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers print.
 #' @param timeout Seconds that workers may take to start, and to wait for each other.
 #'
 #' @return A [tfdist_fit] object.
