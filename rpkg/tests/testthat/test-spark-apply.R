@@ -26,25 +26,7 @@ test_that("f runs once per worker in R, and large results arrive whole", {
 })
 
 test_that("an error on a worker has its rank, message and calls; the connection survives", {
-  condition <- tryCatch(
-    barrier_apply(
-      sc,
-      function(ctx) {
-        parse_row <- function(row) stop("row ", row, " is bad")
-        if (ctx$rank == 1) {
-          parse_row(17)
-        }
-        Sys.sleep(100)
-      },
-      workers = 2,
-      verbose = 0
-    ),
-    tfdist_error = identity
-  )
-  expect_s3_class(condition, "tfdist_error_worker_failed")
-  expect_identical(condition$rank, 1L)
-  expect_match(conditionMessage(condition), "row 17 is bad")
-  expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
+  expect_worker_error(sc)
   expect_identical(
     barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
     list(0L, 1L)

@@ -143,19 +143,7 @@ test_that("a data frame trains as its arrays do", {
 test_that("the last rows of a data frame are kept for validation, after some of the epochs", {
   skip_if_no_pybackend()
   train <- function(data, ...) {
-    suppressMessages(barrier_train(
-      "local",
-      dense_model(),
-      data,
-      ...,
-      label = "Species",
-      workers = 1,
-      epochs = 3,
-      initial_epoch = 1,
-      validation_freq = 2,
-      seed = 1,
-      verbose = 0
-    ))
+    train_flowers(data, ..., epochs = 3, initial_epoch = 1, validation_freq = 2)
   }
   # The last fifth has one species; its codes are those of all rows.
   split <- train(iris, validation_split = 0.2)
@@ -168,22 +156,10 @@ test_that("the last rows of a data frame are kept for validation, after some of 
 
 test_that("class weights are matched by name or code", {
   skip_if_no_pybackend()
-  train <- function(data, ...) {
-    suppressMessages(barrier_train(
-      "local",
-      dense_model(),
-      data,
-      ...,
-      label = "Species",
-      workers = 1,
-      seed = 1,
-      verbose = 0
-    ))
-  }
-  by_level <- train(iris, class_weight = c(virginica = 5, setosa = 0))
-  by_code <- train(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
+  by_level <- train_flowers(iris, class_weight = c(virginica = 5, setosa = 0))
+  by_code <- train_flowers(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
   weights <- c(0, 1, 5)[as.integer(iris$Species)]
-  by_row <- train(c(iris_arrays(), list(weights)))
+  by_row <- train_flowers(c(iris_arrays(), list(weights)))
   expect_equal(by_level$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
   expect_equal(by_code$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
 })
