@@ -80,8 +80,16 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 	  scripts/r-build.sh $(WHEEL) build/rpkg
 
 # --- checks ---
-.PHONY: test lint py-lint r-lint py-test r-test r-check docs bench
-test: lint py-test r-test docs r-check ## everything that continuous integration runs
+LANES = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) scripts/lanes.py
+.PHONY: test test-fast durations lint py-lint r-lint py-test docs bench
+test: $(DEV_STAMP) $(R_STAMP) ## everything that continuous integration runs, in lanes
+	$(LANES)
+
+test-fast: $(DEV_STAMP) ## the inner loop: no Spark, no R, no worker processes
+	$(LANES) --fast
+
+durations: $(DEV_STAMP) $(R_STAMP) ## `make test`, and write benchmarks/durations.json
+	$(LANES) --record
 
 lint: py-lint r-lint ## style and types of both halves
 
@@ -95,15 +103,25 @@ r-lint: $(R_STAMP)
 	$(R_ENV) Rscript scripts/r-lint.R
 	$(R_ENV) scripts/r-documented.sh
 
-py-test: $(DEV_STAMP) ## pytest; what needs R runs where `make r-setup` has been
+py-test: $(DEV_STAMP) ## pytest in one process; what needs R runs after `make r-setup`
 	TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) -m pytest
 
-r-test: $(R_STAMP) ## testthat against the installed R package
-	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
-	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) Rscript scripts/r-test.R
+R_TESTS := r-test-plain r-test-local r-test-cluster
+.PHONY: r-test $(R_TESTS)
+r-test: $(R_TESTS) ## testthat against the installed R package
 
-r-check: $(TARBALL) ## R CMD check, with Python and without
+$(R_TESTS): r-test-%: $(R_STAMP)
+	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
+	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
+	  $(PY) tests/python/forge/warm.py run Rscript scripts/r-test.R $*
+
+.PHONY: r-check r-check-python r-check-no-python
+r-check: r-check-python r-check-no-python ## R CMD check, with Python and without
+
+r-check-python: $(TARBALL)
 	$(R_ENV) scripts/r-check.sh $(TARBALL) build/check/python
+
+r-check-no-python: $(TARBALL)
 	$(R_ENV) RETICULATE_PYTHON=/nonexistent scripts/r-check.sh $(TARBALL) build/check/no-python
 
 .PHONY: test-matrix

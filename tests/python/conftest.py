@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,8 +15,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Marks the processes of this test run; workers inherit it, those of Spark too.
 os.environ["TFDIST_TEST_RUN"] = str(os.getpid())
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,35 @@ import hypothesis
 import numpy as np
 import pytest
 
+sys.path.append(str(Path(__file__).parent / "forge"))
+from warm import VARIABLE, Forge
+
 # A busy machine is no failure.
 hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")
+
+
+FORGE = Forge()
+# For the processes that tests start, which may import this, too.
+if VARIABLE not in os.environ:
+    os.environ.update(FORGE.variables())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fork workers, unless the mark `launcher` says that how they start is the subject."""
+    if sys.platform != "linux" or item.get_closest_marker("launcher"):
+        with FORGE.hidden():
+            return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", FORGE.popen)
+        return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    """End what tests have shared."""
+    stop_shared_spark()
+    FORGE.close()
 
 
 def build_dense() -> Any:
@@ -62,11 +90,41 @@ def rows() -> tuple[Any, Any]:
     return rng.normal(size=(500, 8)).astype("float32"), rng.integers(0, 3, 500)
 
 
+_SHARED = ExitStack()
+_SHARED_SESSIONS: dict[str, Any] = {}
+
+
+@contextmanager
+def shared_spark(master: str) -> Iterator[Any]:
+    """A real Spark that modules share, until one asks for another: a process has one at a time."""
+    session = _SHARED_SESSIONS.get(master)
+    if session is None:
+        stop_shared_spark()
+        session = _SHARED.enter_context(_started(master))
+        _SHARED_SESSIONS[master] = session
+    yield session
+    session.catalog.clearCache()
+
+
+def stop_shared_spark() -> None:
+    """Stop it, if one runs."""
+    _SHARED_SESSIONS.clear()
+    _SHARED.close()
+
+
 @contextmanager
 def spark_session(master: str, **settings: str) -> Iterator[Any]:
     """A real Spark of its own, stopped afterwards."""
+    stop_shared_spark()
+    with _started(master, **settings) as session:
+        yield session
+
+
+@contextmanager
+def _started(master: str, **settings: str) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
+    FORGE.start()  # for its executors
     builder = (
         SparkSession.builder.master(master)
         .appName("tfdist-tests")

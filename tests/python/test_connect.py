@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, wait_for, worker_processes
+from conftest import build_dense, largest_difference, stop_shared_spark, wait_for, worker_processes
 from connect import connect_server, new_session
 
 import pybackend
@@ -42,6 +42,7 @@ from pybackend.launchers.spark.slots import check_slots, count_slots
 def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    stop_shared_spark()  # a process has one kind of session
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
         # By this PySpark's functions know which kind of session they serve; it would stay set.
@@ -62,6 +63,7 @@ def session(url: str) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     session: Any, rows: Any, capsys: Any
 ) -> None:
@@ -180,6 +182,7 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
         write_tfrecords(session.range(1), tmp_path / "file")
 
 
+@pytest.mark.launcher
 @pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", events)
@@ -192,6 +195,7 @@ def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> N
     wait_for(lambda: not worker_processes())
 
 
+@pytest.mark.launcher
 def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark, "EventServer", refused)
     assert barrier_run(session, lambda context: context.rank, workers=2) == [0, 1]
@@ -268,6 +272,7 @@ pybackend.barrier_run(session, work, workers=2, verbose=2)
 """
 
 
+@pytest.mark.launcher
 def test_an_interrupt_ends_the_workers(url: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, url],

@@ -12,6 +12,9 @@ from replicas import Case, check_equal, chosen, train_all
 
 from pybackend.job.options import Exchange
 
+# The first test waits until the workers have trained all cases.
+pytestmark = pytest.mark.timeout(420)
+
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")
 Y = _RNG.integers(0, 3, 101)

@@ -18,6 +18,8 @@ from conftest import build_dense, wait_for, worker_processes
 
 from pybackend import InputError, WorkerContext, WorkerFailedError, barrier_run, barrier_train
 
+pytestmark = pytest.mark.launcher
+
 
 def folders() -> set[str]:
     return set(glob.glob(os.path.join(tempfile.gettempdir(), "tfdist-*")))

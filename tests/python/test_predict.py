@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import spark_session
+from conftest import shared_spark
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions
 from pyspark.sql.types import (
@@ -45,7 +45,7 @@ LEVELS = ["no", "may be", "yes"]
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with spark_session("local[2]") as session:
+    with shared_spark("local[2,2]") as session:
         yield session
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from conftest import spark_session
+from conftest import shared_spark
 
 from pybackend import InputError, barrier_run
 from pybackend.doctor.diagnosis import find_problems
@@ -20,12 +20,14 @@ from pybackend.doctor.probe import group_by_host, probe
 from pybackend.doctor.reach import PATIENCE_SECONDS, REFUSED, TIMED_OUT, try_peers
 from pybackend.doctor.session import check_master
 
+pytestmark = pytest.mark.launcher
+
 DRIVER = {**inspect_machine(), "python_version": "3.11.7", "keras": "3.15.1"}
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
 
 

@@ -15,6 +15,8 @@ from conftest import RLIB, needs_r
 
 from pybackend import InputError, RFunction, WorkerFailedError, barrier_run, barrier_train
 
+pytestmark = pytest.mark.launcher
+
 LIBRARY = str(RLIB)
 
 

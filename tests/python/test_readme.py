@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pybackend
 
 ROOT = Path(pybackend.__file__).parents[1]
@@ -29,6 +31,7 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
     assert pybackend.load_model(tmp_path / "model.h5").input_shape == (None, 4)
 
 
+@pytest.mark.timeout(300)
 def test_the_page_about_data_runs_from_top_to_bottom(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
     assert len(blocks) >= 6

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import spark_session
+from conftest import shared_spark
 
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
@@ -31,7 +31,7 @@ ALL = (
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
     # Two attempts per task.
-    with spark_session("local[2,2]") as session:
+    with shared_spark("local[2,2]") as session:
         yield session
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from conftest import RLIB, needs_r, spark_session, wait_for, worker_processes
-from test_connect import connect_server
+from conftest import RLIB, needs_r, shared_spark, wait_for, worker_processes
 
 from pybackend import RFunction, barrier_train
 from pybackend.launchers.spark.sparklyr import _lacks_protobuf
@@ -49,7 +48,7 @@ languages = pytest.mark.parametrize("language", ["Python", pytest.param("R", mar
 
 @pytest.fixture(scope="module")
 def classic() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
 
@@ -64,11 +63,13 @@ def check(result: Any) -> None:
 
 
 @languages
+@pytest.mark.launcher
 def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
 @languages
+@pytest.mark.launcher
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 
@@ -78,12 +79,15 @@ def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     assert _lacks_protobuf(classic, 2) is (PYSPARK >= (4, 3))
 
 
+@pytest.mark.launcher
 @pytest.mark.skipif(
     PYSPARK < (4, 0),
     reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "
     "a jar of its own, org.apache.spark:spark-connect of Maven",
 )
 def test_connect(tmp_path: Path) -> None:
+    from test_connect import connect_server
+
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):
         shown = subprocess.run(

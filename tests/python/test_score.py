@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import build_dense, spark_session
+from conftest import build_dense, shared_spark
 
 from pybackend import InputError, barrier_evaluate, barrier_predict, barrier_train
 
@@ -75,7 +75,7 @@ def test_half_precision_outputs(rows: Any) -> None:
 
 def test_on_spark(rows: Any, dense_model: Any) -> None:
     x, y = rows[0][:41], rows[1][:41]
-    with spark_session("local[2]") as session:
+    with shared_spark("local[2,2]") as session:
         predicted = barrier_predict(session, dense_model, x, workers=2, verbose=0)
         np.testing.assert_allclose(predicted, dense_model.predict(x, verbose=0), atol=1e-6)
         frame = session.createDataFrame(

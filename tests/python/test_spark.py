@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, spark_session, wait_for, worker_processes
+from conftest import build_dense, largest_difference, shared_spark, wait_for, worker_processes
 from pyspark import InheritableThread
 
 import pybackend
@@ -35,7 +35,7 @@ from pybackend.launchers.spark.attach import attach_spark
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with spark_session("local-cluster[2,1,1024]") as session:
+    with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
 
@@ -47,6 +47,7 @@ def frame(spark: Any, x: Any, y: Any) -> Any:
     return spark.createDataFrame(pd.DataFrame({**columns, "label": y}))
 
 
+@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     spark: Any, rows: Any, capsys: Any
 ) -> None:
@@ -66,16 +67,6 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert [w.rank for w in cluster.workers] == [0, 1]
     assert len({w.pid for w in cluster.workers}) == 2
     assert len({w.weights_sha256 for w in cluster.workers}) == 1
-
-
-def test_digits_give_the_same_weights_as_on_this_machine(spark: Any) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.random((192, 28, 28, 1), dtype="float32")
-    y = rng.integers(0, 10, 192)
-    arguments: dict[str, Any] = {"workers": 2, "batch_size": 24, "seed": 9, "verbose": 0}
-    cluster = barrier_train(spark, digit_model, (x, y), **arguments)
-    local = barrier_train(None, digit_model, (x, y), **arguments)
-    assert largest_difference(cluster.model, local.model) <= 1e-6
 
 
 def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
@@ -312,6 +303,7 @@ def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
         barrier_train(None, build_dense, frame(spark, *rows), workers=2)
 
 
+@pytest.mark.launcher
 def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
@@ -338,6 +330,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
+@pytest.mark.launcher
 def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
@@ -373,6 +366,7 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
         connection.close()
 
 
+@pytest.mark.launcher
 def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     context, before = spark.sparkContext, spark.sparkContext.pythonExec
     context.pythonExec = "/nowhere/python3"
@@ -386,6 +380,7 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     assert "/nowhere/python3" in str(told.value)
 
 
+@pytest.mark.launcher
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -407,6 +402,7 @@ def test_an_executor_with_another_minor_version_of_python_is_named(
         context.pythonExec = before
 
 
+@pytest.mark.launcher
 def test_executors_get_this_very_package(spark: Any) -> None:
     def work(context: WorkerContext) -> str:
         import pybackend

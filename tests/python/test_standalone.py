@@ -25,6 +25,9 @@ from standalone import HOSTS, Cluster, executors, standalone_cluster
 import pybackend
 from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
 
+# A worker must be in the network of its host, and the last test starts R.
+pytestmark = [pytest.mark.launcher, pytest.mark.timeout(300)]
+
 # As long as a busy machine may take for what has no other end.
 PATIENCE = 120.0
 # Mostly 3 s, of which Spark leaves 2 to a task that is to end.

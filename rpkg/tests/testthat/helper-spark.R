@@ -16,7 +16,8 @@ pyspark_home <- function() {
   if (!is.null(spec)) dirname(spec$origin)
 }
 
-# A connection for the test file that calls it, closed at the end of the file.
+# A connection for the test file that calls it. Files that follow each other share it, until one
+# asks for another master: a process has one Spark.
 file_connection <- function(master, env = parent.frame()) {
   skip_if_no_spark()
   withr::local_envvar(
@@ -24,11 +25,30 @@ file_connection <- function(master, env = parent.frame()) {
     PYSPARK_PYTHON = reticulate::py_exe(),
     .local_envir = env
   )
-  # Spark leaves its metastore where it was started.
-  folder <- withr::local_tempdir(.local_envir = env)
-  sc <- withr::with_dir(folder, sparklyr::spark_connect(master = master, config = test_config()))
-  withr::defer(sparklyr::spark_disconnect(sc), envir = env)
-  sc
+  if (!identical(shared_connection$master, master) || !is_open(shared_connection$sc)) {
+    end_shared_connection()
+    # Spark leaves its metastore where it was started.
+    folder <- withr::local_tempdir(.local_envir = testthat::teardown_env())
+    config <- test_config()
+    shared_connection$sc <- withr::with_dir(
+      folder,
+      sparklyr::spark_connect(master = master, config = config)
+    )
+    shared_connection$master <- master
+    withr::defer(end_shared_connection(), envir = testthat::teardown_env())
+  }
+  shared_connection$sc
+}
+
+shared_connection <- new.env()
+
+is_open <- function(sc) !is.null(sc) && sparklyr::connection_is_open(sc)
+
+end_shared_connection <- function() {
+  if (is_open(shared_connection$sc)) {
+    sparklyr::spark_disconnect(shared_connection$sc)
+  }
+  shared_connection$sc <- NULL
 }
 
 test_config <- function() {
@@ -144,6 +164,7 @@ address_in_log <- function(server, log) {
 # A connection of pysparklyr, with the Python that runs, for the test file that calls it.
 file_pyspark_connection <- function(env = parent.frame()) {
   skip_if_no_pysparklyr()
+  end_shared_connection()
   sc <- suppressMessages(sparklyr::spark_connect(
     master = file_connect_server(env),
     method = "spark_connect",

@@ -1,0 +1,114 @@
+"""One lane of checks: a command with a budget of seconds, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build" / "lanes"
+# The variable by which the processes of a lane are found, those of new sessions too.
+MARK = "TFDIST_TEST_LANE"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A command, the seconds it may take, and the lane whose product it needs."""
+
+    name: str
+    command: tuple[str, ...]
+    budget: float
+    after: str | None = None
+
+    @property
+    def log(self) -> Path:
+        """What it printed."""
+        return BUILD / f"{self.name}.log"
+
+    @property
+    def report(self) -> Path:
+        """Pytest's report, if it runs pytest."""
+        return BUILD / f"{self.name}.xml"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a lane ended; ``problem`` is empty if all is well."""
+
+    lane: Lane
+    seconds: float
+    problem: str
+
+
+def run_lane(lane: Lane, factor: float, folder: Path) -> Ended:
+    """Run one lane and judge it.
+
+    ``folder`` is its own for temporary files: so it sees only what it has left behind itself.
+    """
+    lane.report.unlink(missing_ok=True)
+    limit = 2 * factor * lane.budget
+    began = time.monotonic()
+    with lane.log.open("wb") as output:
+        process = subprocess.Popen(
+            lane.command,
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(folder), MARK: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout=limit)
+            problem = f"exit status {status}" if status else ""
+        except subprocess.TimeoutExpired:
+            problem = f"ended after {limit:.0f} s"
+            print_stacks(folder)
+        end_all(folder)
+        process.wait()
+    seconds = time.monotonic() - began
+    if not problem and seconds > factor * lane.budget:
+        problem = f"{seconds:.0f} s are beyond its budget of {factor * lane.budget:.0f} s"
+    return Ended(lane, seconds, problem)
+
+
+def print_stacks(folder: Path) -> None:
+    """Have the processes of a lane that hangs say where: pytest on SIGABRT, Java on SIGQUIT."""
+    for pid, command in processes_of(folder):
+        send(pid, signal.SIGQUIT if b"java" in command else signal.SIGABRT)
+    deadline = time.monotonic() + 5
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def end_all(folder: Path) -> None:
+    """End whatever the lanes whose folders are in this one have started and left."""
+    while left := processes_of(folder):
+        for pid, _ in left:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> list[tuple[int, bytes]]:
+    """Process ids and commands."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            if command and mark in (entry / "environ").read_bytes():
+                found.append((int(entry.name), command))
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,178 @@
+"""Runs all checks in lanes, two at a time, each with a budget of seconds; what `make test` does.
+
+A lane is a command of its own: what shares a Spark session, or needs R, is in one. Its output is
+printed in one piece when it ends, a failure is named again at the end, and the last line says how
+many tests passed, failed and were skipped. A lane beyond its budget fails; one beyond twice its
+budget is ended with everything it has started, after its processes have printed their stacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lane import BUILD, ROOT, Ended, Lane, end_all, run_lane
+from lane_results import conclude, record, show
+
+RECORD = ROOT / "benchmarks" / "durations.json"
+SLOTS = 2
+# A loop's seconds on the machine for which the budgets below were written, two cores of it.
+_REFERENCE_SECONDS = 0.35
+# Budgets are what a lane takes there beside another one; a machine differs from itself, too.
+_MARGIN = 1.5
+
+# The Python tests' modules by what they need; all others are the lane `unit`. A lane shares one
+# Spark session of a kind, and one process from which workers are forked.
+MODULES = {
+    "processes": [
+        "test_callbacks",
+        "test_cli",
+        "test_data",
+        "test_engine",
+        "test_exchange",
+        "test_local",
+        "test_r_function",
+        "test_readme",
+        "test_sources",
+        "test_warm",
+    ],
+    "exact": [
+        "test_exact",
+        "test_exact_cases",
+        "test_exact_shards",
+        "test_feed",
+        "test_local_steps",
+        "test_mnist",
+    ],
+    "spark": ["test_probe", "test_routes", "test_spark"],
+    "frames": ["test_predict", "test_records", "test_score"],
+    "connect": ["test_connect"],
+    "hosts": ["test_standalone"],
+    "network": ["test_collective", "test_collective_peers", "test_compression", "test_rendezvous"],
+    "models": ["test_serialization", "test_tf_config"],
+}
+
+
+def modules_of(lane: str) -> list[str]:
+    """Files of a Python lane, relative to the root."""
+    files = sorted((ROOT / "tests" / "python").glob("test_*.py"))
+    elsewhere = {name for names in MODULES.values() for name in names}
+    chosen = MODULES.get(lane) or [f.stem for f in files if f.stem not in elsewhere]
+    return [str(f.relative_to(ROOT)) for f in files if f.stem in chosen]
+
+
+def python_lane(name: str, budget: float) -> Lane:
+    """Pytest over the modules of a lane."""
+    options = (f"--junitxml={BUILD}/{name}.xml", "-o", f"cache_dir={BUILD}/{name}.cache")
+    return Lane(name, (sys.executable, "-m", "pytest", "-q", *options, *modules_of(name)), budget)
+
+
+def make_lane(target: str, budget: float, after: str | None = None) -> Lane:
+    """A target of the Makefile."""
+    return Lane(target, ("make", "--no-print-directory", target), budget, after)
+
+
+# Longest first: the last lane to start is a short one.
+LANES = (
+    make_lane("docs", 240),
+    python_lane("processes", 240),
+    python_lane("spark", 240),
+    python_lane("exact", 240),
+    make_lane("r-test-cluster", 240),
+    python_lane("hosts", 180),
+    make_lane("r-test-plain", 180),
+    make_lane("r-test-local", 180),
+    make_lane("r-check-python", 120, after="docs"),
+    make_lane("r-check-no-python", 90, after="docs"),
+    python_lane("frames", 120),
+    python_lane("connect", 120),
+    python_lane("network", 90),
+    python_lane("models", 90),
+    make_lane("lint", 90),
+    python_lane("unit", 60),
+)
+FAST = (python_lane("unit", 60), make_lane("py-lint", 60))
+
+
+def scale() -> float:
+    """How much more time than its budget a lane gets on this machine."""
+    began = time.perf_counter()
+    sum(number * number for number in range(5_000_000))
+    slower = max(1.0, (time.perf_counter() - began) / _REFERENCE_SECONDS)
+    fewer_cores = max(1.0, SLOTS / (os.cpu_count() or 1))
+    return _MARGIN * slower * fewer_cores * float(os.environ.get("TFDIST_TEST_PATIENCE", "1"))
+
+
+def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]:
+    """Run all lanes in the slots, in their order as far as what they need allows."""
+    waiting, ended = list(lanes), list[Ended]()
+    changed = threading.Condition()
+
+    def next_lane() -> Lane | None:
+        with changed:
+            while waiting:
+                needed = {lane.name for lane in lanes} - {one.lane.name for one in ended}
+                for lane in waiting:
+                    if lane.after not in needed:
+                        waiting.remove(lane)
+                        return lane
+                changed.wait()
+        return None
+
+    def work() -> None:
+        while lane := next_lane():
+            own = folder / lane.name
+            own.mkdir()
+            has_failed = {one.lane.name for one in ended if one.problem}
+            if lane.after in has_failed:
+                found = Ended(lane, 0, f"not run: {lane.after} failed")
+            else:
+                found = run_lane(lane, factor, own)
+            with changed:
+                ended.append(found)
+                show(found)
+                changed.notify_all()
+
+    slots = [threading.Thread(target=work, daemon=True) for _ in range(SLOTS)]
+    for slot in slots:
+        slot.start()
+    for slot in slots:
+        slot.join()
+    return ended
+
+
+def main() -> int:
+    """Run the lanes that the command line names, all by default."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("lanes", nargs="*", help="lanes to run; all by default")
+    parser.add_argument("--fast", action="store_true", help="no Spark, no R, no worker processes")
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
+    arguments = parser.parse_args()
+    known = {lane.name: lane for lane in (FAST if arguments.fast else LANES)}
+    if unknown := ", ".join(set(arguments.lanes) - set(known)):
+        parser.error(f"no lane {unknown}: there are {', '.join(known)}")
+    lanes = [lane for name, lane in known.items() if name in (arguments.lanes or known)]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lanes-", ignore_cleanup_errors=True) as folder:
+        try:
+            ended = run_lanes(lanes, scale(), Path(folder))
+        finally:  # also on Ctrl-C: lanes are sessions of their own, which the terminal leaves alone
+            end_all(Path(folder))
+    seconds = time.monotonic() - began
+    record(ended, seconds, BUILD / "durations.json")
+    if arguments.record:
+        record(ended, seconds, RECORD)
+    return conclude(ended, seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""Worker processes forked from one that has TensorFlow imported already.
+
+The import is most of what a small training costs. Tests whose subject is not the launcher spare
+it: the worker is a process of its own and runs what every worker runs, with the same folder,
+descriptors and environment, but it starts within milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_START_SECONDS = 60.0
+ROOT = Path(__file__).parents[3]
+VARIABLE = "TFDIST_TEST_FORGE"
+_POPEN = subprocess.Popen
+
+
+class Forge:
+    """The process from which workers are forked; ``path`` is its socket while it may be used."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="forge-")
+        self.path = Path(self._folder.name, "socket")
+        self._hidden = self.path.with_name("hidden")
+        self._lock = threading.Lock()
+
+    def variables(self) -> dict[str, str]:
+        """What has the Python processes of an environment use it, by `sitecustomize`."""
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        return {VARIABLE: str(self.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Meanwhile workers start as they do for users."""
+        is_there = self.path.exists()
+        if is_there:
+            self.path.rename(self._hidden)
+        try:
+            yield
+        finally:
+            if is_there:
+                self._hidden.rename(self.path)
+
+    def popen(self, command: Any, **options: Any) -> Any:
+        """`subprocess.Popen`, but a Python worker's process is forked."""
+        if not _is_worker(command):
+            return _POPEN(command, **options)
+        self.start()
+        return WarmWorker(self.path, command, options["pass_fds"], options["env"])
+
+    def close(self) -> None:
+        """End it; its workers end when their launchers let go of them."""
+        if self._process is not None:
+            self._process.communicate(timeout=30)
+        self._folder.cleanup()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = _POPEN(
+            [sys.executable, "-u", __file__, str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # As launchers divide two cores among two workers; it is read at the import.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        assert ready, f"it did not start within {_START_SECONDS:g} s"
+        return process
+
+
+class Popen(_POPEN):  # type: ignore[type-arg]
+    """`subprocess.Popen` of a process in whose environment a forge is named."""
+
+    def __new__(cls, command: Any, *others: Any, **options: Any) -> Any:
+        """Fork a worker where the forge may be used."""
+        path = Path(os.environ.get(VARIABLE, "/nonexistent"))
+        if _is_worker(command) and path.exists():
+            return WarmWorker(path, command, options["pass_fds"], options["env"])
+        return super().__new__(cls)
+
+
+def _is_worker(command: Any) -> bool:
+    is_python = isinstance(command, list) and command[0] == sys.executable
+    return is_python and any("'pybackend.worker'" in str(word) for word in command)
+
+
+class WarmWorker:
+    """What a launcher uses of `subprocess.Popen`, for a forked worker."""
+
+    def __init__(
+        self, path: Path, command: Sequence[str], passed: Sequence[int], env: dict[str, str]
+    ) -> None:
+        self.args = command
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        its_stdin, stdin = os.pipe()
+        stdout, its_stdout = os.pipe()
+        self.stdin = os.fdopen(stdin, "wb")
+        self.stdout = os.fdopen(stdout, "rb")
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(str(path))
+        message = {
+            "arguments": ["-c", *command[command.index("-c") + 2 :]],
+            "environment": env,
+            "folder": os.getcwd(),
+            "descriptors": [0, 1, 2, *passed],
+        }
+        sent = [its_stdin, its_stdout, its_stdout, *passed]
+        socket.send_fds(self._connection, [b"."], sent)
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+        os.close(its_stdin)
+        os.close(its_stdout)
+        self._replies = self._connection.makefile("r")
+        self.pid = int(self._replies.readline())
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit status, once it has ended."""
+        with self._lock:
+            if self.returncode is None:
+                ready, _, _ = select.select([self._connection], [], [], timeout)
+                if not ready:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                self.returncode = int(self._replies.readline())
+                self._replies.close()
+                self._connection.close()
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal the worker."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def serve(path: str) -> None:
+    """Fork a worker for each connection, until standard input closes."""
+    import cloudpickle  # noqa: F401
+    import h5py  # noqa: F401
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    import pybackend.engine.evaluate
+    import pybackend.engine.train  # noqa: F401
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        print("ready")
+        while 0 not in select.select([0, server], [], [])[0]:
+            connection = server.accept()[0]
+            with connection:
+                _fork(connection, server)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _fork(connection: socket.socket, server: socket.socket) -> None:
+    """Start one worker, and beside it a process that reports how the worker ended."""
+    _, received, _, _ = socket.recv_fds(connection, 1, 16)
+    message = json.loads(connection.makefile("r").readline())
+    if os.fork() == 0:
+        server.close()
+        worker = os.fork()
+        if worker == 0:
+            os.setsid()
+            connection.sendall(f"{os.getpid()}\n".encode())
+            connection.close()
+            _work(message, received)
+        for descriptor in received:
+            os.close(descriptor)
+        status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(f"{status}\n".encode())
+        os._exit(0)
+    for descriptor in received:
+        os.close(descriptor)
+
+
+def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
+    """Become the worker: its descriptors, folder, environment and arguments, then its program."""
+    try:
+        _take(received, message["descriptors"])
+        os.chdir(message["folder"])
+        os.environ.clear()
+        os.environ.update(message["environment"])
+        tempfile.tempdir = None
+        inherited = os.environ["PYTHONPATH"].split(os.pathsep)
+        sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
+        sys.argv[:] = message["arguments"]
+        import numpy as np
+
+        np.random.seed()  # else all workers would draw the same numbers
+        runpy.run_module("pybackend.worker", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _take(received: list[int], wanted: list[int]) -> None:
+    """Give descriptors the numbers that the worker knows them by."""
+    import fcntl
+
+    beyond = max(*wanted, *received) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, beyond) for descriptor in received]
+    for descriptor in received:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, wanted, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def run(command: list[str]) -> int:
+    """Run a command whose Python processes fork their workers; its exit status."""
+    forge = Forge()
+    forge.start()
+    try:
+        return subprocess.run(command, env={**os.environ, **forge.variables()}).returncode
+    finally:
+        forge.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        sys.exit(run(sys.argv[2:]))
+    serve(sys.argv[1])

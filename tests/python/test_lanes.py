@@ -1,0 +1,164 @@
+"""The lanes in which `make test` runs: each test in one, and none may hang or fail unseen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    import lane
+
+    monkeypatch.setattr(lane, "BUILD", tmp_path)
+    return tmp_path
+
+
+def test_each_module_is_in_one_lane() -> None:
+    import lanes
+
+    found = [name for lane in [*lanes.MODULES, "unit"] for name in lanes.modules_of(lane)]
+    there = {f"tests/python/{path.name}" for path in Path(__file__).parent.glob("test_*.py")}
+    assert len(found) == len(set(found))
+    assert set(found) == there
+    run = {word for lane in lanes.LANES for word in lane.command if word.endswith(".py")}
+    assert run == there
+    listed = {name for names in lanes.MODULES.values() for name in names}
+    assert listed <= {Path(name).stem for name in there}
+
+
+# Suites of what no single module does; all others are named after a module or a room.
+CROSS_CUTTING = {
+    "api_input": "the checks of all public functions",
+    "collective_peers": "peers of the collective that misbehave",
+    "connect": "Spark Connect",
+    "datasets": "a tf.data.Dataset or PyDataset given directly",
+    "events": "what workers say while they run",
+    "exact": "two workers end where one process ends",
+    "exact_cases": "the same, for whatever Keras users do",
+    "exact_shards": "the same, however rows are spread",
+    "frames": "pandas data frames",
+    "imports": "layers, and what imports cost",
+    "lanes": "scripts/lanes.py",
+    "quiet": "what TensorFlow prints at its start",
+    "readme": "the README and docs/data.md, run",
+    "routes": "one job by each route",
+    "signatures": "the same names and defaults everywhere",
+    "standalone": "a Spark cluster of several hosts",
+    "warm": "forked workers, tests/python/forge",
+}
+
+
+def test_test_files_are_named_after_modules() -> None:
+    root = SCRIPTS.parent / "pybackend"
+    modules = set()
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        # A room's name, a module's, or one after the other: tfrecord_crc.
+        modules |= {"_".join(parts[i:j]) for i in range(len(parts)) for j in range(len(parts) + 1)}
+    names = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert names - modules - set(CROSS_CUTTING) == set()
+
+
+def end(*lanes: tuple[str, float, str | None], program: str, folder: Path) -> list[Any]:
+    """Run lanes of these names, budgets and needs, each the same program."""
+    import lane
+    import lanes as runner
+
+    command = (sys.executable, "-c", program)
+    all_lanes = [lane.Lane(name, command, budget, after) for name, budget, after in lanes]
+    return runner.run_lanes(all_lanes, 1.0, folder)
+
+
+def test_a_lane_runs_after_what_it_needs(build: Path, tmp_path: Path, capfd: Any) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    program = "import os; print('in', os.environ['TMPDIR'])"
+    ended = end(("b", 30, "a"), ("a", 30, None), program=program, folder=folder)
+    assert [one.lane.name for one in ended] == ["a", "b"]
+    assert [one.problem for one in ended] == ["", ""]
+    assert f"===== a: {ended[0].seconds:.0f} s =====\nin {folder}/a" in capfd.readouterr().out
+
+
+def test_a_lane_does_not_run_if_what_it_needs_failed(build: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ended = end(("a", 30, None), ("b", 30, "a"), program="raise SystemExit(3)", folder=folder)
+    assert [one.problem for one in ended] == ["exit status 3", "not run: a failed"]
+
+
+def test_a_lane_that_hangs_prints_its_stacks_and_ends(
+    build: Path, tmp_path: Path, capfd: Any
+) -> None:
+    import lane
+    from lane_results import conclude
+
+    program = (
+        "import faulthandler, subprocess, sys; faulthandler.enable()\n"
+        "def wait_for_a_child():\n"
+        "    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    child.wait()\n"
+        "wait_for_a_child()"
+    )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    began = time.monotonic()
+    (ended,) = end(("slow", 1, None), program=program, folder=folder)
+    assert time.monotonic() - began < 30
+    assert ended.problem == "ended after 2 s"
+    assert lane.processes_of(folder) == []
+    assert conclude([ended], 2) == 1
+    shown = capfd.readouterr().out
+    assert shown.count("in wait_for_a_child") == 2  # at once, and again at the end
+    assert shown.endswith("1 lanes in 2 s\n0 passed, 1 failed, 0 skipped\n")
+
+
+def test_a_lane_beyond_its_budget_fails(build: Path, tmp_path: Path) -> None:
+    import lane
+
+    (tmp_path / "own").mkdir()
+    command = (sys.executable, "-c", "import threading; threading.Event().wait(0.3)")
+    ended = lane.run_lane(lane.Lane("late", command, 0.2), 1.0, tmp_path / "own")
+    assert "beyond its budget of 0 s" in ended.problem
+
+
+TESTS = """
+import pytest
+def test_one(): pass
+def test_two(): assert False
+def test_three(): pytest.skip("because")
+"""
+
+
+def test_outcomes_are_counted(build: Path, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    import lane
+    from lane_results import conclude, record, time_tests
+
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    report = f"--junitxml={tmp_path}/it.xml"
+    python = lane.Lane(
+        "it", (sys.executable, "-m", "pytest", "-q", report, f"{tmp_path}/test_it.py"), 60
+    )
+    printed = "test-a.R: one (6.0 s)\\nR tests: 7 passed, 0 failed, 2 skipped"
+    r = lane.Lane("r", (sys.executable, "-c", f"print('{printed}')"), 60)
+    ended = [lane.run_lane(python, 1.0, tmp_path), lane.run_lane(r, 1.0, tmp_path)]
+    assert [one.problem for one in ended] == ["exit status 1", ""]
+    assert conclude(ended, 3) == 1
+    assert capfd.readouterr().out.endswith("8 passed, 1 failed, 3 skipped\n")
+    assert set(time_tests(python)) == {f"test_it::test_{name}" for name in ("one", "two", "three")}
+    record(ended, 3, tmp_path / "durations.json")
+    assert '"test-a.R: one": 6.0' in (tmp_path / "durations.json").read_text()
+    monkeypatch.setenv("TFDIST_TEST_REQUIRE", "1")
+    assert conclude(ended[1:], 3) == 1  # nothing failed, but tests were skipped

@@ -1,0 +1,66 @@
+"""Forked workers: they are processes of their own, and end as any worker does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FORGE
+
+from pybackend import WorkerContext, WorkerFailedError, barrier_run
+
+
+def look(context: WorkerContext) -> Any:
+    import __main__
+
+    has_keras = "keras" in sys.modules  # which nothing here has imported
+    return has_keras, os.getpid(), random.random(), np.random.rand(), __main__.__name__
+
+
+def test_they_have_what_takes_long_to_import_and_nothing_else_in_common() -> None:
+    one, two = barrier_run(None, look, workers=2)
+    assert one[0]
+    assert two[0]
+    assert one[4] == "__main__"
+    assert os.getpid() not in (one[1], two[1])
+    for a, b in zip(one[1:4], two[1:4], strict=True):
+        assert a != b
+
+
+@pytest.mark.launcher
+def test_the_mark_has_them_start_as_for_users() -> None:
+    assert not any(answer[0] for answer in barrier_run(None, look, workers=2))
+
+
+def test_processes_that_tests_start_fork_their_workers_too() -> None:
+    code = "from test_warm import *; print([a[0] for a in barrier_run(None, look, workers=2)])"
+    here = os.path.dirname(__file__)
+    paths = [os.environ["PYTHONPATH"], here, os.path.dirname(os.path.dirname(here))]
+    FORGE.start()
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert shown.splitlines()[-1] == "[True, True]"
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (lambda context: os._exit(3), "ended with status 3"),
+        (lambda context: os.kill(os.getpid(), signal.SIGSEGV), "ended by SIGSEGV"),
+    ],
+)
+def test_their_ends_are_known(end: Any, message: str) -> None:
+    with pytest.raises(WorkerFailedError, match=message):
+        barrier_run(None, end, workers=2)
