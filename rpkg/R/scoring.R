@@ -70,8 +70,8 @@ barrier_evaluate <- function(
   launcher <- if (is_r_function(data)) open_r_workers(route) else session
   figures <- with_python_data(data, session, function(rows) {
     columns <- add_label_levels(columns, data, rows)
-    settings <- c(settings, as_python_columns(columns, data, NULL, call))
-    run_scoring("barrier_evaluate", launcher, model, rows, settings, call)
+    arguments <- c(settings, as_python_columns(columns, data, NULL, call))
+    run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
   inform_levels(levels)
   if (all(lengths(figures) == 1L)) unlist(figures) else figures

@@ -206,10 +206,13 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   settings$exchange <- as_python_options(exchange, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(columns, validation, validation_rows)
-    columns <- as_python_columns(columns, data, validation, call)
-    arguments <- list(backend$barrier_train, launcher, model, rows, call = call)
-    validated <- list(validation_data = validation_rows)
-    do.call(call_python, c(arguments, validated, settings, columns))
+    arguments <- c(
+      list(backend$barrier_train, launcher, model, rows, call = call),
+      list(validation_data = validation_rows),
+      settings,
+      as_python_columns(columns, data, validation, call)
+    )
+    do.call(call_python, arguments)
   }
   with_python_data(data, session, call = call, code = function(rows) {
     with_python_data(
