@@ -92,9 +92,9 @@ check_installed <- function(package, why, call = caller_env()) {
 }
 
 abort_expected <- function(x, expected, allow_null, arg, call) {
-  or_null <- if (allow_null) " or `NULL`" else ""
+  null_or <- if (allow_null) "`NULL` or " else ""
   abort_input(
-    sprintf("`%s` must be %s%s, not %s.", arg, expected, or_null, describe(x)),
+    sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)),
     call = call
   )
 }
