@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_for
-from pybackend.net.events import EventClient, EventServer
 from test_collective import mesh, together
 from tls import use_tls
 
@@ -21,7 +20,8 @@ from pybackend.collective import Compression
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.job.messages import PrintedLine
 from pybackend.net import rendezvous
-from pybackend.net.meeting import MeetingClient, MeetingServer
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, new_token
 from pybackend.net.stream import Stream, StreamEndError, wait_any
 
