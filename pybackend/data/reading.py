@@ -14,9 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import leaves_of
+from pybackend.data.arrays import flatten
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FunctionRows
-from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in, settle
+from pybackend.data.spool import SpoolWriter, settle_layout
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of
@@ -111,7 +113,7 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
             f"the data set of the function `{name}` has elements {spec}; expected (x, y) or "
             "(x, y, sample_weight)"
         )
-    for key, leaf in leaves_of(spec).items():
+    for key, leaf in flatten(spec).items():
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
             raise InputError(
                 f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
@@ -127,12 +129,12 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 def _settle_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
     """The layouts of all workers' rows, made one."""
-    text = json.dumps({name: layouts_in(folder)[name]}).encode()
+    text = json.dumps({name: read_layouts(folder)[name]}).encode()
     parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
     everyone = [json.loads(part.tobytes()) for part in parts]
     check_layouts(everyone)
     layouts = [layouts[name] for layouts in everyone]
-    settle(folder / name, layouts)
+    settle_layout(folder / name, layouts)
     return layouts
 
 
@@ -141,7 +143,7 @@ def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
         raise InputError(f"the function `{argument}` returns endless data: use .take()")
     with SpoolWriter(folder) as writer:
         for element in data.as_numpy_iterator():
-            leaves = leaves_of(element)
+            leaves = flatten(element)
             if len(next(iter(leaves.values()))):
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
 

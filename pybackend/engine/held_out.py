@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, row_of_zeros
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import combine_logs
 
@@ -44,7 +44,7 @@ class HeldOut:
 
 def build_metrics(model: Any, rows: Rows) -> None:
     """Have Keras create the metrics' variables, as a first step with rows would."""
-    x, y, weight = (*structure(row_of_zeros(rows)), None)[:3]
+    x, y, weight = (*nest(make_zero_row(rows)), None)[:3]
     model.test_on_batch(x, y, sample_weight=weight)
     model.reset_metrics()
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
-from pybackend.data.arrays import leaves_of
+from pybackend.data.arrays import flatten
 from pybackend.data.rows import ArrayRows
 from pybackend.errors import InputError
 
@@ -61,7 +61,7 @@ class PipelineFeed:
         is_sure = not any(unknown for _, unknown in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
         first = next(iter(data.take(1).as_numpy_iterator()), None)
-        self.sample = ArrayRows(leaves_of(self._make_empty_arrays() if first is None else first))
+        self.sample = ArrayRows(flatten(self._make_empty_arrays() if first is None else first))
 
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, SpooledRows, row_of_zeros
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
 from pybackend.engine.held_out import HeldOut, build_metrics
@@ -134,6 +134,7 @@ def _make_feed(
         seed=job.seed,
         shuffle=job.shuffle,
         limit=job.steps_per_epoch,
+        batches=job.batches,
     )
     return feed, rows
 
@@ -141,7 +142,7 @@ def _make_feed(
 def _build(model: Any, rows: Rows) -> None:
     """Create all weights and the optimizer's state, so that they can be made equal."""
     if not model.built:
-        model(structure(row_of_zeros(rows))[0])
+        model(nest(make_zero_row(rows))[0])
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -153,5 +154,5 @@ def _check_loss(model: Any, rows: Rows, job: Job) -> None:
     is_averaged = exchanges_gradients and has_keras_train_step(model)
     if is_averaged and count and not has_masked_loss(model):
         # One row serves twice if there is no second.
-        pair = [structure(rows.take(np.array([row]))) for row in (0, min(1, count - 1))]
+        pair = [nest(rows.take(np.array([row]))) for row in (0, min(1, count - 1))]
         check_loss_is_mean(model, pair)

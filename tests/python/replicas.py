@@ -23,8 +23,8 @@ from pybackend.api.model import (
     find_source,
     read_keras_defaults,
 )
-from pybackend.data.arrays import columns_of, rows_of, shard, structure
-from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
+from pybackend.data.arrays import count_rows, flatten_data, nest, shard
+from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
 from pybackend.job.job import Job, make_job
 from pybackend.model.serialization import load_model
@@ -90,27 +90,27 @@ def global_data(case: Case) -> tuple[Any, int]:
     """The rows that all workers use together, step by step through all epochs; steps per epoch."""
     import tensorflow as tf
 
-    columns = columns_of(case.data, keras.config.floatx())
+    columns = flatten_data(case.data, keras.config.floatx())
     epochs = range(case.settings.get("initial_epoch", 0), case.epochs)
     batches = [rows for epoch in epochs for rows in _batches(case, columns, epoch)]
 
     def generate() -> Any:
         for rows in batches:
-            yield structure({key: array[rows] for key, array in columns.items()})
+            yield nest({key: array[rows] for key, array in columns.items()})
 
     specs = {key: tf.TensorSpec([None, *a.shape[1:]], a.dtype) for key, a in columns.items()}
-    data = tf.data.Dataset.from_generator(generate, output_signature=structure(specs))
+    data = tf.data.Dataset.from_generator(generate, output_signature=nest(specs))
     return data, len(batches) // max(1, len(epochs))
 
 
 def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
-    count = rows_of(columns)
+    count = count_rows(columns)
     if case.shards is None:
         shuffle = case.settings.get("shuffle", True)
-        return global_batches(count, WORKERS, case.batch_size, seed=3, epoch=epoch, shuffle=shuffle)
+        return replay_batches(count, WORKERS, case.batch_size, seed=3, epoch=epoch, shuffle=shuffle)
     shards = [np.arange(count)[part] for part in case.shards]
-    steps = steps_per_epoch([len(shard) for shard in shards], case.batch_size)
-    edges = [bounds(len(shard), steps) for shard in shards]
+    steps = count_steps([len(shard) for shard in shards], case.batch_size)
+    edges = [cut_rows(len(shard), steps) for shard in shards]
     return [
         np.concatenate([s[e[n] : e[n + 1]] for s, e in zip(shards, edges, strict=True)])
         for n in range(steps)
@@ -193,9 +193,10 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
     job = make_job("train", arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = Job(**{**vars(job), **defaults})
-    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
-    columns = columns_of(case.data, job.floatx)
-    held_out = None if case.held_out is None else columns_of(case.held_out, job.floatx)
+    custom_objects = add_custom_objects(model, case.custom_objects)
+    files = encode_model(model, custom_objects, job, list(case.callbacks))
+    columns = flatten_data(case.data, job.floatx)
+    held_out = None if case.held_out is None else flatten_data(case.held_out, job.floatx)
     counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if held_out else {})
     for rank in range(_workers(case)):
         own = folder / str(rank)
@@ -206,10 +207,10 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
         rows = shard(columns, WORKERS, rank)
         if case.shards is not None:
             rows = {key: array[case.shards[rank]] for key, array in columns.items()}
-        counts["train"].append(rows_of(rows))
+        counts["train"].append(count_rows(rows))
         if held_out is not None:
             part = shard(held_out, WORKERS, rank)
-            counts["validation"].append(rows_of(part))
+            counts["validation"].append(count_rows(part))
             write_columns(own / "validation", part)
         write_columns(own / "train", columns if job.shuffle == "global" else rows)
     return job, counts

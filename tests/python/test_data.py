@@ -23,7 +23,7 @@ from pybackend import (
 )
 from pybackend.collective import Alone
 from pybackend.data.reading import call_pipeline
-from pybackend.data.sharding import global_batches
+from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.options import DataOptions
@@ -101,7 +101,7 @@ def test_files_are_shuffled_globally_as_arrays_are(
         data_options=DataOptions(in_memory=True),
         verbose=0,
     )
-    orders = global_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
+    orders = replay_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
     fitted(dense_model, [(rows[0][order], rows[1][order]) for order in orders], 1)
     assert largest_difference(dense_model, result.model) <= 1e-6
 
@@ -337,7 +337,7 @@ def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
         barrier_train(None, build_dense, tmp_path / "rows.csv", verbose=0)
 
 
-def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path, rows: Any) -> None:
+def test_files_that_do_not_fit_are_rejected_at_once(tmp_path: Path, rows: Any) -> None:
     path = parquet(tmp_path, rows)
     with pytest.raises(InputError, match="`data` has no column 'label'"):
         barrier_train(None, build_dense, path, verbose=0)

@@ -18,7 +18,14 @@ import pytest
 from cloudpickle import dumps
 from conftest import build_dense, stop_at_end, wait_for, worker_processes
 
-from pybackend import InputError, WorkerContext, WorkerFailedError, barrier_run, barrier_train
+from pybackend import (
+    InputError,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_run,
+    barrier_train,
+    make_tf_config,
+)
 from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.values import decode_value
 from pybackend.launchers.local import LocalLauncher
@@ -53,6 +60,29 @@ def test_barrier_run_returns_one_value_per_rank() -> None:
     assert [v["rank"] for v in values] == [0, 1]
     assert all(v["size"] == 2 and v["config"] for v in values)
     assert values[1]["array"].tolist() == [0, 10, 20]
+
+
+def test_a_process_of_a_cluster_trains_alone_only_if_it_says_so(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TF_CONFIG", make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 0))
+    rows = np.zeros((4, 8), "float32"), np.zeros(4)
+    for call in (
+        lambda: barrier_train(None, build_dense, rows),
+        lambda: barrier_run(None, lambda context: context.rank),
+    ):
+        with pytest.raises(InputError, match="each process would train a copy of everything"):
+            call()
+    result = barrier_train("local", build_dense, rows, workers=2, verbose=0)
+    assert [worker.rows for worker in result.workers] == [2, 2]
+    assert barrier_run("local", _refused, workers=2, verbose=0) == [True, True]
+
+
+def _refused(context: WorkerContext) -> bool:
+    """Whether a worker, whose TF_CONFIG is tfdist's own, must say that it means its machine."""
+    try:
+        barrier_run(None, lambda context: context.rank)
+    except InputError:
+        return True
+    return False
 
 
 def test_tensorflow_can_use_the_reserved_addresses() -> None:

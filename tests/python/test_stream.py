@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_for
-from pybackend.net.events import EventClient, EventServer
 from test_collective import mesh, together
 from tls import use_tls
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
-from pybackend.data.packed import Counts, blobs, layout_of, rows_to_send
+from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
@@ -169,7 +169,7 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
     if len(frames) > 1:
         marked = [f.selectExpr("*", f"{place} AS {SET_COLUMN}") for place, f in enumerate(frames)]
         frame = marked[0].unionByName(marked[1])
-    if not next(iter(datasets.values())).choice.repartition:
+    if not next(iter(datasets.values())).spec.repartition:
         return frame, source
     # Spread evenly, and mixed in case partitions are sorted by label.
     frame = frame.repartition(job.workers)
@@ -182,7 +182,7 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
 
 
 def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows]) -> None:
-    if datasets[0].choice.repartition:
+    if datasets[0].spec.repartition:
         return
     if len(datasets) > 1:
         raise InputError(
@@ -204,9 +204,9 @@ def _frame_of_blobs(
 ) -> tuple[Any, Blobs, Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffle == "global" else ()
-    counts = rows_to_send(datasets, job.workers)
-    sent = rows_to_send(datasets, job.workers, to_all)
-    rows = list(blobs(datasets, keys, to_all))
+    counts = count_rows_to_send(datasets, job.workers)
+    sent = count_rows_to_send(datasets, job.workers, to_all)
+    rows = list(pack_blobs(datasets, keys, to_all))
 
     def send() -> Any:
         if is_connect(session):
@@ -218,7 +218,7 @@ def _frame_of_blobs(
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
     frame = ask(session, "a DataFrame of the rows", send, size)
-    return frame, Blobs(layout_of(datasets), sent), counts
+    return frame, Blobs(describe_layout(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:

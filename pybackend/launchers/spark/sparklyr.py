@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from pybackend.data.text import TEXT_SCHEMA, lines_of
+from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode
 from pybackend.job.job import Job
@@ -91,7 +91,7 @@ class SparklyrWorkers:
             meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
-            lines = ask(session, "a plan", lambda: frame.mapInArrow(lines_of, TEXT_SCHEMA))
+            lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
