@@ -41,7 +41,13 @@ test_that("arguments that exclude each other are errors before Python is used", 
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   expect_snapshot(error = TRUE, {
     barrier_train("local", made, iris, label = "Species", epochs = 2, initial_epoch = 2)
-    barrier_train("local", made, iris_arrays(), validation_split = 0.2, validation_data = iris_arrays())
+    barrier_train(
+      "local",
+      made,
+      iris_arrays(),
+      validation_split = 0.2,
+      validation_data = iris_arrays()
+    )
     barrier_train("local", made, function(ctx) 1, validation_split = 0.2)
     check_validation_split(0.2, list(kind = "table"), NULL, call = NULL)
     check_validation_split(0.2, list(kind = "path"), NULL, call = NULL)
