@@ -83,7 +83,7 @@ class Feed:
         everyones = len(counts) if shuffle == "global" else None
         self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
 
-    def with_all_classes(self, class_weight: dict[int, float]) -> dict[int, float]:
+    def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
         """Weight 1 for the classes that are not named: Keras looks each one up."""
         _, shape = self._columns.spec["y"]
         last = max(class_weight)
@@ -104,8 +104,8 @@ class Feed:
         """Visit the rows in the order of an epoch."""
         self.epoch = epoch
 
-    def taken(self, steps: int) -> None:
-        """So many steps of the epoch are done: its rows are known anyway."""
+    def count_steps(self, steps: int) -> None:
+        """Note that so many steps of the epoch are done: its rows are known anyway."""
 
     def share(self) -> float:
         """This worker's part of all rows."""
@@ -116,7 +116,7 @@ class Feed:
         return self._rows_by_rank[:, step]
 
     def dataset(self) -> Any:
-        """The local batches of one epoch; Keras iterates it anew for each."""
+        """The local batches of one epoch; Keras iterates over it again for each."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False

@@ -41,7 +41,7 @@ def argument_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is told, whatever started it.
+    """What every worker has to do, whatever started it.
 
     Attributes
     ----------

@@ -140,14 +140,14 @@ def fail_on_rank_1(context: WorkerContext) -> None:
     signal.pause()
 
 
-def refused(*arguments: Any) -> Any:
-    """An event server at an address where nobody answers."""
-    server = REAL_SERVER(*arguments)
+def refused(*arguments: Any, **settings: Any) -> Any:
+    """A server at an address where nobody answers: the workers meet by Spark's allGather."""
+    server = REAL_SERVER(*arguments, **settings)
     server.address = "127.0.0.1:9"
     return server
 
 
-REAL_SERVER = spark.EventServer
+REAL_SERVER = spark.MeetingServer
 
 
 def test_records_go_there_and_back(session: Any, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
 @pytest.mark.launcher
 @pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
-    monkeypatch.setattr(spark, "EventServer", events)
+    monkeypatch.setattr(spark, "MeetingServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
         barrier_run(session, fail_on_rank_1, workers=2, verbose=0)
     error = caught.value
@@ -197,7 +197,7 @@ def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> N
 
 @pytest.mark.launcher
 def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(spark, "EventServer", refused)
+    monkeypatch.setattr(spark, "MeetingServer", refused)
     assert barrier_run(session, lambda context: context.rank, workers=2) == [0, 1]
 
 

@@ -22,10 +22,10 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.collective import Alone
+from pybackend.data.reading import call_pipeline
 from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
-from pybackend.engine.sources import dataset_of
-from pybackend.engine.stream import StreamFeed
+from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.options import DataOptions
 
 LEVELS = ["cat", "dog", "owl"]
@@ -222,14 +222,14 @@ def test_endless_data_go_on_from_epoch_to_epoch() -> None:
 
     data = tf.data.Dataset.from_tensor_slices((np.arange(6.0), np.arange(6))).batch(2).repeat()
     with pytest.raises(InputError, match="endless data on worker 0: give `steps_per_epoch`"):
-        StreamFeed(data, Alone(), None)
-    feed = StreamFeed(data, Alone(), 2)
+        PipelineFeed(data, Alone(), None)
+    feed = PipelineFeed(data, Alone(), 2)
     assert feed.fit_options == {"steps_per_epoch": 2}
     assert not feed.may_be_empty
     for _, (epoch, batch) in zip(range(8), enumerate(feed.dataset()), strict=False):
         if epoch % 2 == 0:
             feed.begin_epoch(epoch // 2)
-        feed.taken(epoch % 2 + 1)
+        feed.count_steps(epoch % 2 + 1)
         assert batch[1].numpy().tolist() == [2 * (epoch % 3), 2 * (epoch % 3) + 1]
         assert feed.rows == 2 * (epoch % 2 + 1)
 
@@ -293,7 +293,7 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
 def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
     context = WorkerContext(0, 1, ("h:1",), "{}")
     with pytest.raises(InputError, match=r"function `data` returned tuple; expected a tf"):
-        dataset_of(FunctionRows(lambda context: rows), context, "data")
+        call_pipeline(FunctionRows(lambda context: rows), context, "data")
 
 
 def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None:
