@@ -72,7 +72,7 @@ class Feed:
         ]
         if limit is not None and limit > full:
             raise InputError(
-                f"`count_steps` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
+                f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
                 f"give {full} steps of {batch_size} rows per worker"
             )
         self.steps = full if limit is None else limit
