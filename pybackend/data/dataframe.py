@@ -92,7 +92,8 @@ def add_label_categories(spec: ColumnSpec, kinds: Any, distinct: Any) -> ColumnS
     if not spec.finds_levels:
         raise InputError(
             f"the label column {label!r} holds text, and its codes are those of the training: give "
-            f"their values in order, categories={{{label!r}: [...]}}"
+            f"their values in order, DataOptions(categories={{{label!r}: [...]}}), or pass the "
+            "training's result as the model"
         )
     values = sorted(value for value in distinct(label) if value is not None)
     if len(values) > MOST_CATEGORIES:

@@ -193,7 +193,8 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
     job = make_job("train", arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = Job(**{**vars(job), **defaults})
-    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
+    custom_objects = add_custom_objects(model, case.custom_objects)
+    files = encode_model(model, custom_objects, job, list(case.callbacks))
     columns = flatten_data(case.data, job.floatx)
     held_out = None if case.held_out is None else flatten_data(case.held_out, job.floatx)
     counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if held_out else {})

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, stop_shared_spark, wait_for, worker_processes
+from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 
 import pybackend
@@ -42,7 +42,6 @@ from pybackend.launchers.spark.slots import check_slots, count_slots
 def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    stop_shared_spark()  # a process has one kind of session
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
         # By this PySpark's functions know which kind of session they serve; it would stay set.

@@ -86,7 +86,7 @@ def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     "a jar of its own, org.apache.spark:spark-connect of Maven",
 )
 def test_connect(tmp_path: Path) -> None:
-    from test_connect import connect_server
+    from connect import connect_server
 
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):

@@ -87,7 +87,7 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
     assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
     with pytest.raises(InputError, match="its codes are those of the training: give their values"):
         FileRows.at(path, narrow_columns(ColumnSpec(), {}), "float32", "validation_data")
-    with pytest.raises(InputError, match="give their values in order, categories="):
+    with pytest.raises(InputError, match="give their values in order, DataOptions"):
         barrier_evaluate(None, lambda: None, path)
 
 
