@@ -1,6 +1,6 @@
 """What the R package calls: results and failures as plain data.
 
-reticulate gives R the text of a Python exception, not its attributes; so each call returns an
+reticulate passes R the text of a Python exception, but not its attributes; so each call returns an
 envelope with either the value or everything about the failure.
 """
 
@@ -10,8 +10,6 @@ import base64
 import json
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 import pybackend
 from pybackend.data.files import read_file
@@ -26,12 +24,11 @@ __all__ = [
     "answer",
     "attach_spark",
     "capture",
+    "copy_model",
     "doctor",
     "match_levels",
-    "model_at",
     "probe",
-    "row_major",
-    "save_model_at",
+    "read_model",
 ]
 
 
@@ -48,39 +45,34 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]
 
 
 def answer(request: str) -> str:
-    """`capture` for a separate process: JSON in, JSON out.
+    """`capture` in a separate process: JSON in, JSON out.
 
     For calls that must not start Python inside R: it would keep the environment of that moment,
-    and a TF_CONFIG that R sets later would never reach TensorFlow.
+    and a TF_CONFIG set by R later would never reach TensorFlow.
     """
     call = json.loads(request)
     fn = getattr(pybackend, call["call"])
     return json.dumps(capture(fn, *call["arguments"], **call["named"]))
 
 
-def row_major(array: Any, dtype: str | None = None) -> Any:
-    """A C-ordered numpy array with the same values by index; R's arrays are column-major."""
-    return np.ascontiguousarray(array, dtype=dtype)
+def read_model(uri: str, **options: Any) -> Any:
+    """Read the model that a training wrote to ``model_uri``; options of `model_from_bytes`."""
+    return model_from_bytes(_read_content(uri), **options)
 
 
-def model_at(uri: str, **options: Any) -> Any:
-    """The model that a training has written to its ``model_uri``; options of `model_from_bytes`."""
-    return model_from_bytes(_content_at(uri), **options)
-
-
-def save_model_at(uri: str, path: str) -> None:
+def copy_model(uri: str, path: str) -> None:
     """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
-    save_model(base64.b64encode(_content_at(uri)).decode("ascii"), path)
+    save_model(base64.b64encode(_read_content(uri)).decode("ascii"), path)
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
-    """The levels of the training's label, if the model has as many classes."""
+    """Return the levels of the training's label if the model distinguishes as many classes."""
     from pybackend.model.outputs import count_classes, list_outputs
 
     return levels if len(levels) == count_classes(model, list_outputs(model)) else None
 
 
-def _content_at(uri: str) -> bytes:
+def _read_content(uri: str) -> bytes:
     try:
         return read_file(uri)
     except OSError as error:

@@ -10,7 +10,8 @@
 #' them needs tfdist itself.
 #'
 #' @inheritParams barrier_train
-#' @param sc Where the workers run, as in [barrier_train()]; their machines need what is listed above.
+#' @param sc Where the workers run, as in [barrier_train()]; their machines need what is listed
+#'   above.
 #' @param f A function whose first argument is the worker's context: a list of `rank` (the first is
 #'   0), `world_size`, `addresses` (`"host:port"` of all workers) and `tf_config` (the text of
 #'   `TF_CONFIG`). The variables that it uses, from its own environment and from the workspace, and

@@ -26,7 +26,8 @@ check_argument <- function(x, arg, call) {
     callbacks = check_callbacks(x, arg = arg, call = call),
     class_weight = check_class_weight(x, arg = arg, call = call),
     custom_objects = check_custom_objects(x, arg = arg, call = call),
-    model_uri = check_model_uri(x, arg = arg, call = call)
+    model_uri = check_model_uri(x, arg = arg, call = call),
+    abort(sprintf("There is no check for `%s`.", arg), .internal = TRUE)
   )
 }
 

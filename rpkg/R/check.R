@@ -1,4 +1,4 @@
-# Every check returns its value invisibly, so that a call can stand in for the value.
+# Every check returns its value invisibly, so that it can be used where the value is needed.
 
 check_count <- function(
   x,
@@ -92,9 +92,9 @@ check_installed <- function(package, why, call = caller_env()) {
 }
 
 abort_expected <- function(x, expected, allow_null, arg, call) {
-  or_null <- if (allow_null) " or `NULL`" else ""
+  null_or <- if (allow_null) "`NULL` or " else ""
   abort_input(
-    sprintf("`%s` must be %s%s, not %s.", arg, expected, or_null, describe(x)),
+    sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)),
     call = call
   )
 }

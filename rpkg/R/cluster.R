@@ -1,8 +1,8 @@
 #' The TF_CONFIG of one process of a cluster
 #'
 #' TensorFlow's distribution strategies read the addresses of all processes and their own role from
-#' the environment variable `TF_CONFIG`. `make_tf_config()` returns its value. Entries that would make
-#' TensorFlow hang, such as a duplicate address or a port of 0, are errors here.
+#' the environment variable `TF_CONFIG`. `make_tf_config()` returns its value. Entries that would
+#' make TensorFlow hang, such as a duplicate address or a port of 0, are errors here.
 #'
 #' [barrier_train()] does not need it: it places its workers itself.
 #'

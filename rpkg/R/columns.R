@@ -20,7 +20,7 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
     return(invisible(unname(check_strings(x, allow_null = TRUE, arg = arg, call = call))))
   }
   if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
-    expected <- "names of columns, a named list of them such as `list(left = c(\"a\", \"b\"))`"
+    expected <- "names of columns, or a named list of them such as `list(left = c(\"a\", \"b\"))`"
     abort_expected(x, expected, TRUE, arg, call)
   }
   for (name in names(x)) {

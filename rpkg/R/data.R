@@ -118,7 +118,7 @@ check_table <- function(data, columns, route, arg, call) {
     abort_input(
       c(
         sprintf("`%s` is a Spark table, but `sc` is this machine without Spark.", arg),
-        i = "Pass the table's Spark connection as `sc`, or collect the table with `dplyr::collect()`."
+        i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table."
       ),
       call = call
     )

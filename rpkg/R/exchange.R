@@ -5,12 +5,12 @@
 #' take several steps on its own and then averages the weights: less traffic for slow networks, but
 #' another result (local SGD). With one worker there is nothing to exchange.
 #'
-#' @param transport What carries the gradients: `"tcp"`, or `"tf"` for TensorFlow's collectives (NCCL
-#'   between GPUs).
+#' @param transport What carries the gradients: `"tcp"`, or `"tf"` for TensorFlow's collectives
+#'   (NCCL between GPUs).
 #' @param compression `"fp16"` or `"bf16"` halves the traffic. Rounding errors are kept and sent
 #'   later, but the result is no longer that of one process. `NULL` is exact.
-#' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf` sends
-#'   everything at once after it.
+#' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf`
+#'   sends everything at once after it.
 #' @param verify_weights Whether to compare the workers' weights after every epoch, not only at the
 #'   start and at the end.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.

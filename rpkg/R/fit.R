@@ -15,8 +15,8 @@
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
 #'   names of the inputs) and the levels of the label, if `data` had them;
 #' * `label`, `tensors`, `categories`: the arguments of the training;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written it
-#'   to a `model_uri`, `model_base64` is empty.
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
+#'   it to a `model_uri`, `model_base64` is empty.
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Not used.
@@ -179,23 +179,23 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
 #'
 #' @param object A [tfdist_fit].
 #' @param newdata Rows in the form in which the model was trained: an array, a list of arrays for a
-#'   model of several inputs, or a data frame with the feature columns of the training. Or a sparklyr
-#'   table, whose rows stay where they are.
+#'   model of several inputs, or a data frame with the feature columns of the training. Or a
+#'   sparklyr table, whose rows stay where they are.
 #' @param ... Not used.
-#' @param type Which columns to add to a Spark table, as in tidymodels: `"class"` adds `.pred_class`,
-#'   `"prob"` a column `.pred_<level>` for each class with the model's number for it (a probability
-#'   only if the last layer returns one), `"raw"` the column `.pred` with all numbers of a row, or
-#'   `.pred_<output>` for each of several outputs. A model with one number per row, and one of Keras's
-#'   binary losses (without `from_logits`), gives the probability of the second class. `NULL`: class
-#'   and numbers for such a model, and for one with several numbers per row, unless its loss shows
-#'   that they are not classes.
+#' @param type Which columns to add to a Spark table, as in tidymodels: `"class"` adds
+#'   `.pred_class`, `"prob"` a column `.pred_<level>` for each class with the model's number for it
+#'   (a probability only if the last layer returns one), `"raw"` the column `.pred` with all numbers
+#'   of a row, or `.pred_<output>` for each of several outputs. A model with one number per row, and
+#'   one of Keras's binary losses (without `from_logits`), gives the probability of the second
+#'   class. `NULL`: class and numbers for such a model, and for one with several numbers per row,
+#'   unless its loss shows that they are not classes.
 #' @param features,tensors,categories Which columns of a Spark table are used, and how; see
 #'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
 #' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
-#' @return The model's output, as an array with a row for each row of `newdata`; a list of arrays for
-#'   a model of several outputs. The columns are named after the levels of the label, if it was a
-#'   factor.
+#' @return The model's output, as an array with a row for each row of `newdata`; a list of arrays
+#'   for a model of several outputs. The columns are named after the levels of the label, if it was
+#'   a factor.
 #'
 #'   For a Spark table, a `tbl_spark` with all its columns and the predictions, for use with dplyr.
 #'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` keeps them.

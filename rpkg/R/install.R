@@ -3,14 +3,14 @@
 #' Creates a virtual environment and installs the Python package of the same version, with
 #' TensorFlow, into it. tfdist finds the environment `r-tfdist` on its own.
 #'
-#' @param source Where the Python package comes from: `NULL` uses the wheel inside this R package, or
-#'   the package index if there is none; otherwise the path of a wheel (`.whl`) or of a checkout, a
-#'   directory with `pyproject.toml`.
+#' @param source Where the Python package comes from: `NULL` uses the wheel inside this R package,
+#'   or the package index if there is none; otherwise the path of a wheel (`.whl`) or of a checkout,
+#'   a directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
-#' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for PySpark,
-#'   and `"r"` for rpy2, with which Python workers run R functions (see [barrier_apply()]).
-#' @param python Path or version of the Python to create the environment with; `NULL` lets reticulate
-#'   choose. It must be Python 3.10 or later.
+#' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
+#'   PySpark, and `"r"` for rpy2, with which Python workers run R functions (see [barrier_apply()]).
+#' @param python Path or version of the Python to create the environment with; `NULL` lets
+#'   reticulate choose. It must be Python 3.10 or later.
 #' @param ... Further arguments for [reticulate::virtualenv_install()], such as `pip_options`.
 #'
 #' @return The path of the environment, invisibly.

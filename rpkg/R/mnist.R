@@ -2,8 +2,8 @@
 #'
 #' 60,000 images of handwritten digits to train on and 10,000 to test with, each 28 x 28 pixels.
 #' They come from `path`, else from the file that the environment variable `TFDIST_MNIST` names,
-#' else from Keras's cache or download. If none of these is available, a few thousand images that come
-#' with the package are used instead, and a message says so.
+#' else from Keras's cache or download. If none of these is available, a few thousand images that
+#' come with the package are used instead, and a message says so.
 #'
 #' @param path File `mnist.npz` in the layout of Keras, or `NULL`.
 #' @param limit Use at most this many training images, the first ones, and as many test images;

@@ -1,19 +1,19 @@
 #' Models as text and files
 #'
-#' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a message.
-#' `model_from_base64()` decodes it. `save_model()` writes a model, or that of a [tfdist_fit], to a
-#' file.
+#' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a
+#' message. `model_from_base64()` decodes it. `save_model()` writes a model, or that of a
+#' [tfdist_fit], to a file.
 #'
 #' @param model A Keras model (a Python object); for `save_model()` also a [tfdist_fit] or the text
 #'   from `model_to_base64()`.
 #' @param format `"h5"` (HDF5) or `"keras"` (Keras's own).
-#' @param include_optimizer Whether to include the optimizer's state, to continue the training later.
-#'   It makes the text up to three times as long.
+#' @param include_optimizer Whether to include the optimizer's state, to continue the training
+#'   later. It makes the text up to three times as long.
 #' @param text The text from `model_to_base64()`.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
-#' @param safe_mode Whether to refuse models that contain Python code (lambda layers). Leave it on for
-#'   text from others.
+#' @param safe_mode Whether to refuse models that contain Python code (lambda layers). Leave it on
+#'   for text from others.
 #' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; `NULL` skips
 #'   the check. For a fit it is `fit$model_sha256`.
 #' @param compile Whether to return the model compiled, ready to be evaluated and trained.
@@ -68,7 +68,7 @@ save_model <- function(model, path) {
   backend <- pybackend()
   is_fit <- inherits(model, "tfdist_fit")
   if (is_fit && !is.null(model$model_uri)) {
-    call_python(backend$bridge$save_model_at, model$model_uri, path.expand(path))
+    call_python(backend$bridge$copy_model, model$model_uri, path.expand(path))
     return(invisible(path))
   }
   if (is_fit) {
@@ -100,7 +100,7 @@ decode_fit <- function(fit, call) {
   }
   backend <- pybackend(call)
   call_python(
-    backend$bridge$model_at,
+    backend$bridge$read_model,
     fit$model_uri,
     custom_objects = custom_objects,
     safe_mode = fit$safe_mode,

@@ -24,8 +24,14 @@ shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
 # `makers` are the names of the functions that make what is expected.
 check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !inherits(x, paste0("tfdist_", makers))) {
-    expected <- paste("made by", paste0("`", makers, "()`", collapse = " or "))
-    abort_expected(x, expected, TRUE, arg, call)
+    expected <- paste0("`", makers, "()`", collapse = " or ")
+    abort_input(
+      c(
+        sprintf("`%s` must be `NULL` or made by %s, not %s.", arg, expected, describe(x)),
+        i = sprintf("Write for example `%s = %s()`.", arg, makers[[1L]])
+      ),
+      call = call
+    )
   }
   invisible(x)
 }

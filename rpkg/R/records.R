@@ -1,8 +1,8 @@
 #' TFRecord files from a Spark table, and back
 #'
-#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`: Spark's tasks write one
-#' file for each partition. [barrier_train()] takes the path of the files as `data`, and so do all
-#' TensorFlow tools. `read_tfrecords()` reads such files, from any source, as a table.
+#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`: Spark's tasks write
+#' one file for each partition. [barrier_train()] takes the path of the files as `data`, and so do
+#' all TensorFlow tools. `read_tfrecords()` reads such files, from any source, as a table.
 #'
 #' @details
 #' Integers, logical values, dates (as days) and timestamps (as microseconds since 1970) become
@@ -26,8 +26,8 @@
 #'
 #' @return
 #' * `write_tfrecords()`: the absolute path, invisibly.
-#' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read when
-#'   they are needed. A PySpark DataFrame if `sc` is a `SparkSession`.
+#' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read
+#'   when they are needed. A PySpark DataFrame if `sc` is a `SparkSession`.
 #'
 #' @inheritSection barrier_train Errors
 #' @export

@@ -1,25 +1,25 @@
 #' Evaluate a model, or predict with it, on several workers
 #'
-#' `barrier_evaluate()` shares the rows out over `workers` processes and returns the figures that one
-#' process would compute from all of them: a metric such as the AUC covers all rows.
+#' `barrier_evaluate()` shares the rows out over `workers` processes and returns the figures that
+#' one process would compute from all of them: a metric such as the AUC covers all rows.
 #' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
 #' @param model A [tfdist_fit], a Keras model, or an R function without arguments that returns one.
 #'   It must be compiled to be evaluated.
-#' @param data The rows to evaluate the model on, in any form that [barrier_train()] takes. If `model`
-#'   is a fit, a factor label must have the levels of the training.
-#' @param x The rows to predict for: an array whose first dimension counts the rows, a list of arrays
-#'   for a model of several inputs, or a data frame.
+#' @param data The rows to evaluate the model on, in any form that [barrier_train()] takes. If
+#'   `model` is a fit, a factor label must have the levels of the training.
+#' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
+#'   arrays for a model of several inputs, or a data frame.
 #' @param label Name of the label column of a data frame, table or files. Text needs the levels of a
 #'   fit, or `categories` in `data_options`.
 #' @param features Names of the feature columns, as in [barrier_train()]; `NULL` uses those of the
 #'   fit, or else all columns that no other argument names.
-#' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are those
-#'   of the fit.
+#' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are
+#'   those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own; `NULL` uses those of the fit.
-#' @param verbose 0 and 1: silent; 2: also what the workers and TensorFlow print.
+#' @param verbose 0 and 1: silent; 2: also what the workers print.
 #'
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
@@ -70,8 +70,8 @@ barrier_evaluate <- function(
   launcher <- if (is_r_function(data)) open_r_workers(route) else session
   figures <- with_python_data(data, session, function(rows) {
     columns <- add_label_levels(columns, data, rows)
-    settings <- c(settings, as_python_columns(columns, data, NULL, call))
-    run_scoring("barrier_evaluate", launcher, model, rows, settings, call)
+    arguments <- c(settings, as_python_columns(columns, data, NULL, call))
+    run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
   inform_levels(levels)
   if (all(lengths(figures) == 1L)) unlist(figures) else figures

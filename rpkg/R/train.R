@@ -1,9 +1,9 @@
 #' Train a Keras model on several workers
 #'
 #' Starts `workers` processes, gives each its share of the rows, and runs the model's own `fit()` in
-#' all of them at once. At every step the gradients are averaged over the workers, so that all of them
-#' have the same weights: those of one process that trains on batches of `workers * batch_size` rows.
-#' The trained model and its history come back to this session.
+#' all of them at once. At every step the gradients are averaged over the workers, so that all of
+#' them have the same weights: those of one process that trains on batches of `workers * batch_size`
+#' rows. The trained model and its history come back to this session.
 #'
 #' @param sc Where the workers run:
 #'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
@@ -14,56 +14,57 @@
 #'   function without arguments that returns one, which is called in this session (with `seed`, if
 #'   given, as Keras's seed).
 #' @param data The rows to train on:
-#'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is a
-#'     weight for each row. `x` may be a list of arrays, one per input of the model; a named list is
-#'     matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
+#'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is
+#'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
+#'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
 #'     factor `y` becomes codes that start at 0;
 #'   * a data frame with the column `label`; the other columns, or those that `features` names, must
 #'     be numeric or logical and together make up one matrix;
 #'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
 #'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
 #'     numbers, ML vectors, bytes or text;
-#'   * the path or URI (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, a file
-#'     or a folder, which the workers read themselves: all their machines must share the path;
+#'   * the path or URI (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, a
+#'     file or a folder, which the workers read themselves: all their machines must share the path;
 #'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
 #'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
-#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`, which are used as they
-#'     come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
+#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`, which are used as
+#'     they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker. Its losses and metrics may then be R functions, too (the model comes back
-#'   without its compile settings); its layers must be Keras's own. It travels like the function of
-#'   [barrier_apply()], with the same requirements for the workers' machines.
+#'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
+#'   back without its compile settings); its layers must be Keras's own. It travels like the
+#'   function of [barrier_apply()], with the same requirements for the workers' machines.
 #' @param label Name of the label column of a data frame, table or files. Text becomes 0, 1, 2, ...
 #'   in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
 #'   `levels`.
 #' @param features Names of the feature columns, which side by side form one input of the model;
 #'   `NULL` uses all other columns. A named list forms several inputs, by their names in the model:
-#'   `list(left = c("a", "b"), right = "image")`. In a table or files, a text column that is an input
-#'   of its own gives strings.
+#'   `list(left = c("a", "b"), right = "image")`. In a table or files, a text column that is an
+#'   input of its own gives strings.
 #' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
 #'   equally.
-#' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL` for
-#'   its defaults.
+#' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
+#'   for its defaults.
 #' @param workers Number of worker processes.
-#' @param epochs Number of the last epoch; the number of passes over the rows, unless `initial_epoch`
-#'   skips some.
+#' @param epochs Number of the last epoch; the number of passes over the rows, unless
+#'   `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
 #' @param batch_size Rows per step in each worker.
 #' @param steps_per_epoch Number of steps in an epoch; `NULL` takes as many as the rows need.
-#' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data` takes.
-#' @param validation_split Share of the rows, from the end of the arrays or the data frame and before
-#'   any shuffling, that is kept for validation: a number from 0 to below 1.
-#' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs with
-#'   these numbers.
+#' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`
+#'   takes.
+#' @param validation_split Share of the rows, from the end of the arrays or the data frame and
+#'   before any shuffling, that is kept for validation: a number from 0 to below 1.
+#' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs
+#'   with these numbers.
 #' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
-#'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor, the
-#'   names may be its levels. Only for models with one output, and not together with a weight for each
-#'   row.
+#'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor,
+#'   the names may be its levels. Only for models with one output, and not together with a weight
+#'   for each row.
 #' @param seed A whole number that makes initial weights, shuffling and dropout repeatable; `NULL`
 #'   draws one.
 #' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
@@ -77,7 +78,7 @@
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
-#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers and TensorFlow print.
+#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers print.
 #' @param timeout Seconds that workers may take to start, and to wait for each other.
 #'
 #' @return A [tfdist_fit] object.
@@ -205,10 +206,13 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   settings$exchange <- as_python_options(exchange, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(columns, validation, validation_rows)
-    columns <- as_python_columns(columns, data, validation, call)
-    arguments <- list(backend$barrier_train, launcher, model, rows, call = call)
-    validated <- list(validation_data = validation_rows)
-    do.call(call_python, c(arguments, validated, settings, columns))
+    arguments <- c(
+      list(backend$barrier_train, launcher, model, rows, call = call),
+      list(validation_data = validation_rows),
+      settings,
+      as_python_columns(columns, data, validation, call)
+    )
+    do.call(call_python, arguments)
   }
   with_python_data(data, session, call = call, code = function(rows) {
     with_python_data(

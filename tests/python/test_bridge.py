@@ -1,4 +1,4 @@
-"""What R is handed: envelopes of plain data, and arrays by index."""
+"""What R receives: envelopes of plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pybackend import bridge
-from pybackend.bridge import capture, row_major
+from pybackend.bridge import capture
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -27,13 +27,13 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_a_value_comes_in_an_envelope() -> None:
+def test_a_value_arrives_in_an_envelope() -> None:
     assert capture(divmod, 17, 5) == {"ok": True, "value": (3, 2)}
     assert capture(sorted, [1, 3, 2], reverse=True) == {"ok": True, "value": [3, 2, 1]}
 
 
 @pytest.mark.parametrize("kind", [InputError, ClusterError, SerializationError])
-def test_an_error_comes_as_data(kind: Any) -> None:
+def test_an_error_arrives_as_data(kind: Any) -> None:
     envelope = capture(fail, kind("`workers` must be at least 1"))
     assert envelope == {
         "ok": False,
@@ -49,7 +49,7 @@ def test_an_error_comes_as_data(kind: Any) -> None:
     }
 
 
-def test_a_failed_worker_comes_with_all_that_is_known() -> None:
+def test_a_failed_worker_arrives_with_all_its_fields() -> None:
     failure = Failure(2, "node-c", "ValueError", "bad", traceback="Traceback ...", log=("a", "b"))
     error = capture(fail, WorkerFailedError([failure]))["error"]
     assert error["class"] == "WorkerFailedError"
@@ -59,7 +59,7 @@ def test_a_failed_worker_comes_with_all_that_is_known() -> None:
     assert json.loads(json.dumps(error)) == error
 
 
-def test_a_lost_peer_comes_with_its_place() -> None:
+def test_a_lost_peer_arrives_with_rank_and_host() -> None:
     error = capture(fail, PeerLostError(1, "node-b", "was silent for 3 s"))["error"]
     assert (error["class"], error["rank"], error["host"]) == ("PeerLostError", 1, "node-b")
 
@@ -70,34 +70,19 @@ def test_other_errors_pass_through(error: BaseException) -> None:
         capture(fail, error)
 
 
-@pytest.mark.parametrize("dtype", [None, "float32", "float64"])
-def test_arrays_keep_their_values_by_index(dtype: str | None) -> None:
-    column_major = np.asfortranarray(np.arange(24.0).reshape(2, 3, 4))
-    array = row_major(column_major, dtype)
-    assert array.flags.c_contiguous
-    assert array.dtype == (dtype or "float64")
-    for place in np.ndindex(2, 3, 4):
-        assert array[place] == column_major[place]
-
-
-def test_an_array_in_rows_is_not_copied() -> None:
-    array = np.arange(6.0).reshape(2, 3)
-    assert row_major(array) is array
-
-
-def test_a_model_at_a_place_is_read_and_copied(tmp_path: Path) -> None:
+def test_a_model_at_a_uri_is_read_and_copied(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     uri = str(tmp_path / "model.h5")
     save_model(model, uri)
-    read = bridge.model_at(f"file://{uri}")
+    read = bridge.read_model(f"file://{uri}")
     np.testing.assert_array_equal(read.get_weights()[0], model.get_weights()[0])
-    bridge.save_model_at(uri, str(tmp_path / "copy.h5"))
+    bridge.copy_model(uri, str(tmp_path / "copy.h5"))
     assert (tmp_path / "copy.h5").read_bytes() == (tmp_path / "model.h5").read_bytes()
-    for fail_with in (bridge.model_at, lambda uri: bridge.save_model_at(uri, "copy.h5")):
+    for fail_with in (bridge.read_model, lambda uri: bridge.copy_model(uri, "copy.h5")):
         error = capture(fail_with, str(tmp_path / "absent.h5"))["error"]
         assert error["class"] == "SerializationError"
         assert "absent.h5 cannot be read" in error["message"]
 
 
-def test_all_that_r_calls_is_there() -> None:
+def test_all_that_r_calls_exists() -> None:
     assert {name for name in bridge.__all__ if not callable(getattr(bridge, name))} == set()

@@ -33,6 +33,20 @@ iris_arrays <- function() {
   list(as.matrix(iris[1:4]), as.integer(iris$Species) - 1L)
 }
 
+# One worker, so that the result is that of Keras alone.
+train_flowers <- function(data, ...) {
+  suppressMessages(barrier_train(
+    "local",
+    dense_model(),
+    data,
+    ...,
+    label = "Species",
+    workers = 1,
+    seed = 1,
+    verbose = 0
+  ))
+}
+
 # The figures of Keras's own evaluate() in this process.
 evaluate_here <- function(model, data) {
   x <- as_input(data[[1L]], as_feature_array)
@@ -50,7 +64,7 @@ columns_of <- function(label = "label", features = NULL, weight = NULL, ...) {
   column_spec(label, features, weight, data_options(...), NULL)
 }
 
-# The arguments of an R function, but for those that `except` names, and their defaults are Python's.
+# The arguments of an R function, except those named in `except`, and their defaults are Python's.
 expect_same_arguments <- function(r, python, except = character()) {
   inspect <- reticulate::import("inspect")
   parameters <- inspect$signature(pybackend()[[python]])$parameters
@@ -97,4 +111,27 @@ example_fit <- function(validation = TRUE, levels = NULL) {
     model_sha256 = strrep("0123456789abcdef", 4)
   )
   new_fit(list(to_dict = function() answer), list(levels = levels))
+}
+
+# An R function that fails on one worker ends the other, and its error says where.
+expect_worker_error <- function(sc) {
+  condition <- tryCatch(
+    barrier_apply(
+      sc,
+      function(ctx) {
+        parse_row <- function(row) stop("row ", row, " is bad")
+        if (ctx$rank == 1) {
+          parse_row(17)
+        }
+        Sys.sleep(100)
+      },
+      workers = 2,
+      verbose = 0
+    ),
+    tfdist_error = identity
+  )
+  expect_s3_class(condition, "tfdist_error_worker_failed")
+  expect_identical(condition$rank, 1L)
+  expect_match(conditionMessage(condition), "row 17 is bad")
+  expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
 }

@@ -56,7 +56,7 @@ test_config <- function() {
   config[["sparklyr.shell.driver-memory"]] <- "1g"
   # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
   config[["sparklyr.gateway.port"]] <- free_port()
-  # Jars that are missing from a release of Spark for sparklyr's R workers; scripts/test-matrix.sh names them.
+  # Jars that a release of Spark needs for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {
     config[["sparklyr.shell.driver-class-path"]] <- jars
@@ -184,4 +184,17 @@ end_pyspark_connection <- function(sc) {
   sparklyr::spark_disconnect(sc)
   # By this PySpark takes Connect for the only kind of session in its process.
   reticulate::py_run_string("import os; os.environ.pop('SPARK_CONNECT_MODE_ENABLED', None)")
+}
+
+# On the cluster, a model is evaluated and predicts as in this session, and leaves no views behind.
+expect_scored_as_here <- function(sc, session, fit, table, rows, before) {
+  on_table <- barrier_evaluate(sc, fit, table)
+  alone <- evaluate_here(fit$model, list(as.matrix(rows[1:4]), rows$label))
+  expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
+  expect_equal(barrier_predict(sc, fit, rows), predict(fit, rows), tolerance = 1e-5)
+  expect_false(any(grepl("^tfdist_", setdiff(list_views(session), before))))
+}
+
+list_views <- function(session) {
+  vapply(session$catalog$listTables(), function(view) view$name, "")
 }

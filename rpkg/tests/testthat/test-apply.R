@@ -10,7 +10,7 @@ test_that("wrong arguments are errors before anything is started", {
   })
 })
 
-test_that("a function runs once per worker, with its place and TF_CONFIG", {
+test_that("a function runs once per worker, with its context and TF_CONFIG", {
   skip_if_no_pybackend()
   offset <- 0.5
   found <- barrier_apply(
@@ -38,28 +38,10 @@ test_that("a function runs once per worker, with its place and TF_CONFIG", {
 
 test_that("an error arrives with its rank, message and calls", {
   skip_if_no_pybackend()
-  condition <- tryCatch(
-    barrier_apply(
-      "local",
-      function(ctx) {
-        parse_row <- function(row) stop("row ", row, " is bad")
-        if (ctx$rank == 1) {
-          parse_row(17)
-        }
-        Sys.sleep(100)
-      },
-      workers = 2,
-      verbose = 0
-    ),
-    tfdist_error = identity
-  )
-  expect_s3_class(condition, "tfdist_error_worker_failed")
-  expect_identical(condition$rank, 1L)
-  expect_match(conditionMessage(condition), "row 17 is bad")
-  expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
+  expect_worker_error("local")
 })
 
-test_that("model and model_fn exclude each other, and model_fn is a function", {
+test_that("model and model_fn cannot be used together, and model_fn is a function", {
   model_fn <- function() NULL
   expect_snapshot(error = TRUE, {
     barrier_train("local", model_fn, iris, model_fn = model_fn)

@@ -3,7 +3,7 @@ at <- function(array, ...) {
   reticulate::py_to_r(array$item(reticulate::tuple(...)))
 }
 
-test_that("element [i + 1, j + 1, k + 1] of R is [i, j, k] of numpy, row by row", {
+test_that("element [i + 1, j + 1, k + 1] in R is [i, j, k] in numpy, row by row", {
   skip_if_no_pybackend()
   x <- array(as.double(1:24), c(2, 3, 4))
   array <- as_feature_array(x)
@@ -28,7 +28,7 @@ test_that("types: doubles float32, integers int32, raw uint8, logical 0 and 1", 
   expect_identical(dtype(as_label_array(c(0.5, 1))), "float32")
 })
 
-test_that("a vector stays an array, even of one element", {
+test_that("a vector becomes an array, even if it has one element", {
   skip_if_no_pybackend()
   expect_identical(reticulate::py_to_r(as_feature_array(0.5)$shape), list(1L))
   expect_identical(reticulate::py_to_r(as_label_array(1:3)$shape), list(3L))
@@ -40,7 +40,7 @@ test_that("a factor becomes codes from 0", {
   expect_identical(reticulate::py_to_r(codes$tolist()), c(1L, 0L, 2L))
 })
 
-test_that("several inputs are a list, or a dict by name", {
+test_that("several inputs become a list, or a dict by name", {
   skip_if_no_pybackend()
   x <- matrix(1:4, 2)
   expect_s3_class(as_input(list(x, x), as_feature_array), "python.builtin.list")
@@ -51,7 +51,7 @@ test_that("several inputs are a list, or a dict by name", {
   expect_named(reticulate::py_to_r(named), c("left", "right"))
 })
 
-test_that("Python arrays pass as they are", {
+test_that("Python arrays are passed unchanged", {
   skip_if_no_pybackend()
   numpy <- reticulate::import("numpy", convert = FALSE)
   array <- numpy$zeros(reticulate::tuple(5L, 2L))

@@ -49,7 +49,7 @@ test_that("a missing package is named", {
   expect_snapshot(error = TRUE, check_installed("notapackage", "This test"))
 })
 
-test_that("errors of input have their classes", {
+test_that("input errors have their classes", {
   expect_error(check_count(0), class = "tfdist_error_input")
   expect_error(check_count(0), class = "tfdist_error")
 })

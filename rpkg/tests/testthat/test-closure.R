@@ -6,7 +6,7 @@ carried <- function(f, extra = list()) {
   elsewhere(new_carrier(f, variables$globals, extra, identity))
 }
 
-test_that("captured variables travel, and those of the workspace that it uses", {
+test_that("captured variables travel, and those of the workspace that the function uses", {
   local_value <- 5
   f <- function(x) x + local_value
   carrier <- carried(f)
@@ -24,7 +24,7 @@ test_that("captured variables travel, and those of the workspace that it uses", 
   expect_identical(carrier(2), 20)
 })
 
-test_that("functions of the workspace go along, also those that are not named in the text", {
+test_that("functions of the workspace travel, even those not named in the source text", {
   withr::defer(rm("area", "area.square", "tfdist_k", envir = globalenv()))
   eval(
     quote({
@@ -42,24 +42,24 @@ test_that("functions of the workspace go along, also those that are not named in
   expect_true("tfdist_k" %in% names(find_variables(g, "g", NULL)$globals))
 })
 
-test_that("what nobody has asked for yet is left alone", {
+test_that("unevaluated arguments are left alone", {
   make <- function(n, unused, plot = stop("needed only for plotting")) function(ctx) n
   f <- make(1)
   expect_null(check_closure_size(f, list(), list(), "f", NULL))
 })
 
-test_that("further arguments come behind those of the worker", {
+test_that("further arguments follow those of the worker", {
   expect_identical(carried(function(a, b, c) list(a, b, c), list(c = 3, 2))(1), list(1, 2, 3))
 })
 
-test_that("the packages that a function uses are known", {
+test_that("the packages that a function uses are found", {
   f <- function(x) expect_true(x)
   environment(f) <- globalenv()
   expect_identical(find_variables(f, "f", NULL)$packages, "testthat")
   expect_identical(find_variables(function(x) median(x), "f", NULL)$packages, character())
 })
 
-test_that("a function that captured too much is refused before it is serialized", {
+test_that("a function that captured too much is rejected before it is serialized", {
   big <- double(4e6)
   small <- 1
   f <- function() small
@@ -83,13 +83,13 @@ test_that("a function that captured too much is refused before it is serialized"
   began <- proc.time()[["elapsed"]]
   expect_error(
     barrier_apply("local", function(ctx) length(huge), workers = 2),
-    "carries .* MB to every worker",
+    "would carry .* MB to every worker",
     class = "tfdist_error_input"
   )
   expect_lt(proc.time()[["elapsed"]] - began, 30)
 })
 
-test_that("Python objects of this session are refused with what to do", {
+test_that("Python objects of this session are rejected, with what to do instead", {
   skip_if_no_pybackend()
   keras <- reticulate::import("sys")
   object <- reticulate::r_to_py(list(1))

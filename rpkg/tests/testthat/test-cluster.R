@@ -30,7 +30,7 @@ test_that("all roles reach Python", {
   expect_match(config, "chief", fixed = TRUE)
 })
 
-test_that("what makes TensorFlow hang is a cluster error", {
+test_that("a configuration that makes TensorFlow hang is a cluster error", {
   skip_if_no_pybackend()
   expect_error(make_tf_config(c("a:1", "a:1"), 0), class = "tfdist_error_cluster")
   expect_error(make_tf_config(c("a:0", "b:1"), 0), class = "tfdist_error_cluster")

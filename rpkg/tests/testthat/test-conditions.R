@@ -19,14 +19,14 @@ test_that("a worker's failure is a condition with all its fields", {
   expect_match(conditionMessage(condition), "bad {value}", fixed = TRUE)
 })
 
-test_that("each Python class has its condition", {
+test_that("each Python exception has its condition class", {
   for (name in names(condition_classes)) {
     error <- utils::modifyList(envelope, list(class = name))
     expect_error(abort_python(error, NULL), class = condition_classes[[name]])
   }
 })
 
-test_that("an unforeseen Python error shows its class and traceback", {
+test_that("an unexpected Python error shows its class and traceback", {
   error <- utils::modifyList(envelope, list(class = "TypeError", message = "no such thing"))
   expect_snapshot(error = TRUE, abort_python(error, NULL))
   expect_error(abort_python(error, NULL), class = "tfdist_error_python")

@@ -141,7 +141,7 @@ test_that("named inputs and categories, of a data frame and of files", {
   )
 })
 
-test_that("tensors say how bytes and arrays are read", {
+test_that("tensors define how bytes and arrays are read", {
   skip_if_no_pybackend()
   path <- withr::local_tempfile(fileext = ".parquet")
   main <- reticulate::py_run_string(paste(
@@ -215,7 +215,7 @@ test_that("an R function gives each worker its batches", {
   expect_match(conditionMessage(condition), "no rows here")
 })
 
-test_that("a model that was written to a place is read from there", {
+test_that("a model written to a URI is read from there", {
   skip_if_no_pybackend()
   folder <- withr::local_tempdir()
   withr::local_dir(folder)

@@ -3,7 +3,7 @@ check <- function(data, label = "label", features = NULL, ...) {
   check_data(data, columns_of(label, features), here, ..., arg = "data", call = NULL)
 }
 
-test_that("pairs of arrays are taken with and without names", {
+test_that("pairs of arrays are accepted with and without names", {
   x <- matrix(1:6, 3)
   plain <- check(list(x, 1:3))
   expect_identical(plain$kind, "arrays")
@@ -17,7 +17,7 @@ test_that("pairs of arrays are taken with and without names", {
   expect_null(check(NULL, allow_null = TRUE))
 })
 
-test_that("data of other kinds are refused", {
+test_that("data of other kinds are rejected", {
   expect_snapshot(error = TRUE, {
     check(1:10)
     check(NULL)
@@ -28,7 +28,7 @@ test_that("data of other kinds are refused", {
   })
 })
 
-test_that("a path is made whole, a function must take the worker's place", {
+test_that("a path becomes absolute, a function must take the worker's context", {
   folder <- withr::local_tempdir()
   file <- file.path(folder, "rows.parquet")
   writeLines("x", file)
@@ -47,7 +47,7 @@ test_that("a path is made whole, a function must take the worker's place", {
   })
 })
 
-test_that("arrays that cannot be used are named", {
+test_that("arrays that cannot be used are rejected by name", {
   x <- matrix(as.double(1:6), 3)
   with_na <- x
   with_na[2, 1] <- NA

@@ -1,4 +1,4 @@
-test_that("values are named in a few words", {
+test_that("values are described in a few words", {
   expect_identical(describe(NULL), "`NULL`")
   expect_identical(describe("two"), "the string \"two\"")
   expect_identical(describe(strrep("x", 100)), sprintf("the string \"%s...\"", strrep("x", 60)))

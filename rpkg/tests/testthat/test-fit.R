@@ -30,7 +30,7 @@ test_that("workers are a data frame", {
   expect_identical(workers$ok, c(TRUE, TRUE))
 })
 
-test_that("fields are reached by name", {
+test_that("fields are accessed by name", {
   fit <- example_fit()
   expect_identical(fit[["epochs"]], 2L)
   expect_null(fit$nothing)
@@ -49,13 +49,13 @@ test_that("prediction checks its rows before Python is used", {
   })
 })
 
-test_that("the size of base64 text is that of its bytes", {
+test_that("the size of base64 text is computed in bytes", {
   expect_identical(base64_size("QUJD"), 3L)
   expect_identical(base64_size("QUI="), 2L)
   expect_identical(base64_size("QQ=="), 1L)
 })
 
-test_that("score columns carry the levels where they fit", {
+test_that("score columns are named by the levels if their number fits", {
   scores <- matrix(1:6, 2)
   expect_identical(colnames(name_columns(scores, c("a", "b", "c"))), c("a", "b", "c"))
   expect_null(colnames(name_columns(scores, c("a", "b"))))

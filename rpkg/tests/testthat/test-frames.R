@@ -2,12 +2,12 @@ check <- function(data, label = "Species", ...) {
   check_frame(data, columns_of(label, ...), "data", NULL)
 }
 
-test_that("the features are all columns but the label, or those named", {
+test_that("the features are all columns except the label, or those named", {
   expect_identical(check(iris)$features, names(iris)[1:4])
   expect_identical(check(iris, features = "Sepal.Width")$features, "Sepal.Width")
 })
 
-test_that("columns that cannot be used are named", {
+test_that("columns that cannot be used are rejected by name", {
   missing_value <- iris
   missing_value$Petal.Width[7] <- NA
   missing_label <- iris
@@ -34,12 +34,12 @@ test_that("a frame becomes a matrix of doubles, rows by features", {
   )
 })
 
-test_that("many columns are listed in part", {
+test_that("long lists of columns are shortened", {
   expect_identical(list_names(c("a", "b")), "\"a\", \"b\"")
   expect_match(list_names(letters), "\"j\" and 16 more$")
 })
 
-test_that("labels of text are factors of their sorted values, or of those that are known", {
+test_that("text labels become factors of their sorted values, or of known ones", {
   rows <- data.frame(a = 1:4, label = c("pear", "Apple", "pear", "fig"))
   expect_identical(
     check(rows, "label")$y,
@@ -61,7 +61,7 @@ test_that("labels of text are factors of their sorted values, or of those that a
   })
 })
 
-test_that("columns with categories are codes, one may weigh the rows", {
+test_that("columns with categories become codes, and one column may be the weight", {
   rows <- data.frame(
     a = c(0.5, 1.5),
     color = factor(c("red", "blue")),
@@ -81,7 +81,7 @@ test_that("columns with categories are codes, one may weigh the rows", {
   })
 })
 
-test_that("named inputs are a matrix each, whole where all their columns are", {
+test_that("each named input is a matrix, of integers if all its columns are", {
   rows <- data.frame(a = 1:2, b = c(TRUE, FALSE), c = c(0.5, 1.5), label = 0:1)
   groups <- list(left = c("b", "a"), right = c("a", "c"))
   expect_identical(

@@ -26,7 +26,7 @@ test_that("without a wheel the package index is asked for the same version", {
   )
 })
 
-test_that("the environment is created where it is missing, then filled", {
+test_that("the environment is created if it is missing, then filled", {
   calls <- list()
   local_mocked_bindings(
     bundled_wheel = function() NULL,

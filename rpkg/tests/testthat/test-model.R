@@ -23,7 +23,7 @@ test_that("a model function must return a model", {
   expect_snapshot(error = TRUE, as_python_model(function() 3, NULL))
 })
 
-test_that("a model survives the way through text and file", {
+test_that("a model survives the round trip through text and file", {
   skip_if_no_pybackend()
   model <- dense_model()
   text <- model_to_base64(model)
@@ -37,7 +37,7 @@ test_that("a model survives the way through text and file", {
   expect_invisible(save_model(model, withr::local_tempfile(fileext = ".keras")))
 })
 
-test_that("broken text is an error of serialization", {
+test_that("broken text is a serialization error", {
   skip_if_no_pybackend()
   text <- model_to_base64(dense_model())
   expect_error(model_from_base64("nonsense!"), class = "tfdist_error_serialization")

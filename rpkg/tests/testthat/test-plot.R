@@ -5,7 +5,7 @@ test_that("ggplot2 draws a panel for each metric", {
   expect_identical(nrow(ggplot2::layer_data(plot)), 8L)
 })
 
-test_that("R's own graphics do it as well", {
+test_that("R's own graphics draw the same", {
   withr::local_pdf(NULL)
   fit <- example_fit(validation = FALSE)
   before <- graphics::par("mfrow")
@@ -13,10 +13,10 @@ test_that("R's own graphics do it as well", {
   expect_identical(graphics::par("mfrow"), before)
 })
 
-test_that("other engines are refused", {
+test_that("other engines are rejected", {
   expect_snapshot(error = TRUE, plot(example_fit(), engine = "lattice"))
 })
 
-test_that("epochs are marked by whole numbers", {
+test_that("the axis marks whole epochs", {
   expect_identical(whole_breaks(c(1, 3)), c(1, 2, 3))
 })

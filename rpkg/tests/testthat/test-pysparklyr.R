@@ -12,7 +12,8 @@ test_that("a connection of pysparklyr trains as this machine does", {
   session <- sparklyr::spark_session(sc)
   expect_identical(check_sc(session)$kind, "python")
 
-  # A table reaches the workers by a view that is gone afterwards.
+  # A table reaches the workers through a view that is removed afterwards.
+  before <- list_views(session)
   rows <- iris
   names(rows) <- c("a", "b", "c", "d", "label")
   rows$label <- as.integer(rows$label) - 1L
@@ -28,7 +29,7 @@ test_that("a connection of pysparklyr trains as this machine does", {
   )
   expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
 
-  # Any pipeline of dplyr is a table.
+  # Any dplyr pipeline is a table.
   pipeline <- dplyr::mutate(dplyr::filter(table, label < 2L), a = a * 2)
   kept <- transform(rows[rows$label < 2L, ], a = a * 2)
   expect_equal(
@@ -37,18 +38,7 @@ test_that("a connection of pysparklyr trains as this machine does", {
     tolerance = 1e-6
   )
 
-  # The trained model is used there as it is here.
-  codes <- list(as.matrix(rows[1:4]), rows$label)
-  on_table <- barrier_evaluate(sc, from_table, table)
-  alone <- evaluate_here(from_table$model, codes)
-  expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
-  expect_equal(
-    barrier_predict(sc, from_table, rows),
-    predict(from_table, rows),
-    tolerance = 1e-5
-  )
-  views <- vapply(session$catalog$listTables(), function(view) view$name, "")
-  expect_false(any(grepl("^tfdist_", views)))
+  expect_scored_as_here(sc, session, from_table, table, rows, before)
 
   # Predictions stay there, beside the rows.
   beside <- dplyr::collect(dplyr::arrange(predict(from_table, table), a, b, c, d))

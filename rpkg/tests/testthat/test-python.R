@@ -22,7 +22,7 @@ test_that("the reason for the choice of Python is given", {
   expect_match(python_reason(list(virtualenv = "")), "search path")
 })
 
-test_that("two versions are a warning that says which half to renew", {
+test_that("different versions are a warning that says which half to update", {
   local_mocked_bindings(own_version = function() "0.1.0")
   expect_snapshot(warn_other_version("0.0.9"))
   expect_snapshot(warn_other_version("0.2.0"))
@@ -30,7 +30,7 @@ test_that("two versions are a warning that says which half to renew", {
   expect_true(is_older("0.1.0.dev1", "0.1.0"))
 })
 
-test_that("reticulate's own Python is off while one is looked for, and only then", {
+test_that("reticulate's managed Python is off during the search, and only then", {
   withr::local_envvar(RETICULATE_USE_MANAGED_VENV = NA)
   seen <- (function() {
     local_no_managed_python()

@@ -28,30 +28,31 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
-test_that("a fit brings along what its model needs", {
+test_that("a fit provides what its model needs", {
+  settings <- function(
+    model,
+    workers = 2,
+    batch_size = 32,
+    custom_objects = NULL,
+    safe_mode = TRUE,
+    verbose = TRUE,
+    timeout = 60
+  ) {
+    scoring_settings(model)
+  }
   fit <- example_fit()
   fit$custom_objects <- list(mine = mean)
   fit$safe_mode <- FALSE
-  settings <- scoring_settings(fit, 2, 32, NULL, TRUE, TRUE, 60)
-  expect_identical(settings$custom_objects, list(mine = mean))
-  expect_false(settings$safe_mode)
-  expect_identical(settings$verbose, 1L)
-  given <- scoring_settings(fit, 2, 32, list(other = sum), TRUE, 0, 60)
-  expect_named(given$custom_objects, "other")
-  expect_null(scoring_settings(mean, 2, 32, NULL, TRUE, 0, 60)$custom_objects)
+  expect_identical(settings(fit)$custom_objects, list(mine = mean))
+  expect_false(settings(fit)$safe_mode)
+  expect_identical(settings(fit)$verbose, 1L)
+  expect_named(settings(fit, custom_objects = list(other = sum))$custom_objects, "other")
+  expect_null(settings(mean)$custom_objects)
 })
 
-test_that("several workers find what one process finds", {
+test_that("several workers compute what one process computes", {
   skip_if_no_pybackend()
-  fit <- suppressMessages(barrier_train(
-    "local",
-    dense_model(),
-    iris,
-    label = "Species",
-    workers = 1,
-    seed = 1,
-    verbose = 0
-  ))
+  fit <- train_flowers(iris)
   alone <- evaluate_here(fit$model, iris_arrays())
   expect_named(alone, c("accuracy", "loss"))
 
@@ -78,7 +79,7 @@ test_that("models and functions are scored as fits are", {
   expect_equal(scores, model$predict(data[[1]][1:7, ], verbose = 0L), tolerance = 1e-5)
 })
 
-test_that("a model of several inputs and outputs answers with a list", {
+test_that("a model of several inputs and outputs returns a list", {
   skip_if_no_pybackend()
   keras <- reticulate::import("keras")
   left <- keras$Input(reticulate::tuple(2L), name = "left")

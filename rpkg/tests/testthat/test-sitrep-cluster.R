@@ -1,4 +1,4 @@
-test_that("workers of this machine are asked, with a row for each", {
+test_that("the workers of this machine are examined, with a row for each", {
   skip_if_no_pybackend()
   report <- tfdist_sitrep("local[2]", quiet = TRUE)
   expect_identical(report$problems, character())
@@ -26,7 +26,7 @@ test_that("workers of this machine are asked, with a row for each", {
   expect_identical(unique(cluster$keras), report$keras)
 })
 
-test_that("the slots of a connection are asked", {
+test_that("the slots of a connection are examined", {
   sc <- file_connection("local[2]")
   report <- tfdist_sitrep(sc, quiet = TRUE)
   expect_identical(report$problems, character())
@@ -34,7 +34,7 @@ test_that("the slots of a connection are asked", {
   expect_identical(report$cluster$reaches, c(TRUE, TRUE))
 })
 
-test_that("what a host does not have is missing, and no workers make no rows", {
+test_that("what a host does not have is NA, and without workers there are no rows", {
   worker <- list(
     rank = 0L,
     host = "10.0.0.1",

@@ -1,4 +1,4 @@
-test_that("the report is complete, with Python or without", {
+test_that("the report is complete, with or without Python", {
   report <- tfdist_sitrep(quiet = TRUE)
   expect_type(report$ready, "logical")
   expect_identical(report$packages$tfdist, own_version())
@@ -17,7 +17,7 @@ test_that("with pybackend it is ready and the versions match", {
   expect_type(report$tensorflow, "character")
 })
 
-test_that("what is missing is printed with what to do", {
+test_that("missing parts are printed with what to do", {
   bare <- list(
     ready = FALSE,
     r = "4.2.2",

@@ -25,26 +25,8 @@ test_that("f runs once per worker in R, and large results arrive whole", {
   expect_identical(configs[[2]]$task$index, 1L)
 })
 
-test_that("an error on a worker arrives with its rank, message and calls; the connection lives on", {
-  condition <- tryCatch(
-    barrier_apply(
-      sc,
-      function(ctx) {
-        parse_row <- function(row) stop("row ", row, " is bad")
-        if (ctx$rank == 1) {
-          parse_row(17)
-        }
-        Sys.sleep(100)
-      },
-      workers = 2,
-      verbose = 0
-    ),
-    tfdist_error = identity
-  )
-  expect_s3_class(condition, "tfdist_error_worker_failed")
-  expect_identical(condition$rank, 1L)
-  expect_match(conditionMessage(condition), "row 17 is bad")
-  expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
+test_that("an error on a worker has its rank, message and calls; the connection survives", {
+  expect_worker_error(sc)
   expect_identical(
     barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
     list(0L, 1L)
@@ -52,7 +34,7 @@ test_that("an error on a worker arrives with its rank, message and calls; the co
   expect_identical(grep("^tfdist_", views()), integer())
 })
 
-test_that("more workers than slots are refused", {
+test_that("more workers than slots are rejected", {
   expect_error(
     barrier_apply(sc, function(ctx) 1, workers = 5),
     "at most 2 tasks",
@@ -83,7 +65,7 @@ test_that("a table trains with a model built by R", {
   expect_true(all(fit$workers$ok))
 })
 
-test_that("a function of R gives the batches of each worker, whoever builds the model", {
+test_that("an R function returns the batches of each worker, whoever builds the model", {
   batches <- function(ctx) {
     tf <- reticulate::import("tensorflow")
     rows <- seq(ctx$rank + 1L, 150L, by = ctx$world_size)
@@ -100,7 +82,7 @@ test_that("a function of R gives the batches of each worker, whoever builds the 
   expect_equal(fit_weights(fit), fit_weights(train("local")), tolerance = 1e-6)
 })
 
-test_that("an executor whose Python is not there says so", {
+test_that("an executor without Python says so", {
   withr::local_envvar(PYSPARK_PYTHON = "/nonexistent/python")
   expect_error(
     barrier_apply(sc, function(ctx) 1, workers = 2),
@@ -109,7 +91,7 @@ test_that("an executor whose Python is not there says so", {
   )
 })
 
-test_that("Ctrl-C ends the workers, and the connection lives on", {
+test_that("Ctrl-C ends the workers, and the connection survives", {
   # By spark_apply(), and by PySpark's barrier with R inside Python.
   for (place in list(sc, open_session(check_sc(sc)))) {
     marker <- withr::local_tempfile()

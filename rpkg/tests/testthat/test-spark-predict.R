@@ -19,14 +19,17 @@ iris_fit <- function() {
   )
 }
 
-test_that("what is for Spark tables is refused elsewhere", {
+test_that("arguments for Spark tables are rejected elsewhere", {
   rows <- iris_rows()
   expect_error(
     predict(example_fit(), rows, type = "class"),
     "`type` works only with Spark tables",
     class = "tfdist_error_input"
   )
-  expect_error(predict(example_fit(), rows, features = "a"), "`features` works only with Spark tables")
+  expect_error(
+    predict(example_fit(), rows, features = "a"),
+    "`features` works only with Spark tables"
+  )
 })
 
 # A model of one probability.
@@ -61,7 +64,7 @@ expect_same_predictions <- function(fit, found) {
   expect_identical(found$kind, as.character(rows$kind))
 }
 
-test_that("a table of sparklyr keeps its rows and gets predictions", {
+test_that("a sparklyr table keeps its rows and gets predictions", {
   sc <- file_connection("local[2]")
   suppressMessages(fit <- iris_fit())
   table <- sparklyr::sdf_copy_to(sc, iris_rows(), "iris_rows", overwrite = TRUE)

@@ -1,4 +1,4 @@
-test_that("what `sc` may be is listed", {
+test_that("a wrong `sc` is answered with the possible values", {
   expect_snapshot(error = TRUE, {
     check_sc("yarn", arg = "sc")
     check_sc(4, arg = "sc")
@@ -12,7 +12,7 @@ test_that("local routes need no Spark", {
   }
 })
 
-test_that("Python objects other than sessions are refused", {
+test_that("Python objects other than sessions are rejected", {
   skip_if_no_pybackend()
   expect_error(check_sc(reticulate::import("sys")), class = "tfdist_error_input")
 })
@@ -46,7 +46,7 @@ test_that("a local connection trains as this machine does", {
     sparklyr::invoke(sparklyr::spark_context(sc), "applicationId")
   )
 
-  # What PySpark made is data as well; a fit knows its columns.
+  # A PySpark DataFrame is data as well; the fit knows its columns.
   frame <- session$createDataFrame(
     reticulate::r_to_py(data.frame(a = runif(40), b = runif(40), label = rep(0:1, 20)))
   )
@@ -54,9 +54,8 @@ test_that("a local connection trains as this machine does", {
   expect_identical(from_frame$features, c("a", "b"))
   expect_identical(dim(predict(from_frame, data.frame(b = 1, a = 2))), c(1L, 3L))
 
-  # A table reaches the workers by a view that is gone afterwards.
-  list_views <- function() vapply(session$catalog$listTables(), function(view) view$name, "")
-  before <- list_views()
+  # A table reaches the workers through a view that is removed afterwards.
+  before <- list_views(session)
   rows <- iris
   names(rows) <- c("a", "b", "c", "d", "label")
   rows$label <- as.integer(rows$label) - 1L
@@ -64,21 +63,11 @@ test_that("a local connection trains as this machine does", {
   from_table <- train(sc, table)
   expect_identical(sum(from_table$workers$rows), 150L)
   expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
-  # The trained model is used there as it is here.
-  on_table <- barrier_evaluate(sc, from_table, table)
-  codes <- list(as.matrix(rows[1:4]), rows$label)
-  alone <- evaluate_here(from_table$model, codes)
-  expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
-  expect_equal(
-    barrier_predict(sc, from_table, rows),
-    predict(from_table, rows),
-    tolerance = 1e-5
-  )
-  expect_false(any(grepl("^tfdist_", setdiff(list_views(), before))))
+  expect_scored_as_here(sc, session, from_table, table, rows, before)
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 
-  # Text as the label, weights of rows, and a query of SQL, to which verbs of dplyr are added.
+  # Text as the label, weights of rows, and a SQL query, to which dplyr verbs are added.
   rows$kind <- as.character(iris$Species)
   rows$n <- rep(c(1, 2), 75)
   sparklyr::sdf_copy_to(sc, rows, "iris_kinds", overwrite = TRUE)

@@ -35,13 +35,19 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
-test_that("arguments that exclude each other are errors before Python is used", {
+test_that("wrong combinations of arguments are errors before Python is used", {
   made <- function() stop("must not be called")
   weighted <- list(as.matrix(iris[1:4]), iris$Species, rep(1, 150))
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   expect_snapshot(error = TRUE, {
     barrier_train("local", made, iris, label = "Species", epochs = 2, initial_epoch = 2)
-    barrier_train("local", made, iris_arrays(), validation_split = 0.2, validation_data = iris_arrays())
+    barrier_train(
+      "local",
+      made,
+      iris_arrays(),
+      validation_split = 0.2,
+      validation_data = iris_arrays()
+    )
     barrier_train("local", made, function(ctx) 1, validation_split = 0.2)
     check_validation_split(0.2, list(kind = "table"), NULL, call = NULL)
     check_validation_split(0.2, list(kind = "path"), NULL, call = NULL)
@@ -137,19 +143,7 @@ test_that("a data frame trains as its arrays do", {
 test_that("the last rows of a data frame are kept for validation, after some of the epochs", {
   skip_if_no_pybackend()
   train <- function(data, ...) {
-    suppressMessages(barrier_train(
-      "local",
-      dense_model(),
-      data,
-      ...,
-      label = "Species",
-      workers = 1,
-      epochs = 3,
-      initial_epoch = 1,
-      validation_freq = 2,
-      seed = 1,
-      verbose = 0
-    ))
+    train_flowers(data, ..., epochs = 3, initial_epoch = 1, validation_freq = 2)
   }
   # The last fifth has one species; its codes are those of all rows.
   split <- train(iris, validation_split = 0.2)
@@ -160,29 +154,17 @@ test_that("the last rows of a data frame are kept for validation, after some of 
   expect_equal(split$history, given$history, tolerance = 1e-6)
 })
 
-test_that("classes weigh what their names or codes say", {
+test_that("class weights are matched by name or code", {
   skip_if_no_pybackend()
-  train <- function(data, ...) {
-    suppressMessages(barrier_train(
-      "local",
-      dense_model(),
-      data,
-      ...,
-      label = "Species",
-      workers = 1,
-      seed = 1,
-      verbose = 0
-    ))
-  }
-  by_level <- train(iris, class_weight = c(virginica = 5, setosa = 0))
-  by_code <- train(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
+  by_level <- train_flowers(iris, class_weight = c(virginica = 5, setosa = 0))
+  by_code <- train_flowers(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
   weights <- c(0, 1, 5)[as.integer(iris$Species)]
-  by_row <- train(c(iris_arrays(), list(weights)))
+  by_row <- train_flowers(c(iris_arrays(), list(weights)))
   expect_equal(by_level$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
   expect_equal(by_code$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
 })
 
-test_that("what only changes how gradients travel leaves the result as it is", {
+test_that("how gradients travel does not change the result", {
   skip_if_no_pybackend()
   train <- function(...) {
     barrier_train("local", dense_model(), iris_arrays(), ..., seed = 1, verbose = 0)
@@ -250,7 +232,7 @@ test_that("a failure in a worker is a condition with rank, host, traceback and l
   expect_match(conditionMessage(condition), "the callback failed")
 })
 
-test_that("what Python refuses is an input error", {
+test_that("what Python rejects is an input error", {
   skip_if_no_pybackend()
   expect_error(
     barrier_train("local", dense_model, iris_arrays(), workers = 151, verbose = 0),

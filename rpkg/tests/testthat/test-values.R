@@ -1,4 +1,4 @@
-test_that("values come back exactly as they were", {
+test_that("values come back unchanged", {
   values <- list(
     NULL,
     1:3,
@@ -27,7 +27,7 @@ test_that("values come back exactly as they were", {
   }
 })
 
-test_that("what does not travel is named with its place", {
+test_that("what cannot be sent back is named, with its position", {
   expect_error(
     pack_value(list(1, list(mean))),
     "the result[[2]][[1]] is of type closure",
@@ -41,7 +41,7 @@ test_that("what does not travel is named with its place", {
   )
 })
 
-test_that("what would lose its meaning is refused", {
+test_that("what would lose its meaning is rejected", {
   setClass("TfdistPoint", representation("numeric"), where = environment())
   expect_error(pack_value(new("TfdistPoint", 1)), "is an S4 object", fixed = TRUE)
   expect_error(pack_value("\xe4"), "is text that is not valid UTF-8", fixed = TRUE)

@@ -16,11 +16,11 @@ test_that("the classes of a factor are its levels, or else their codes", {
   expect_identical(codes(c("2" = 3), factor(c("1", "2"))), list("1" = 3))
 })
 
-test_that("the values that `categories` names are classes of a table", {
+test_that("the values in `categories` are the classes of a table", {
   expect_identical(codes(c(b = 2), NULL, levels = c("a", "b")), list("1" = 2))
 })
 
-test_that("weights that cannot be used are named", {
+test_that("weights that cannot be used are rejected by name", {
   flowers <- factor(c("setosa", "virginica"))
   expect_snapshot(error = TRUE, {
     codes(c(1, 2))
