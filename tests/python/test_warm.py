@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FORGE
+from warm import Forge
 
 from pybackend import WorkerContext, WorkerFailedError, barrier_run
 
@@ -36,6 +37,20 @@ def test_they_have_what_takes_long_to_import_and_nothing_else_in_common() -> Non
 @pytest.mark.launcher
 def test_the_mark_has_them_start_as_for_users() -> None:
     assert not any(answer[0] for answer in barrier_run(None, look, workers=2))
+
+
+def test_one_that_starts_while_it_is_hidden_stays_so() -> None:
+    forge = Forge()
+    try:
+        with forge.hidden():
+            forge.start()
+            assert not forge.path.exists()
+        assert forge.path.exists()
+        with forge.hidden():
+            assert not forge.path.exists()
+        assert forge.path.exists()
+    finally:
+        forge.close()
 
 
 def test_processes_that_tests_start_fork_their_workers_too() -> None:

@@ -35,6 +35,7 @@ class Forge:
         self._folder = tempfile.TemporaryDirectory(prefix="forge-")
         self.path = Path(self._folder.name, "socket")
         self._hidden = self.path.with_name("hidden")
+        self._is_hidden = False
         self._lock = threading.Lock()
 
     def variables(self) -> dict[str, str]:
@@ -50,14 +51,15 @@ class Forge:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Meanwhile workers start as they do for users."""
-        is_there = self.path.exists()
-        if is_there:
+        """Meanwhile workers start as they do for users, also if it is started meanwhile."""
+        self._is_hidden = True
+        if self.path.exists():
             self.path.rename(self._hidden)
         try:
             yield
         finally:
-            if is_there:
+            self._is_hidden = False
+            if self._hidden.exists():
                 self._hidden.rename(self.path)
 
     def popen(self, command: Any, **options: Any) -> Any:
@@ -83,6 +85,8 @@ class Forge:
         )
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         assert ready, f"it did not start within {_START_SECONDS:g} s"
+        if self._is_hidden:
+            self.path.rename(self._hidden)
         return process
 
 
