@@ -112,14 +112,15 @@ def tfdist_feed(session: Any, frame: Any) -> float:
 
 def spool(batches: Iterable[Any], folder: Path) -> None:
     """Keep a partition's rows as tfdist's tasks do, in the folder ``train``."""
-    from pybackend.data.arrow import kinds_of_schema
-    from pybackend.data.columns import ColumnSpec, column_groups_of
+    from pybackend.data.arrow import describe_schema
+    from pybackend.data.column_groups import group_columns
+    from pybackend.data.columns import ColumnSpec
     from pybackend.launchers.spark.barrier_task import RowsOfFrame
 
     batches = iter(batches)
     first = next(batches)
-    kinds = kinds_of_schema(first.schema)
-    column_groups, _ = column_groups_of(ColumnSpec(features=["image"]), kinds, "float32", "data")
+    kinds = describe_schema(first.schema)
+    column_groups, _ = group_columns(ColumnSpec(features=["image"]), kinds, "float32", "data")
     RowsOfFrame({"train": tuple(column_groups)}).spool(chain([first], batches), 0, folder)
 
 

@@ -25,7 +25,7 @@ from standalone_session import WORKERS, standalone_session
 
 import pybackend
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.spark.barrier import rows_returned
+from pybackend.launchers.spark.barrier import collect_rows
 from pybackend.launchers.spark.barrier_task import SCHEMA, rows_to_return
 
 Table = dict[str, dict[str, float]]
@@ -111,7 +111,7 @@ def _job(session: Any, content: Callable[[], bytes]) -> bytes:
         yield from rows_to_return(WorkerReport(rank, "here", 0), model)
 
     frame = session.range(0, WORKERS, 1, WORKERS).mapInArrow(task, SCHEMA, barrier=True)
-    pieces = [row["model"] for row in rows_returned(frame)]
+    pieces = [row["model"] for row in collect_rows(frame)]
     return b"".join(piece for piece in pieces if piece is not None)
 
 

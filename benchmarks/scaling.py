@@ -84,7 +84,7 @@ def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> An
 def predicted(model: CostModel, key: tuple[str, int, str]) -> float:
     """Seconds of one measured case by a model."""
     algorithm, ranks, size = key
-    cost = model.doubling if algorithm == "doubling" else model.ring
+    cost = model.predict_doubling if algorithm == "doubling" else model.predict_ring
     return cost(BYTES[size], ranks)
 
 
@@ -196,8 +196,8 @@ def _prediction() -> Iterator[str]:
         for nbytes in PREDICTED_BYTES.values():
             for bits_per_second in NETWORKS.values():
                 model = CostModel(LATENCY, 8 / bits_per_second, ADD)
-                best = model.best(nbytes, ranks)
-                cost = model.doubling if best == "doubling" else model.ring
+                best = model.choose(nbytes, ranks)
+                cost = model.predict_doubling if best == "doubling" else model.predict_ring
                 mark = " *d*" if best == "doubling" else ""
                 cells.append(_ms(cost(nbytes, ranks)) + mark)
         yield f"| {ranks:,} | " + " | ".join(cells) + " |"

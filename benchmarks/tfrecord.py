@@ -122,12 +122,12 @@ def _data_set(folder: Path, batches: list[Any]) -> str:
     from pybackend.data.tfrecord import publish
     from pybackend.data.tfrecord.manifest import Manifest
     from pybackend.data.tfrecord.part import write_part
-    from pybackend.data.tfrecord.types import fields_of
+    from pybackend.data.tfrecord.types import to_spark_fields
 
     publish.begin(str(folder), "benchmark", False)
-    part = write_part(batches, publish.place_of(str(folder), "benchmark", "0"), "0")
+    part = write_part(batches, publish.choose_path(str(folder), "benchmark", "0"), "0")
     assert part is not None
-    manifest = Manifest(fields_of(batches[0].schema), None, (part,)).to_json()
+    manifest = Manifest(to_spark_fields(batches[0].schema), None, (part,)).to_json()
     manifest = publish.finish(str(folder), "benchmark", manifest, False)
     return str(folder / manifest["files"][0]["name"])
 

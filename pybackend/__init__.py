@@ -36,7 +36,7 @@ _HOME = {
     "model_to_bytes": "model.serialization",
     "save_model": "model.serialization",
     "sha256_of": "model.serialization",
-    "mnist": "data.mnist",
+    "mnist": "api.mnist",
     "predict_spark": "api.predict",
     "barrier_evaluate": "api.score",
     "barrier_predict": "api.score",
@@ -84,13 +84,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from pybackend.api.mnist import train_mnist
+    from pybackend.api.mnist import mnist, train_mnist
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
     from pybackend.api.result import TrainResult
     from pybackend.api.score import barrier_evaluate, barrier_predict
     from pybackend.api.train import barrier_run, barrier_train
-    from pybackend.data.mnist import mnist
     from pybackend.errors import (
         ClusterError,
         InputError,

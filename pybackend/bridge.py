@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
-from pybackend.data.files import content_of
+from pybackend.data.files import read_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
@@ -74,7 +74,7 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 
 def _read_content(uri: str) -> bytes:
     try:
-        return content_of(uri)
+        return read_file(uri)
     except OSError as error:
         raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 

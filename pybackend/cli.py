@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     mnist.add_argument("--workers", type=int, default=3, help="worker processes (default 3)")
     mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default 3)")
     mnist.add_argument("--batch-size", type=int, default=64, help="rows per worker (default 64)")
-    mnist.add_argument("--limit", type=int, help="use at most so many images")
+    mnist.add_argument("--limit", type=int, help="use at most this many images")
     mnist.add_argument("--seed", type=int, default=1, help="repeats a training (default 1)")
     mnist.add_argument("--data", metavar="FILE", help="an mnist.npz")
     mnist.add_argument("--out", metavar="FILE", help="write the model here (*.h5)")
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="a setting of the Spark session; may be repeated",
     )
-    doctor.set_defaults(command=_doctor, wrong=doctor.error)
+    doctor.set_defaults(command=_doctor, fail=doctor.error)
 
     config = commands.add_parser("tf-config", help="print a checked TF_CONFIG")
     config.add_argument("--workers", default="", metavar="HOST:PORT,...", help="by index")
@@ -100,11 +100,11 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.master is not None:
         return _probe(options)
     if options.workers or options.conf:
-        options.wrong("--workers and --conf need --master")
-    found = doctor()
-    problems, verdict = found.pop("problems"), found.pop("verdict")
-    for name, value in found.items():
-        print(f"{name:15} {_shown(value)}")
+        options.fail("--workers and --conf need --master")
+    facts = doctor()
+    problems, verdict = facts.pop("problems"), facts.pop("verdict")
+    for name, value in facts.items():
+        print(f"{name:15} {_show(value)}")
     for problem in problems:
         print(f"problem: {problem}")
     print(verdict)
@@ -128,12 +128,12 @@ def _probe(options: argparse.Namespace) -> int:
 def _tf_config(options: argparse.Namespace) -> int:
     print(
         pybackend.make_tf_config(
-            _listed(options.workers) or [],
+            _split(options.workers) or [],
             options.index,
             role=options.role,
             chief=options.chief,
-            ps=_listed(options.ps),
-            evaluator=_listed(options.evaluator),
+            ps=_split(options.ps),
+            evaluator=_split(options.evaluator),
         )
     )
     return 0
@@ -161,11 +161,11 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _listed(text: str | None) -> list[str] | None:
+def _split(text: str | None) -> list[str] | None:
     return text.split(",") if text else None
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if value is None:
         return "not found"
     if isinstance(value, list):

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
@@ -73,7 +73,7 @@ class ClusterSpec:
         return self.index + (self.role == "worker" and "chief" in self.cluster)
 
     def to_json(self) -> str:
-        """The TF_CONFIG text; lists where all indices are there, else mappings."""
+        """The TF_CONFIG text; roles with all indices as lists, others as mappings."""
         cluster = {k: [*v.values()] if _is_dense(v) else dict(v) for k, v in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.role, "index": self.index}})
 
@@ -93,18 +93,18 @@ def make_tf_config(
     ----------
     workers
         ``host:port`` of every worker in the same order on all machines; a mapping from index to
-        address where this process knows only some.
+        address if this process knows only some.
     index
         Of this process among those of its role; may be left out for the chief and evaluator.
     role
         ``"worker"``, ``"chief"``, ``"ps"`` or ``"evaluator"``.
     chief, ps, evaluator
-        Their addresses, where there are any.
+        Their addresses, if there are any.
 
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the mend.
+        Names the entry that is wrong, and the fix.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def make_tf_config(
     absent = [k for k, v in given.items() if v is None or (isinstance(v, Sized) and not len(v))]
     cluster = {name: tasks for name, tasks in given.items() if name not in absent}
     index = 0 if index is None and role in ("chief", "evaluator") else index
-    return _checked(cluster, {"type": role, "index": index}).to_json()
+    return _check_cluster(cluster, {"type": role, "index": index}).to_json()
 
 
 def read_tf_config(text: str | None = None) -> ClusterSpec:
@@ -125,24 +125,24 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the mend.
+        Names the entry that is wrong, and the fix.
     """
-    alone = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    warning = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
     text = os.environ.get("TF_CONFIG") if text is None else text
     if not text:
-        raise ClusterError(f"TF_CONFIG is not set, or empty: {alone}")
+        raise ClusterError(f"TF_CONFIG is not set, or empty: {warning}")
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ClusterError(f"TF_CONFIG is no JSON ({error}): use make_tf_config()") from error
+        raise ClusterError(f"TF_CONFIG is not JSON ({error}): use make_tf_config()") from error
     cluster, task = map(config.get, ("cluster", "task")) if isinstance(config, dict) else (0, 0)
     if not cluster or not isinstance(cluster, dict):
-        raise ClusterError(f"TF_CONFIG has no `cluster` that maps roles to addresses: {alone}")
+        raise ClusterError(f"TF_CONFIG has no `cluster` that maps roles to addresses: {warning}")
     if not isinstance(task, dict) or "type" not in task:
         raise ClusterError("TF_CONFIG has no `task`: expected {'type': 'worker', 'index': 0}")
     if isinstance(task.get("index"), str) and _INDEX.fullmatch(task["index"]):
         task = {**task, "index": int(task["index"])}  # TensorFlow reads text as a number, too
-    return _checked(cluster, task)
+    return _check_cluster(cluster, task)
 
 
 def check_same_cluster(texts: Sequence[str]) -> None:
@@ -151,8 +151,8 @@ def check_same_cluster(texts: Sequence[str]) -> None:
     Raises
     ------
     ClusterError
-        Where one is wrong, two describe different clusters, or two processes claim the same
-        task. TensorFlow would wait for ever.
+        One is wrong, two describe different clusters, or two processes claim the same task.
+        TensorFlow would wait forever.
     """
     first: ClusterSpec | None = None
     claimed: dict[str, int] = {}
@@ -163,12 +163,40 @@ def check_same_cluster(texts: Sequence[str]) -> None:
             raise ClusterError(f"TF_CONFIG number {place}: {error}") from error
         task = f"{spec.role}[{spec.index}]"
         first = first or spec
-        if found := _difference(first.cluster, spec.cluster):
-            told = f"TF_CONFIG number {place}, of {task}, differs from number 0: {found}"
-            raise ClusterError(f"{told}. Give all processes the same lists in the same order")
+        if difference := _find_difference(first.cluster, spec.cluster):
+            subject = f"TF_CONFIG number {place}, of {task}, differs from number 0: {difference}"
+            raise ClusterError(f"{subject}. Give all processes the same lists in the same order")
         if (other := claimed.setdefault(task, place)) != place:
-            told = f"TF_CONFIG numbers {other} and {place} both are of {task}"
-            raise ClusterError(f"{told}: give each process an index of its own")
+            subject = f"TF_CONFIG numbers {other} and {place} both are for {task}"
+            raise ClusterError(f"{subject}: give each process its own index")
+
+
+def check_single_process() -> None:
+    """Reject training on this machine alone if the environment describes a cluster.
+
+    Each of its processes would train a copy of everything.
+
+    Raises
+    ------
+    InputError
+        TF_CONFIG is set, and is not that of a single process that trains.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not _names_cluster(text):
+        return
+    try:
+        spec = read_tf_config(text)
+    except ClusterError as error:
+        problem = f"is not that of a single process ({error})"
+    else:
+        if (spec.world_size, spec.rank) == (1, 0):
+            return
+        problem = f"describes a cluster, in which this process is {spec.role} {spec.index}"
+    raise InputError(
+        f"TF_CONFIG {problem}, but `spark` is None: each process would train a copy of everything. "
+        "tfdist does not join processes by TF_CONFIG yet. Pass a SparkSession, whose executors "
+        'become the workers; pass "local" to train on this machine alone; or unset TF_CONFIG'
+    )
 
 
 def check_resolves(spec: ClusterSpec, timeout: float = 2.0) -> None:
@@ -209,25 +237,25 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     Raises
     ------
     ClusterError
-        Where TensorFlow could not use it, or would wait for ever.
+        TensorFlow could not use it, or would wait forever.
     """
-    told = f"{entry} = {address!r}"
+    subject = f"{entry} = {address!r}"
     if not isinstance(address, str):
-        raise ClusterError(f"{told} is no text: expected 'host:port'")
+        raise ClusterError(f"{subject} is not text: expected 'host:port'")
     for pattern, fault in _FAULTS:
         if re.search(pattern, address):
-            raise ClusterError(f"{told} {fault}")
+            raise ClusterError(f"{subject} {fault}")
     host, _, port = address.rpartition(":")
     try:
-        host = _canonical(host)
+        host = _normalize(host)
     except ValueError as error:
-        raise ClusterError(f"{told}: {host!r} is no host name or IP address") from error
+        raise ClusterError(f"{subject}: {host!r} is not a host name or IP address") from error
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ClusterError(f"{told} has port {port!r}: choose a free one from 1 to 65535")
+        raise ClusterError(f"{subject} has port {port!r}: choose a free one from 1 to 65535")
     return host, int(port)
 
 
-def _canonical(host: str) -> str:
+def _normalize(host: str) -> str:
     if bracketed := re.fullmatch(r"\[(.+)\]", host):
         return str(ipaddress.IPv6Address(bracketed[1]))
     if re.fullmatch(r"[0-9.]+", host):  # never looked up as a name
@@ -237,24 +265,24 @@ def _canonical(host: str) -> str:
     return host.lower()
 
 
-def _checked(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
+def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
     for role in [*cluster, task.get("type")]:
         if role not in ROLES:
-            mend = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
-            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {mend}")
+            fix = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
+            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {fix}")
     seen: dict[tuple[str, int], str] = {}
-    tasks = {role: _tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
+    tasks = {role: _read_tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
         if list(tasks.get(role, {0: ""})) != [0]:
             raise ClusterError(f"{role} = {cluster[role]!r}: only index 0 may exist; drop others")
     if "worker" not in tasks and "chief" not in tasks:
         raise ClusterError("the cluster has neither workers nor a chief: list the workers")
-    return ClusterSpec(tasks, task["type"], _own_index(tasks, task))
+    return ClusterSpec(tasks, task["type"], _read_index(tasks, task))
 
 
-def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
+def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
     if isinstance(value, str):
-        raise ClusterError(f"{role} = {value!r} is no list: write [{value!r}], and in R list()")
+        raise ClusterError(f"{role} = {value!r} is not a list: write [{value!r}], and in R list()")
     if not isinstance(value, (Mapping, Sequence)) or not value:
         raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port', or no {role}")
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -265,28 +293,37 @@ def _tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int,
         tasks[int(key)] = address
         entry = f"{role}[{key}]"
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
-            told = f"{entry} = {address!r} is the address of {other} too"
-            raise ClusterError(f"{told}: give each a port of its own, else one of them hangs")
+            subject = f"{entry} = {address!r} is the address of {other} too"
+            raise ClusterError(f"{subject}: give each its own port, or one of them hangs")
     return dict(sorted(tasks.items()))
 
 
-def _own_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> int:
+def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> int:
     role, index = task["type"], task.get("index")
     if role not in cluster:
         raise ClusterError(f"this process is {role!r}, but the cluster lists no {role}: add it")
     tasks = cluster[role]
     if isinstance(index, bool) or not isinstance(index, SupportsIndex) or int(index) not in tasks:
-        told = "is missing" if index is None else f"is {index!r}"
+        subject = "is missing" if index is None else f"is {index!r}"
         known = ", ".join(map(str, tasks))
-        raise ClusterError(f"`index` {told}: expected the whole number of a {role}, of {known}")
+        raise ClusterError(f"`index` {subject}: expected the whole number of a {role}, of {known}")
     return int(index)
+
+
+def _names_cluster(text: str) -> bool:
+    """Whether a TF_CONFIG may be about several processes; one that cannot be read may be."""
+    try:
+        config = json.loads(text or "{}")
+    except ValueError:
+        return True
+    return not isinstance(config, dict) or bool(config.get("cluster"))
 
 
 def _is_dense(tasks: Addresses) -> bool:
     return list(tasks) == list(range(len(tasks)))
 
 
-def _difference(ours: Mapping[str, Addresses], theirs: Mapping[str, Addresses]) -> str | None:
+def _find_difference(ours: Mapping[str, Addresses], theirs: Mapping[str, Addresses]) -> str | None:
     """How two clusters differ; mappings that skip tasks need only agree where they overlap."""
     for role in ROLES:
         one, two = ours.get(role, {}), theirs.get(role, {})

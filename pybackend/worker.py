@@ -110,7 +110,7 @@ class Worker:
 
 def _train(worker: Worker) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
-    from pybackend.engine.sources import read_sources
+    from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 
     order = worker.orders.get()
@@ -120,7 +120,10 @@ def _train(worker: Worker) -> WorkerReport:
             from pybackend.collective.tensorflow import start_runtime
 
             start_runtime(order.reserved, worker.rank, worker.job.timeout)
-        trained = train(worker.job, collective, order, worker.folder, worker.emit, sources)
+        counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
+        trained = train(
+            worker.job, collective, counts, worker.folder, worker.emit, stream=sources.stream
+        )
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -132,13 +135,14 @@ def _train(worker: Worker) -> WorkerReport:
 
 
 def _score(worker: Worker) -> WorkerReport:
-    from pybackend.engine.evaluate import score
-    from pybackend.engine.sources import read_sources
+    from pybackend.data.reading import read_sources
+    from pybackend.engine.score import score
 
     order = worker.orders.get()
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:
-        scored = score(worker.job, collective, order, worker.folder, sources)
+        counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
+        scored = score(worker.job, collective, counts, worker.folder)
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 

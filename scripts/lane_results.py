@@ -18,7 +18,10 @@ from lane import Ended, Lane
 OUTCOMES = ("passed", "failed", "skipped")
 _SLOW_TEST_SECONDS = 5.0
 _R_TOTAL = re.compile(r"^R tests: (\d+) passed, (\d+) failed, (\d+) skipped", re.MULTILINE)
-_R_TEST = re.compile(r"^(test-\S+: .+) \((\d+\.\d) s\)$", re.MULTILINE)
+# A test's name, what is printed meanwhile, and its seconds.
+_R_TEST = re.compile(
+    r"^(test-\S+: [^\n]+?)(?:WARNING:[^\n]*)?(?:\n(?!test-)[^\n]*)*? \((\d+\.\d) s\)$", re.MULTILINE
+)
 
 
 def show(ended: Ended) -> None:

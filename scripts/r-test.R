@@ -1,86 +1,90 @@
 # usage: Rscript scripts/r-test.R plain|local|cluster
-# Runs the R package's tests against the installed package: those of the files that connect to a
-# Spark of one process, to one of several, or to none. Each test has a limit of seconds.
-lane <- commandArgs(trailingOnly = TRUE)
-limit <- 240
+# Runs the R package's tests against the installed package: those of the files
+# that connect to a Spark of one process, to one of several, or to none. A test
+# has a limit of seconds. Nothing stays in the workspace: tests ask what a
+# function of it carries along.
+local({
+  lane <- commandArgs(trailingOnly = TRUE)
+  limit <- 240
 
-folder <- "rpkg/tests/testthat"
-lane_of <- function(path) {
-  lines <- readLines(path)
-  if (any(grepl('file_connection("local-cluster', lines, fixed = TRUE))) {
-    "cluster"
-  } else if (any(grepl("file_(pyspark_)?connection\\(", lines))) {
-    "local"
-  } else {
-    "plain"
-  }
-}
-paths <- list.files(folder, "^test-.*[.]R$", full.names = TRUE)
-chosen <- Filter(\(path) lane_of(path) %in% lane, paths)
-stopifnot("usage: r-test.R plain|local|cluster" = length(chosen) > 0)
-names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
-
-# A test that waits in R gets an error, one that waits in Python ends the process with the stacks of
-# its threads: R's own limit is not looked at there.
-limit_test <- function(seconds) {
-  setTimeLimit(elapsed = if (is.null(seconds)) Inf else seconds)
-  if (reticulate::py_available()) {
-    faulthandler <- reticulate::import("faulthandler")
-    if (is.null(seconds)) {
-      faulthandler$cancel_dump_traceback_later()
+  folder <- "rpkg/tests/testthat"
+  lane_of <- function(path) {
+    lines <- readLines(path)
+    if (any(grepl('file_connection("local-cluster', lines, fixed = TRUE))) {
+      "cluster"
+    } else if (any(grepl("file_(pyspark_)?connection\\(", lines))) {
+      "local"
     } else {
-      faulthandler$dump_traceback_later(seconds + 30, exit = TRUE, file = 2L)
+      "plain"
     }
   }
-}
+  paths <- list.files(folder, "^test-.*[.]R$", full.names = TRUE)
+  chosen <- Filter(\(path) lane_of(path) %in% lane, paths)
+  stopifnot("usage: r-test.R plain|local|cluster" = length(chosen) > 0)
+  names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
-Timed <- R6::R6Class(
-  "Timed",
-  inherit = testthat::Reporter,
-  public = list(
-    file = "",
-    began = NULL,
-    start_file = function(filename) self$file <- filename,
-    start_test = function(context, test) {
-      self$began <- proc.time()[["elapsed"]]
-      # Printed at once: if the process ends here, this says in which test.
-      cat(sprintf("%s: %s", self$file, test))
-      limit_test(limit)
-    },
-    end_test = function(context, test) {
-      limit_test(NULL)
-      cat(sprintf(" (%.1f s)\n", proc.time()[["elapsed"]] - self$began))
+  # A test that waits in R gets an error. One that waits in Python, where R's
+  # own limit is not looked at, ends the process with the stacks of its threads.
+  limit_test <- function(seconds) {
+    setTimeLimit(elapsed = if (is.null(seconds)) Inf else seconds)
+    if (reticulate::py_available()) {
+      faulthandler <- reticulate::import("faulthandler")
+      if (is.null(seconds)) {
+        faulthandler$cancel_dump_traceback_later()
+      } else {
+        faulthandler$dump_traceback_later(seconds + 30, exit = TRUE, file = 2L)
+      }
     }
+  }
+
+  timed <- R6::R6Class(
+    "Timed",
+    inherit = testthat::Reporter,
+    public = list(
+      file = "",
+      began = NULL,
+      start_file = function(filename) self$file <- filename,
+      start_test = function(context, test) {
+        self$began <- proc.time()[["elapsed"]]
+        # Printed at once: if the process ends here, this says in which test.
+        cat(sprintf("%s: %s", self$file, test))
+        limit_test(limit)
+      },
+      end_test = function(context, test) {
+        limit_test(NULL)
+        cat(sprintf(" (%.1f s)\n", proc.time()[["elapsed"]] - self$began))
+      }
+    )
   )
-)
 
-results <- testthat::test_dir(
-  folder,
-  filter = sprintf("^(%s)$", paste(names, collapse = "|")),
-  package = "tfdist",
-  load_package = "installed",
-  reporter = Timed$new(),
-  stop_on_failure = FALSE
-)
-# At the end: of a long log often only that is kept.
-for (test in results) {
-  for (found in test$results) {
-    if (inherits(found, c("expectation_failure", "expectation_error"))) {
-      cat(sprintf("\n%s: %s\n%s\n", test$file, test$test, format(found)))
+  results <- testthat::test_dir(
+    folder,
+    filter = sprintf("^(%s)$", paste(names, collapse = "|")),
+    package = "tfdist",
+    load_package = "installed",
+    reporter = timed$new(),
+    stop_on_failure = FALSE
+  )
+  # At the end: of a long log often only that is kept.
+  for (test in results) {
+    for (found in test$results) {
+      if (inherits(found, c("expectation_failure", "expectation_error"))) {
+        cat(sprintf("\n%s: %s\n%s\n", test$file, test$test, format(found)))
+      }
     }
   }
-}
 
-results <- as.data.frame(results)
-failed <- sum(results$failed) + sum(results$error)
-skipped <- sum(results$skipped)
-required <- identical(Sys.getenv("TFDIST_TEST_REQUIRE"), "1")
-cat(sprintf(
-  "R tests: %d passed, %d failed, %d skipped\n",
-  sum(results$passed),
-  failed,
-  skipped
-))
-if (nrow(results) == 0 || failed > 0 || (required && skipped > 0)) {
-  quit(status = 1)
-}
+  results <- as.data.frame(results)
+  failed <- sum(results$failed) + sum(results$error)
+  skipped <- sum(results$skipped)
+  required <- identical(Sys.getenv("TFDIST_TEST_REQUIRE"), "1")
+  cat(sprintf(
+    "R tests: %d passed, %d failed, %d skipped\n",
+    sum(results$passed),
+    failed,
+    skipped
+  ))
+  if (nrow(results) == 0 || failed > 0 || (required && skipped > 0)) {
+    quit(status = 1)
+  }
+})

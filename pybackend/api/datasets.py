@@ -11,13 +11,18 @@ from typing import Any
 
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
-from pybackend.data.sharding import steps_per_epoch as steps_in_epoch
+from pybackend.data.datasets import Batches, is_dataset, read_batches
+from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.ragged import Ragged
+from pybackend.data.sharding import count_steps as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
+# Kinds of data whose rows are arrays in their `columns`.
+HELD_AS_COLUMNS = (FrameRows, Batches)
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
 _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
@@ -32,7 +37,7 @@ def read_training_data(
     if fraction and held_out is not None:
         raise InputError("`validation_data` and `validation_split` exclude each other: use one")
     if fraction:
-        return _read_split(data, fraction, job)
+        return _read_split(data, fraction, columns, job)
     found = {"train": read_data(launcher, data, "data", columns, job)}
     if held_out is not None:
         columns = narrow_columns(columns, found["train"])
@@ -45,23 +50,31 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
     Returns
     -------
-    Columns of arrays, a `DataFrameRows`, or what workers read for themselves: a `FileRows` or a
+    Columns of arrays; a `FrameRows` of pandas, a `DataFrameRows` of Spark, or the `Batches` of a
+    data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or a
     `FunctionRows`.
     """
+    if is_dataset(data):
+        return _read_batches(data, name, job)
+    if is_frame(data):
+        _check_no_records(columns, name)
+        frame = FrameRows.of(data, columns, job.floatx, name)
+        _check_arrays(frame.columns, name, job)
+        return frame
     if is_spark_frame(data):
         return _read_spark_frame(launcher, data, name, columns, job)
     if isinstance(data, (str, os.PathLike)):
         return _read_files(data, name, columns, job)
     if callable(data):
         return _read_function(data, name, job)
-    return _check_arrays(arrays.columns_of(data, job.floatx, name), name, job)
+    return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
     """The columns of validation data: those, and the categories, that the training data gave."""
     if not isinstance(trained_on, TableRows):
         return replace(columns, finds_levels=False)
-    known = trained_on.choice
+    known = trained_on.spec
     features = known.features
     if features is None:  # whatever the order of columns there
         features = [
@@ -100,26 +113,41 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
 
 def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
     """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
-    from pybackend.data.rows import as_rows
+    from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
 
-    for columns in datasets.values():
-        if isinstance(columns, dict):
-            reshape_rows(as_rows(columns), model)
-        elif isinstance(columns, TableRows):
+    for data in datasets.values():
+        columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+        if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
+            reshape_rows(to_rows(columns), model)
+        elif isinstance(data, TableRows):
             named = [
-                group.key.partition("/")[2]
-                for group in columns.column_groups
-                if not group.is_target
+                group.key.partition("/")[2] for group in data.column_groups if not group.is_target
             ]
             check_features(model, None if named == [""] else dict.fromkeys(named), None)
 
 
-def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
+def _read_batches(data: Any, name: str, job: Job) -> Batches:
+    batches = read_batches(
+        data, job.floatx, name, repeats=job.kind == "train" and job.epochs - job.initial_epoch > 1
+    )
+    steps = len(batches.sizes)
+    if name == "data" and job.steps_per_epoch not in (None, steps):
+        raise InputError(
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of {steps} "
+            f"batches: leave it out, and use data.take({job.steps_per_epoch}) for fewer"
+        )
+    # The steps are those of the batches.
+    _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
+    return batches
+
+
+def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     _check_can_be_split(data)
-    found = arrays.columns_of(data, job.floatx, "data")
-    rows = arrays.rows_of(found)
+    frame = FrameRows.of(data, columns, job.floatx, "data") if is_frame(data) else None
+    found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")
+    rows = arrays.count_rows(found)
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
         raise InputError(
@@ -131,6 +159,11 @@ def _read_split(data: Any, fraction: float, job: Job) -> dict[str, Any]:
         _check_arrays({key: array[part] for key, array in found.items()}, name, job)
         for name, part in parts.items()
     )
+    if frame:
+        return {
+            "train": replace(frame, columns=train),
+            "validation": replace(frame, columns=held_out),
+        }
     return {"train": train, "validation": held_out}
 
 
@@ -139,6 +172,8 @@ def _check_can_be_split(data: Any) -> None:
         what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
     elif isinstance(data, (str, os.PathLike)):
         what, instead = "files", "other files for the validation data"
+    elif is_dataset(data):
+        what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"
     elif callable(data):
         what, instead = "a function", "another function for the validation data"
     else:
@@ -149,10 +184,16 @@ def _check_can_be_split(data: Any) -> None:
     )
 
 
+def _check_no_records(columns: ColumnSpec, name: str) -> None:
+    # The training data's holds for validation data, too, but these may be of another kind.
+    if columns.tfrecord_spec is not None and name == "data":
+        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
+
+
 def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
     _check_one_label(job, "y" in found or name != "data")
     _check_weights(job, "sample_weight" in found and name == "data")
-    _check_rows(arrays.rows_of(found), name, job)
+    _check_rows(arrays.count_rows(found), name, job)
     return found
 
 
@@ -166,8 +207,7 @@ def _read_spark_frame(
         )
     from pybackend.data.dataframe import DataFrameRows
 
-    if columns.tfrecord_spec is not None and name == "data":
-        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a DataFrame")
+    _check_no_records(columns, name)
     if job.shuffle == "global" and name == "data":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
-from pybackend.data.mnist import mnist
+from pybackend.data.mnist import Digits, Mnist, find_mnist
 from pybackend.job.job import make_job
 from pybackend.launchers import launcher_for
 from pybackend.model.quiet import import_tensorflow
+
+_DOWNLOAD_SECONDS = 15.0
+
+
+def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
+    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, Keras's download, or a built-in subset.
+
+    Parameters
+    ----------
+    path
+        An ``mnist.npz``, which must exist; so must the file that TFDIST_MNIST names, if it is set.
+    limit
+        Use at most this many training images, and test images: the first ones.
+
+    Raises
+    ------
+    InputError
+        A named file is missing or is not an ``mnist.npz``.
+    """
+    return find_mnist(path, limit, _download)
 
 
 def digit_model() -> Any:
@@ -100,3 +124,27 @@ def train_mnist(
 
 def _scaled(images: Any) -> Any:
     return images[..., None].astype("float32") / 255
+
+
+def _download() -> Digits | None:
+    """By Keras, which checks the file's hash and caches it; None without a network."""
+    try:
+        import_tensorflow()
+        # Keras announces the download and draws its progress, even without a network.
+        with _limited_sockets(_DOWNLOAD_SECONDS), contextlib.redirect_stdout(io.StringIO()):
+            import keras
+
+            train, test = keras.datasets.mnist.load_data()
+    except Exception:  # whatever Keras makes of a missing network or a wrong hash
+        return None
+    return train, test
+
+
+@contextlib.contextmanager
+def _limited_sockets(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -56,14 +56,12 @@ def read_keras_defaults() -> dict[str, Any]:
 
 def encode_model(
     model: Any,
-    custom_objects: Mapping[str, Any] | None,
+    custom_objects: Mapping[str, Any],
     job: Job,
     callbacks: Sequence[Any] = (),
 ) -> dict[str, bytes]:
     """The model, and the callbacks and custom objects that it needs, as files for the workers."""
-    if job.model_source == "file":
-        custom_objects = add_custom_objects(model, custom_objects)
-    files = _encode_extras(callbacks, custom_objects or {})
+    files = _encode_extras(callbacks, custom_objects)
     if job.model_source == "function":
         return {**files, MODEL_FUNCTION: pickle_value(model, "the `model` function", [model])}
     from pybackend.model.checks import check_model

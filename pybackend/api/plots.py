@@ -1,4 +1,4 @@
-"""The course of a training as a figure (needs matplotlib: the extra ``plots``)."""
+"""The history of a training as a figure (needs matplotlib: the extra ``plots``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plot_history(result: TrainResult) -> Any:
     Raises
     ------
     InputError
-        Where matplotlib is missing.
+        matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def plot_history(result: TrainResult) -> Any:
         for key, label in ((name, "training"), (f"val_{name}", "validation")):
             if key in result.history:
                 values = result.history[key]
-                axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
+                axes.plot(result.epochs_of(key), values, marker="o", label=label)
         axes.set_xlabel("epoch")
         axes.set_title(name)
         axes.legend()

@@ -30,11 +30,11 @@ def predict_spark(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> Any:
-    """Predict for the rows of a Spark DataFrame where they are, when Spark needs the answers.
+    """Predict for the rows of a Spark DataFrame in place, when Spark needs the predictions.
 
     The numbers are those of ``model.predict``. Spark runs nothing before it is asked for rows, and
-    then ordinary tasks, as many at once as there are slots. Spark's Python processes load the model
-    once and keep it for later tasks and queries, the last three models each.
+    then ordinary tasks, as many at once as there are slots. Each of Spark's Python processes loads
+    the model once and keeps its last three models for later tasks and queries.
 
     Parameters
     ----------
@@ -43,20 +43,20 @@ def predict_spark(
     df
         A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
     features, tensors, categories
-        As in `barrier_train`. None takes those of the `TrainResult`, or else, of features, all
-        columns. Rows of any length (``(dtype, (None,))``) are padded with zeros to the length of
-        the model's input or, where that is open, to the longest of the rows that Spark sends
-        together.
+        As in `barrier_train` and `DataOptions`. None: those of the `TrainResult`, or else all
+        columns are features. Rows of any length (``(dtype, (None,))``) are padded with zeros to the
+        length of the model's input or, if that is open, to the longest of the rows that Spark
+        sends together.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
         - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
-          a probability only where its last layer makes it one. A model of one number per row, whose
-          loss is a binary one of Keras's (without ``from_logits``), gives that of class 1; class 0
-          has the rest to 1;
+          a probability only if its last layer makes it one. A model of one number per row, whose
+          loss is one of Keras's binary ones (without ``from_logits``), gives that of class 1; class
+          0 has the rest to 1;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
           number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and numbers where the model gives such a probability, or several numbers per
-          row and its loss is not one of Keras's other than categorical ones, else ``"raw"``.
+        - None: class and numbers if the model gives such a probability, or if it gives several
+          numbers per row and has no loss, a categorical one, or a custom one; else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
     batch_size
@@ -74,7 +74,7 @@ def predict_spark(
     ------
     InputError
         An argument is wrong; nothing was started. What is wrong with a row (a null, a value of
-        another size) is told when Spark comes to it, by Spark's own exception.
+        another size) is reported when Spark reaches it, by Spark's own exception.
     SerializationError
         The model cannot be encoded.
     """
@@ -138,11 +138,11 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 
 
 def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
-    """Numbers in a row of the only input, where its columns all hold one each."""
+    """How many numbers a row of the only input has, if each column gives one."""
     types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
     if isinstance(columns.features, Mapping) or columns.tensors:
         return None
-    names = list(types) if columns.features is None else columns.named
+    names = list(types) if columns.features is None else columns.named_columns
     flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
     return len(names) if all(types.get(name) in flat for name in names) else None
 
@@ -155,20 +155,20 @@ def _choose_predictions(
     known: tuple[str, ...] | None,
     is_of_classes: bool,
 ) -> Predictions:
-    """What the outputs become; ``known`` levels are used where they fit."""
+    """What the outputs become; ``known`` levels are used if they fit."""
     if levels is not None and len(levels) != classes:
-        given = f"tells {classes} classes apart" if classes else "gives no number for each class"
+        given = f"has {classes} classes" if classes else "does not give a number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
     if levels is None and known is not None and len(known) == classes:
         levels = known
     if kind is None:
         kind = "both" if classes and (is_of_classes or levels) else "raw"
     elif kind != "raw" and not classes:
-        told = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
+        shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
         raise InputError(
             f"type={kind!r} needs a model with one output of a number for each class, or of a "
-            "probability by a binary loss of Keras's; this one gives rows of shape "
-            f"{told}: use type='raw'"
+            "probability by one of Keras's binary losses; this one gives rows of shape "
+            f"{shapes}: use type='raw'"
         )
     if kind == "raw":
         return Predictions(outputs)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.data.files import is_remote, local_path
-from pybackend.data.folder import folder_at
-from pybackend.data.tfrecord.compression import Compression, checked_compression
+from pybackend.data.folder import open_folder
+from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
 from pybackend.launchers import is_session, is_spark_frame
@@ -45,28 +45,26 @@ def write_tfrecords(
 ) -> WrittenRecords:
     """Write a Spark DataFrame as TFRecord files of ``tf.train.Example``.
 
-    Spark's tasks write, each partition into a file of its own. The folder is complete or not
-    there: files appear in it when all are written, then `_tfdist.json`, which says what they hold,
-    and `_SUCCESS`.
+    Spark's tasks write, each partition into its own file. The folder is complete or absent: files
+    appear in it when all are written, then `_tfdist.json`, which describes them, and `_SUCCESS`.
 
     Integers, booleans, dates (as days) and timestamps (as microseconds since 1970) become
     ``int64_list``; floats, doubles and decimals ``float_list``, whose numbers have 32 bits; strings
-    and binary ``bytes_list``. An array is a list of several values, an ML vector one of floats. A
-    null is a feature that the record lacks.
+    and binary ``bytes_list``. An array is a list of several values, an ML vector a list of floats.
+    A null is a feature that is absent from the record.
 
     Parameters
     ----------
     df
         A ``pyspark.sql.DataFrame``, classic or Connect.
     path
-        A folder, new or empty: a path that all machines of the cluster see, or a URI that fsspec
-        knows.
+        A folder, new or empty: a path that all machines of the cluster share, or a URI for fsspec.
     compression
         ``"gzip"``, ``"zlib"`` or None.
     overwrite
-        Replace the records that the folder holds. They go when the new ones are complete.
+        Replace the records in the folder. The old ones are removed when the new are complete.
     partitions
-        Write so many files; None: as many as the DataFrame has partitions with rows.
+        How many files to write; None: as many as the DataFrame has partitions with rows.
 
     Returns
     -------
@@ -76,14 +74,14 @@ def write_tfrecords(
     Raises
     ------
     InputError
-        A column that no record can hold, a null in an array, or a folder that cannot be used.
+        A column that records cannot represent, a null in an array, or a folder that cannot be used.
     ClusterError
         Spark could not run the job.
     """
     if not is_spark_frame(df):
         raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
     uri = _checked_path(path)
-    compression = checked_compression(compression)
+    compression = check_compression(compression)
     if not isinstance(overwrite, bool):
         raise InputError(f"`overwrite` must be True or False, not {overwrite!r}")
     if partitions is not None and not (type(partitions) is int and partitions > 0):
@@ -93,7 +91,7 @@ def write_tfrecords(
     from pybackend.launchers import write_records
 
     manifest = write_records(df, uri, compression, overwrite, partitions)
-    files = tuple(folder_at(uri).path(part.name) for part in manifest.parts)
+    files = tuple(open_folder(uri).path(part.name) for part in manifest.parts)
     rows, size = (sum(getattr(p, n) for p in manifest.parts) for n in ("rows", "size"))
     return WrittenRecords(uri, files, rows, size)
 
@@ -106,33 +104,33 @@ def read_tfrecords(
 ) -> Any:
     """Read TFRecord files of ``tf.train.Example`` as a Spark DataFrame.
 
-    What `write_tfrecords` has written comes back with the types that it had; doubles and decimals
-    with the precision of 32 bits, ML vectors as arrays. Of other files a sample shows what they
-    hold: a feature is a scalar where each record of the sample that has it holds one value, else an
-    array; numbers are ``bigint`` or ``float``, bytes ``binary``. The rows are read, and their
-    checksums compared, when the DataFrame is used.
+    What `write_tfrecords` has written comes back with its types; doubles and decimals with the
+    precision of 32 bits, ML vectors as arrays. The types of other files are inferred from a sample:
+    a feature is a scalar if each record of the sample that has it holds one value, else an array;
+    numbers are ``bigint`` or ``float``, bytes ``binary``. The rows are read, and their checksums
+    compared, when the DataFrame is used.
 
     Parameters
     ----------
     spark
         A ``SparkSession``, classic or Connect.
     path
-        A file, or a folder of files: a path that all machines of the cluster see, or a URI that
-        fsspec knows. Compression (gzip or zlib) is recognised.
+        A file, or a folder of files: a path that all machines of the cluster share, or a URI for
+        fsspec. Compression (gzip or zlib) is recognised.
     tfrecord_spec
-        The features to read, by name: ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with
-        ``"[]"`` behind it for an array. None: all features.
+        The features to read, by name: ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``,
+        followed by ``"[]"`` for an array. None: all features.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        A row per record; null where a record lacks a feature.
+        A row per record; null if a feature is absent.
 
     Raises
     ------
     InputError
-        No such files, files that are not TFRecords or not those that their manifest names, or a
-        wrong ``tfrecord_spec``.
+        There are no such files, they are not TFRecord files or not those that their manifest
+        names, or ``tfrecord_spec`` is wrong.
     """
     if not is_session(spark):
         raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pybackend.api.datasets import check_columns_exist, check_shapes
+from pybackend.api.datasets import HELD_AS_COLUMNS, check_columns_exist, check_shapes
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
@@ -18,6 +18,7 @@ from pybackend.api.model import (
 from pybackend.api.progress import printer
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import SOURCE, Job, argument_of, make_job
 from pybackend.job.options import DataOptions, check_data_options
@@ -53,7 +54,11 @@ class Request:
     def run(self, launcher: Launcher) -> Outcome:
         """Run the job to its end, and show its progress."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
-        sent = {name: data for name, data in self.datasets.items() if name not in read}
+        sent = {
+            name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+            for name, data in self.datasets.items()
+            if name not in read
+        }
         files = {**self.files, **_encode_sources(read)}
         return launcher.launch(self.job, files, sent, printer(self.job.verbose))
 
@@ -95,6 +100,8 @@ def prepare(
     check_custom_objects(arguments["custom_objects"])
     callbacks = check_callbacks(arguments.get("callbacks"))
     datasets = read(columns, job)
+    if isinstance(datasets.get("train"), Batches) and kind == "train":
+        job = datasets["train"].adapt(job)
     if kind != "predict":
         check_columns_exist(arguments, datasets)
     model = given if result is None else result.model

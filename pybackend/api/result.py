@@ -20,14 +20,14 @@ class TrainResult:
     Attributes
     ----------
     model_base64
-        The trained model file as base64 text; empty where it was written to ``model_uri``.
+        The trained model file as base64 text; empty if it was written to ``model_uri``.
     model_format
-        ``"h5"``, or ``"keras"`` where a model cannot be written as HDF5.
+        ``"h5"``, or ``"keras"`` if the model cannot be written as HDF5.
     model_sha256
         SHA-256 of the model file, hexadecimal.
     history
-        Per metric one float per epoch (``val_`` names for validation data), over the rows of
-        all workers.
+        Per metric one float per epoch of `epochs_of`, over the rows of all workers; ``val_`` names
+        are those of validation data.
     workers
         One `WorkerReport` per rank.
     seconds
@@ -35,17 +35,19 @@ class TrainResult:
     seed
         The seed that reproduces this training.
     epochs
-        Epochs actually run.
+        Number of epochs that were run.
+    initial_epoch, validation_freq
+        As in `barrier_train`.
     metrics
         Further figures, e.g. the test accuracy of `train_mnist`.
     model_uri
-        Where the model file was written, if it was asked for.
+        Where the model file was written, if the call said so.
     tensors, categories
-        Of the feature columns, as they were given: what reads rows like the training's.
+        As in `DataOptions`, of the feature columns.
     levels
-        What the label's codes 0, 1, 2, ... stand for, where its column has categories.
+        The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
     features
-        The columns of a table or of files that were the inputs: a list, or by the inputs' names.
+        The columns that were the inputs: a list, or a list by each input's name.
     """
 
     model_base64: str = field(repr=False)
@@ -56,6 +58,8 @@ class TrainResult:
     seconds: float
     seed: int
     epochs: int
+    initial_epoch: int = 0
+    validation_freq: int | tuple[int, ...] = 1
     metrics: dict[str, float] = field(default_factory=dict)
     model_uri: str | None = None
     levels: list[Any] | None = None
@@ -73,7 +77,7 @@ class TrainResult:
         return self.decode(self.model_bytes())
 
     def model_bytes(self) -> bytes:
-        """The trained model file, read from ``model_uri`` where it is there."""
+        """The trained model file, read from ``model_uri`` if it was written there."""
         if self.model_uri is None:
             return base64.b64decode(self.model_base64)
         if self.fetch is None:
@@ -86,7 +90,7 @@ class TrainResult:
         Raises
         ------
         InputError
-            Where the file name's ending is not that of `model_format`.
+            The file name does not end in `model_format`.
         """
         path = Path(path)
         if path.suffix != f".{self.model_format}":
@@ -97,6 +101,15 @@ class TrainResult:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(self.model_bytes())
         return path
+
+    def epochs_of(self, name: str) -> list[int]:
+        """The epochs, counted from 1, that have a figure of this name in the history."""
+        last = self.initial_epoch + self.epochs
+        epochs = list(range(self.initial_epoch + 1, last + 1))
+        if not name.startswith("val_"):
+            return epochs
+        chosen = self.validation_freq
+        return [e for e in epochs if (e % chosen == 0 if isinstance(chosen, int) else e in chosen)]
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""
@@ -129,6 +142,7 @@ class TrainResult:
             "seconds": self.seconds,
             "seed": self.seed,
             "epochs": self.epochs,
+            "epochs_of": {name: self.epochs_of(name) for name in self.history},
             "metrics": self.metrics,
             "model_uri": self.model_uri,
             "levels": self.levels,

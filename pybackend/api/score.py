@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import numpy as np
 from pybackend.api.datasets import read_data
 from pybackend.api.request import prepare
 from pybackend.data import arrays
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.frames import FrameRows, is_frame
 from pybackend.errors import InputError
+from pybackend.job.job import Job
 from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers import launcher_for
@@ -88,7 +92,8 @@ def barrier_predict(
     Parameters
     ----------
     x
-        Inputs: an array with one entry per row, or a list or dict of arrays.
+        Inputs: an array with one entry per row, a list or dict of arrays, or a pandas data frame.
+        Of a frame, all columns are the inputs; with a `TrainResult`, those of the training.
     model
         As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.
     spark, workers, batch_size, custom_objects, safe_mode, verbose, timeout
@@ -106,12 +111,16 @@ def barrier_predict(
     """
     arguments = dict(locals())
     launcher = launcher_for(spark)
-    request = prepare(
-        "predict", arguments, lambda columns, job: {"train": arrays.inputs_of(x, job.floatx)}
-    )
+    request = prepare("predict", arguments, partial(_read_inputs, x))
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleave(parts, arrays.rows_of(request.datasets["train"]))
+    return _interleave(parts, arrays.count_rows(request.datasets["train"]))
+
+
+def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+    if is_frame(x):
+        return {"train": FrameRows.of(x, columns, job.floatx, "x").columns}
+    return {"train": arrays.flatten_inputs(x, job.floatx)}
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:

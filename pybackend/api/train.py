@@ -14,7 +14,7 @@ from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
-from pybackend.data.files import content_of
+from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
@@ -57,24 +57,28 @@ def barrier_train(
     Parameters
     ----------
     spark
-        None or ``"local"`` for processes of this machine, or a ``pyspark.sql.SparkSession``.
+        None or ``"local"`` for processes on this machine, or a ``pyspark.sql.SparkSession``.
     model
-        A compiled Keras 3 model, which is left as it is; or a function without arguments that
-        returns one, which then is called on every worker.
+        A compiled Keras 3 model, which is not changed; a function without arguments that returns
+        one and is called on every worker; or a `TrainResult`, whose model is trained further, with
+        a new state of its optimizer, on the columns of that training unless others are named.
     data
         One of
 
-        - ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row, where ``x`` and
-          ``y`` may be lists or dicts of arrays;
-        - a Spark DataFrame, with columns of numbers, arrays, ML vectors, bytes or text;
+        - ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row; ``x`` and ``y``
+          may be lists or dicts of arrays;
+        - a pandas data frame or a Spark DataFrame, with columns of numbers, arrays, ML vectors,
+          bytes or text;
         - the path or URI (by fsspec) of Parquet or TFRecord files, a file or a folder, which the
           workers read themselves;
+        - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``(x, y)`` or
+          ``(x, y, sample_weight)``. This process reads all of it, and the workers share out the
+          rows of each batch, whatever ``batch_size`` and ``shuffle`` say;
         - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
-          returns a ``tf.data.Dataset`` of local batches ``(x, y)`` or ``(x, y, sample_weight)``.
-          They are used as they come, whatever ``batch_size``, ``shuffle`` and ``in_memory`` say;
-          workers whose data end earlier add nothing to the steps that are left. Endless data need
-          ``steps_per_epoch``, with which data go on from epoch to epoch, and begin anew at their
-          end.
+          returns a ``tf.data.Dataset`` of local batches. They are used as they come, whatever
+          ``batch_size``, ``shuffle`` and ``in_memory`` say; workers whose data end earlier add
+          nothing to the remaining steps. Endless data need ``steps_per_epoch``, with which data
+          continue from epoch to epoch, and start again at their end.
     workers
         Number of worker processes.
     epochs
@@ -89,31 +93,31 @@ def barrier_train(
     validation_data
         As ``data``; evaluated by all workers together after each epoch.
     validation_split
-        The fraction of the rows, from the end of arrays and pandas data frames, that is validation
-        data in place of ``validation_data``.
+        The fraction of the rows, from the end of arrays or of a pandas data frame and before they
+        are shuffled, that validates in place of ``validation_data``.
     validation_freq
         Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
         (``ModelCheckpoint``, ``BackupAndRestore``, ``CSVLogger``, ``TensorBoard``,
         ``RemoteMonitor``), which run on rank 0. Copies run on the workers: what they keep in
-        attributes stays there. Where one asks to stop, all workers stop after the same step.
+        attributes stays there. When one asks to stop, all workers stop after the same step.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.
     seed
-        Makes the training repeatable. None: drawn, and told in the result.
+        Makes the training repeatable. None: drawn at random, and reported in the result.
     shuffle
-        True or ``"shard"``: each worker visits its rows in a new order each epoch.
-        ``"global"`` (arrays and files): the workers share out a new order of all rows each epoch,
-        for which every worker keeps all rows. False: rows are visited as they come.
+        True or ``"shard"``: each worker uses its rows in a new order each epoch. ``"global"``
+        (arrays and files): the workers share out a new order of all rows each epoch, so every
+        worker keeps all rows. False: rows are used in the order in which they come.
     features
-        Columns of a DataFrame or of files. A list: side by side, one input; whole numbers stay so
-        where all are. A mapping from the model's input names to columns: several inputs, among
-        which a text column gives strings. None: all columns but those named otherwise.
+        Columns of a data frame or of files. A list: side by side, one input, of whole numbers if
+        all columns are. A mapping from the model's input names to columns: several inputs, of which
+        a text column gives strings. None: all columns that are not used otherwise.
     label
         The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
-        sorted order (`TrainResult.levels`), unless ``categories`` names its values.
+        sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.
     weight
         Column with the weight of each row in the loss.
     data_options
@@ -122,15 +126,15 @@ def barrier_train(
     exchange
         `Exchange`, by which the result is that of one process, or `LocalSteps` for slow networks.
     model_uri
-        Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec), in
-        place of sending it through the driver. Needed for models of a gigabyte.
+        Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec)
+        instead of sending it through the driver. Needed for models of a gigabyte.
     custom_objects
-        Name to class or function, for layers, losses and metrics of your own. Classes that a given
-        model is made of, and functions that it has as losses, are found without.
+        Name to class or function, for custom layers, losses and metrics. Custom classes that a
+        given model consists of, and functions that it has as losses, are found without it.
     safe_mode
         False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
     verbose
-        0 silent, 1 a line per epoch, 2 also what the workers print.
+        0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout
         Seconds of silence after which a worker counts as lost.
 
@@ -163,7 +167,7 @@ def barrier_run(
     workers: int = 2,
     verbose: int = 2,
 ) -> list[Any]:
-    """Run a function once per worker, all at the same time, and return what each returned.
+    """Run a function once per worker, all at the same time, and return their values.
 
     Parameters
     ----------
@@ -171,10 +175,10 @@ def barrier_run(
         As in `barrier_train`.
     fn
         Called as ``fn(context, *args)`` with a `WorkerContext`. The environment variable
-        TF_CONFIG is set, and its ports are reserved, so that
+        TF_CONFIG is set, and its ports are reserved, so
         ``tf.distribute.MultiWorkerMirroredStrategy()`` just works.
     args
-        Further arguments; like ``fn`` they travel pickled, from this process to the workers.
+        Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
     workers
         Number of worker processes. The call lasts as long as the function does.
     verbose
@@ -209,14 +213,16 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
         model_uri=job.model_uri,
-        **(trained_on.told if isinstance(trained_on, TableRows) else {}),
+        **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None) for report in outcome.reports],
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
-        fetch=content_of,
+        initial_epoch=job.initial_epoch,
+        validation_freq=job.validation_freq,
+        fetch=read_file,
         decode=lambda data: model_from_bytes(
             data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
         ),

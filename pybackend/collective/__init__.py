@@ -1,4 +1,4 @@
-"""Sums over the workers of a job, behind one small interface."""
+"""Sums, gathers and broadcasts over the workers of a job, behind one small interface."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Alone", "Collective", "Compression", "CostModel", "Mesh", "all_sum",
 
 
 class Collective(Protocol):
-    """What the engine needs of a transport. Every rank calls the same methods in one order."""
+    """What the engine needs of a transport. All ranks call the same methods in the same order."""
 
     rank: int
     world_size: int
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous 1-D buffer by its sum over all ranks, bitwise equal on each."""
+        """Replace a contiguous 1-D buffer with its sum over all ranks, the same bits on each."""
 
     def all_gather(self, part: Array) -> list[Array]:
-        """Every rank's contiguous array, in rank order; first dimensions may differ."""
+        """Collect every rank's contiguous array, in rank order; first dimensions may differ."""
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Replace a contiguous buffer by that of rank ``root``."""
+        """Replace a contiguous buffer with that of rank ``root``."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -46,7 +46,7 @@ class Alone:
         """Keep the buffer: it is the sum over one rank."""
 
     def all_gather(self, part: Array) -> list[Array]:
-        """The one part there is."""
+        """Return the only part."""
         return [part]
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:

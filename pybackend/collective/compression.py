@@ -1,4 +1,4 @@
-"""Half precision on the wire, and nothing lost in the long run.
+"""Half precision on the wire, without a loss in the long run.
 
 What rounding takes away is kept and added the next time: error feedback, as in Seide et al.,
 "1-bit stochastic gradient descent" (2014), and Karimireddy et al., "Error feedback fixes SignSGD
@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from pybackend.collective.buffers import Array
 from pybackend.collective.half import BLOCK, Bf16, Fp16, HalfFormat
-from pybackend.collective.links import Array
 from pybackend.errors import InputError
 
 Kind = Literal["fp16", "bf16"]
@@ -22,10 +22,10 @@ class Compression:
     """A codec for one series of all-reduces of float32 buffers.
 
     Sums are float32 at every hop; each partial sum that this rank rounds leaves its error in this
-    rank's residual, which is added to the next buffer of the same length. So the sum over many
-    steps of what all ranks get differs from the true one by one step's rounding. Finite values
-    too large for the format are clipped, the rest goes to the residual; infinities and NaNs pass
-    and leave no residual.
+    rank's residual, which is added to the next buffer of the same length. So what all ranks get,
+    summed over many steps, differs from the true sum by the rounding of one step. Finite values
+    too large for the format are clipped and the rest goes to the residual; infinities and NaNs
+    pass and leave no residual.
 
     Parameters
     ----------
@@ -50,27 +50,27 @@ class Compression:
         return self._format.dtype.itemsize
 
     def residual(self, length: int) -> Array:
-        """What buffers of a length still lack; float32, zeros at first."""
+        """What has yet to be added to buffers of a length; float32, zeros at first."""
         if length not in self._residuals:
             self._residuals[length] = np.zeros(length, np.float32)
         return self._residuals[length]
 
     def wire(self, length: int) -> Array:
-        """Memory for a buffer's form on the wire."""
+        """Memory for the encoded form of buffers of a length."""
         if length not in self._wires:
             self._wires[length] = np.empty(length, self._format.dtype)
         return self._wires[length]
 
     def repay(self, buffer: Array) -> None:
-        """Add the whole residual to a buffer that is summed exactly, and forget it."""
+        """Add the whole residual to a buffer that is to be summed exactly, and clear it."""
         residual = self.residual(len(buffer))
         np.add(buffer, residual, out=buffer)
         residual.fill(0)
 
     def encode(self, values: Array, wire: Array, residual: Array) -> None:
-        """Add the residual to up to `BLOCK` values, round them; the residual is then the error.
+        """Add the residual to up to `BLOCK` values and round them; the error is the new residual.
 
-        ``values`` become those that ``wire`` holds, as all ranks will see them.
+        ``values`` become what ``wire`` encodes, as all ranks will see them.
         """
         wide, finite = self._wide[: len(values)], self._finite[: len(values)]
         largest = self._format.largest
@@ -85,11 +85,11 @@ class Compression:
             residual[wrong] = 0
 
     def decode(self, wire: Array, out: Array) -> None:
-        """The float32 values of the wire's form, up to `BLOCK`."""
+        """Decode up to `BLOCK` values to float32."""
         self._format.decode(wire, out)
 
     def add(self, wire: Array, out: Array) -> None:
-        """Add the wire's form to up to `BLOCK` float32 values."""
+        """Decode up to `BLOCK` values and add them to float32 values."""
         wide = self._wide[: len(wire)]
         self._format.decode(wire, wide)
         np.add(out, wide, out=out)

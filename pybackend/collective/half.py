@@ -1,4 +1,4 @@
-"""Conversions between float32 and the two half-precision formats, in a few passes of numpy."""
+"""Conversions between float32 and the two half-precision formats, in a few numpy passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pybackend.collective.links import Array
+from pybackend.collective.buffers import Array
 from pybackend.errors import InputError
 
 BLOCK = 1 << 15
@@ -65,7 +65,7 @@ class Fp16:
         np.bitwise_or(result, sign, out=result)
 
     def decode(self, half: Array, out: Array) -> None:
-        """See `HalfFormat`. The exponent is moved by multiplication, which mends subnormals."""
+        """See `HalfFormat`. A multiplication moves the exponent; it normalizes subnormals, too."""
         bits = out.view(np.int32)
         np.copyto(bits, half.view(np.int16))
         np.left_shift(bits, np.int32(13), out=bits)

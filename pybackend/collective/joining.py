@@ -1,4 +1,4 @@
-"""From listening sockets to a mesh: every rank connects to some, is connected to by others."""
+"""From listening sockets to a mesh: each rank connects to some ranks and accepts the others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Literal
 
 from pybackend.collective.cost import Algorithm
 from pybackend.collective.links import Link
-from pybackend.collective.mesh import Mesh, neighbours
+from pybackend.collective.mesh import Mesh, find_neighbours
 from pybackend.errors import PeerLostError, TfdistError
 from pybackend.net.dialing import dial
-from pybackend.net.rendezvous import Acceptor, greet_as_client, split_address
+from pybackend.net.greeting import greet_as_client
+from pybackend.net.rendezvous import Acceptor, split_address
 from pybackend.net.stream import Stream
 
 PURPOSE = "mesh"
 _RETRY_SECONDS = 0.05
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 
 
 def join_mesh(
@@ -32,36 +33,36 @@ def join_mesh(
     algorithm: Literal["auto"] | Algorithm = "auto",
     patience: float | None = None,
 ) -> Mesh:
-    """Connect to some ranks, be connected to by others, measure, and close ``server``.
+    """Connect to some ranks, accept connections from others, measure, and close ``server``.
 
     Parameters
     ----------
     server
         This rank's listening socket, whose address is ``peers[rank]``.
     peers
-        ``host:port`` per rank, two at least; all are listening already.
+        ``host:port`` per rank, at least two; all are listening already.
     token
-        The job's secret; strangers are turned away.
+        The job's secret; strangers are rejected.
     timeout
-        Seconds to wait for a peer, now and in every collective.
+        Seconds to wait for a peer, now and in each collective.
     algorithm
         See `Mesh`.
     patience
-        Seconds to wait for a peer now, where that is not ``timeout``: peers may have data to read
-        before. One that has died is noticed all the same.
+        Seconds to wait for a peer now, if not ``timeout``: peers may have data to read first. One
+        that has died is noticed nevertheless.
 
     Raises
     ------
     PeerLostError
         Names the peer that refuses, closes, or is silent.
     ClusterError
-        Within seconds, where the network does not let this rank reach a peer.
+        Within seconds, if the network does not let this rank reach a peer.
     """
-    wiring = _Wiring(server, peers, rank, token, patience or timeout)
+    joining = _Joining(server, peers, rank, token, patience or timeout)
     try:
-        connections = wiring.wait()
+        connections = joining.wait()
     finally:
-        wiring.close()
+        joining.close()
     hosts = [split_address(peer)[0] for peer in peers]
     links = {other: Link(made, other, hosts[other]) for other, made in connections.items()}
     mesh = Mesh(links, rank, len(peers), timeout, algorithm)
@@ -73,19 +74,19 @@ def join_mesh(
     return mesh
 
 
-def dials(rank: int, other: int, world_size: int) -> bool:
-    """Whether ``rank`` connects to ``other``, not the other way round.
+def connects_to(rank: int, other: int, world_size: int) -> bool:
+    """Whether ``rank`` connects to ``other`` rather than the other way round.
 
-    Every rank connects to the next, so that each notices at once when that one has died; of
-    other pairs, and of two ranks in all, the lower one connects.
+    Every rank connects to the next one, so that each notices at once if that one has died; of
+    other pairs, and if there are only two ranks, the lower one connects.
     """
     if world_size > 2 and (rank - other) % world_size in (1, world_size - 1):
         return (rank + 1) % world_size == other
     return rank < other
 
 
-class _Wiring:
-    """The streams of one rank while they are being made."""
+class _Joining:
+    """The connections of one rank while they are being made."""
 
     def __init__(
         self, server: socket.socket, peers: Sequence[str], rank: int, token: str, timeout: float
@@ -100,19 +101,19 @@ class _Wiring:
         self._unfinished: set[Stream] = set()
         self._results: queue.Queue[tuple[int, Stream | TfdistError]] = queue.Queue()
         self._made: dict[int, Stream] = {}
-        self._wanted = set(neighbours(rank, len(peers)))
-        self._dialled = {other for other in self._wanted if dials(rank, other, len(peers))}
+        self._wanted = set(find_neighbours(rank, len(peers)))
+        self._dialled = {other for other in self._wanted if connects_to(rank, other, len(peers))}
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
         for other in sorted(self._dialled):
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
     def wait(self) -> dict[int, Stream]:
-        """All streams, by rank."""
+        """Wait for all connections; returns them by rank."""
         while self._made.keys() != self._wanted:
             try:
-                other, result = self._results.get(timeout=_LOOK_SECONDS)
+                other, result = self._results.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
-                self._look()
+                self._check_peers()
                 continue
             if isinstance(result, TfdistError):
                 raise result
@@ -124,7 +125,7 @@ class _Wiring:
         return made
 
     def close(self) -> None:
-        """Stop listening, and close what was not given away by `wait`."""
+        """Stop listening, and close what `wait` has not returned."""
         self._acceptor.close()
         with self._lock:
             self._closed = True
@@ -135,21 +136,21 @@ class _Wiring:
         for stream in rest:
             stream.close()  # wakes a thread that waits for a greeting
 
-    def _look(self) -> None:
-        """A peer that died meanwhile ends the wait at once; one that never came, in time."""
+    def _check_peers(self) -> None:
+        """Raise at once for a peer that has died meanwhile, and in time for one that is missing."""
         for other, stream in self._made.items():
             if _has_ended(stream):
-                raise self._lost(other, "closed the connection")
+                raise self._make_error(other, "closed the connection")
         late = self._wanted - self._made.keys()
-        # Who was dialled has a more exact message, if a moment later.
-        grace = _LOOK_SECONDS * 10 if late & self._dialled else 0.0
+        # The attempt to connect to a peer ends with a better message, but a moment later.
+        grace = _CHECK_SECONDS * 10 if late & self._dialled else 0.0
         if time.monotonic() > self._deadline + grace:
-            raise self._lost(min(late), f"did not connect within {self._timeout:g} s")
+            raise self._make_error(min(late), f"did not connect within {self._timeout:g} s")
 
-    def _welcome(self, stream: Stream, who: int) -> None:
+    def _welcome(self, stream: Stream, other: int) -> None:
         with self._lock:
-            if not self._closed and who in self._wanted - self._dialled:
-                self._results.put((who, stream))
+            if not self._closed and other in self._wanted - self._dialled:
+                self._results.put((other, stream))
                 return
         stream.close()
 
@@ -167,26 +168,26 @@ class _Wiring:
         stream.close()
 
     def _connect(self, other: int) -> Stream:
-        """Connect, again where the other end had too many strangers to listen to."""
+        """Connect, and try again while the other end is busy with too many strangers."""
         silent = f"did not answer within {self._timeout:g} s"
         while True:
             stream = self._reach(other)
             try:
-                if not self._unheard(stream):
+                if not self._is_rejected(stream):
                     greet_as_client(stream, self._token, self._rank, PURPOSE)
                     return stream
                 stream.close()
             except TimeoutError as error:
                 stream.close()
-                raise self._lost(other, silent) from error
+                raise self._make_error(other, silent) from error
             except OSError as error:
                 stream.close()
-                raise self._lost(other, f"closed the connection ({error})") from error
+                raise self._make_error(other, f"closed the connection ({error})") from error
             finally:
                 with self._lock:
                     self._unfinished.discard(stream)
             if self._closed or self._remaining() <= _RETRY_SECONDS:
-                raise self._lost(other, silent)
+                raise self._make_error(other, silent)
             time.sleep(_RETRY_SECONDS)
 
     def _reach(self, other: int) -> Stream:
@@ -196,12 +197,12 @@ class _Wiring:
                 self._unfinished.add(stream)
                 return stream
         stream.close()
-        raise self._lost(other, "is not waited for any more")
+        raise self._make_error(other, "is no longer waited for")
 
-    def _unheard(self, stream: Stream) -> bool:
-        """Wait until the other end begins; whether it closed the connection instead.
+    def _is_rejected(self, stream: Stream) -> bool:
+        """Wait until the other end begins; returns whether it has closed the connection instead.
 
-        It may still be importing TensorFlow: its socket accepts streams before it does.
+        It may still be importing TensorFlow: its socket accepts connections even then.
         """
         first = stream.peek(1, self._remaining())
         if first is None:
@@ -211,7 +212,7 @@ class _Wiring:
     def _remaining(self) -> float:
         return max(0.01, self._deadline - time.monotonic())
 
-    def _lost(self, other: int, reason: str) -> PeerLostError:
+    def _make_error(self, other: int, reason: str) -> PeerLostError:
         return PeerLostError(other, split_address(self._peers[other])[0], reason)
 
 

@@ -1,4 +1,4 @@
-"""Collectives of numpy buffers over TCP, each by the algorithm that is predicted to be faster."""
+"""Collectives of numpy buffers over links, each by the algorithm predicted to be faster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any, Literal
 import numpy as np
 
 from pybackend.collective import doubling
+from pybackend.collective.buffers import CHUNK, Array, view_bytes
+from pybackend.collective.call import Call
 from pybackend.collective.compression import Compression
 from pybackend.collective.cost import Algorithm, CostModel, measure
-from pybackend.collective.links import CHUNK, Array, Call, Link, bytes_of
+from pybackend.collective.links import Link
 from pybackend.collective.ring import Ring
 from pybackend.errors import InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
-# A guess for a network of 10 gigabits per second; `join_mesh` measures.
+# A guess for a network of 10 gigabits per second, until `join_mesh` measures.
 _UNMEASURED = CostModel(25e-6, 0.8e-9, 0.1e-9)
 
 
@@ -29,14 +31,14 @@ class Mesh:
     Parameters
     ----------
     links
-        A link for each rank in `neighbours`.
+        A link for each rank in `find_neighbours`.
     rank, world_size
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     timeout
         Seconds of silence after which a peer counts as lost.
     algorithm
         ``"auto"`` takes what ``cost_model`` predicts to be faster; the others are for tests and
-        measurements.
+        benchmarks.
 
     Attributes
     ----------
@@ -46,10 +48,10 @@ class Mesh:
     Raises
     ------
     PeerLostError
-        From any method: at once where a peer closes its connection, after ``timeout`` where it
-        is silent.
+        From any method: at once if a peer closes its connection, after ``timeout`` if it is
+        silent.
     ClusterError
-        From any method: a peer is at another call, or its buffer is of another type or size.
+        From any method: a peer is at another call, or its buffer has another type or size.
     """
 
     def __init__(
@@ -72,15 +74,15 @@ class Mesh:
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous buffer by its sum over all ranks, bitwise equal on each.
+        """Replace a contiguous buffer with its sum over all ranks, the same bits on each.
 
         Parameters
         ----------
         buffer
             Of any shape, and any type that numpy can add.
         codec
-            Half precision on the wire, for float32 alone; see `Compression`. Buffers so small
-            that rounds count more than bytes are sent as they are.
+            Half precision on the wire, for float32 only; see `Compression`. Buffers so small that
+            rounds matter more than bytes are sent as they are.
         """
         _check(buffer)
         buffer = buffer.reshape(-1)
@@ -88,7 +90,7 @@ class Mesh:
             raise InputError(f"compression needs a float32 buffer, not one of {buffer.dtype}")
         call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
         on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
-        # A sum that overflows is infinite: the engine's checks and the user's own see it.
+        # A sum that overflows is infinite, which the checks of the engine and of the user see.
         with np.errstate(over="ignore", invalid="ignore"):
             if self._choose(on_the_wire, buffer.nbytes) == "doubling":
                 if codec:
@@ -100,19 +102,19 @@ class Mesh:
                 self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
 
     def all_gather(self, part: Array) -> list[Array]:
-        """Every rank's array, in rank order.
+        """Collect every rank's array, in rank order.
 
         Parameters
         ----------
         part
-            Contiguous, with one dimension at least; the first may differ between ranks, and be
-            0. It stands itself in the list that is returned.
+            Contiguous, with at least one dimension; the first may differ between ranks, and be
+            0. The list that is returned contains this array itself.
         """
         _check(part)
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
-        # The shape of a row in the header: bytes alone would take (2, 3) for (3, 2).
+        # The shape of a row is in the header: bytes alone would not tell (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
         self._double(self._call(b"g", part.dtype, row, shape), lengths)
         shapes = [(int(length), *part.shape[1:]) for length in lengths]
@@ -123,10 +125,10 @@ class Mesh:
         if self._choose(total / 2, total) == "ring":
             self._ring.all_gather(call, parts)
             return parts
-        # Everyone's bytes in their place and zeros elsewhere: the sum puts them together.
+        # Each rank's bytes at their position and zeros elsewhere: the sum joins them.
         ends = np.cumsum(lengths) * row
         together = np.zeros(total, np.uint8)
-        together[ends[self.rank] - part.nbytes : ends[self.rank]] = bytes_of(part)
+        together[ends[self.rank] - part.nbytes : ends[self.rank]] = view_bytes(part)
         self._double(call, together)
         for rank, array in enumerate(parts):
             if rank != self.rank and array.nbytes:
@@ -135,16 +137,16 @@ class Mesh:
         return parts
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Replace a contiguous buffer of any shape by that of rank ``root``."""
+        """Replace a contiguous buffer of any shape with that of rank ``root``."""
         _check(buffer)
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
-        raw = bytes_of(buffer)
+        raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
             self._ring.broadcast(call, raw, root)
             return
-        # The bytes of one rank and zeros of all others.
+        # The bytes of one rank plus the zeros of all others.
         mine = buffer.reshape(-1).view(np.uint8) if buffer.size else np.empty(0, np.uint8)
         if self.rank != root:
             mine[:] = 0
@@ -170,7 +172,7 @@ class Mesh:
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
         if self.algorithm != "auto":
             return self.algorithm
-        return self.cost_model.best(doubling_bytes, self.world_size, ring_bytes)
+        return self.cost_model.choose(doubling_bytes, self.world_size, ring_bytes)
 
     def _call(self, kind: bytes, dtype: np.dtype[Any], size: int, detail: int = 0) -> Call:
         self._count += 1
@@ -192,12 +194,12 @@ class Mesh:
 
 
 def _check(buffer: Array) -> None:
-    # reshape() would silently copy another one, and the sum would be lost.
+    # reshape() would silently make a copy of any other, and the sum would be lost.
     if not buffer.flags.c_contiguous or buffer.ndim == 0:
-        raise InputError("a collective needs a contiguous array with a dimension at least")
+        raise InputError("a collective needs a contiguous array with at least one dimension")
 
 
-def neighbours(rank: int, world_size: int) -> Sequence[int]:
-    """The ranks that a rank has a connection with: on the ring, and for recursive doubling."""
+def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
+    """Find the ranks to which a rank is connected: on the ring, and for recursive doubling."""
     ring = {(rank - 1) % world_size, (rank + 1) % world_size}
-    return sorted(ring | set(doubling.partners(rank, world_size)))
+    return sorted(ring | set(doubling.find_partners(rank, world_size)))

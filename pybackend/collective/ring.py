@@ -1,9 +1,9 @@
-"""Collectives along the ring of ranks, each a stream that is forwarded while it is received.
+"""Collectives along the ring of ranks, each forwarding data while it is received.
 
 The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
-buffer, whatever N. Each segment is summed along one chain of ranks and then passed on, so all
-ranks hold the very same bits.
+buffer, whatever N is. Each segment is summed along one chain of ranks and then passed on, so all
+ranks get the very same bits.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from itertools import chain
 
 import numpy as np
 
+from pybackend.collective.buffers import CHUNK, Array, split_chunks, view_bytes
+from pybackend.collective.call import Call
 from pybackend.collective.compression import Compression
 from pybackend.collective.half import BLOCK
-from pybackend.collective.links import CHUNK, Array, Call, Link, bytes_of, chunks
+from pybackend.collective.links import Link
 
 
 @dataclass(frozen=True)
 class Ring:
-    """One rank's place between the rank before it and the one after it."""
+    """One rank between the rank before it and the one after it."""
 
     rank: int
     world_size: int
@@ -33,8 +35,8 @@ class Ring:
 
         Each chunk is added when it is received, and sent on when it is added.
         """
-        segments = self._segments(len(buffer), CHUNK // buffer.itemsize)
-        # What is received and added is what is sent next, so both are cut in the same places.
+        segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
+        # What is received and added is sent next, so both are cut at the same positions.
         summed = list(chain(*segments[1:]))
         received = scratch.view(buffer.dtype)
 
@@ -43,24 +45,24 @@ class Ring:
                 part = buffer[summed[index]]
                 np.add(part, received[: len(part)], out=part)
 
-        raw = bytes_of(buffer)
+        raw = view_bytes(buffer)
         incoming = [
-            *_views(scratch.data, buffer.itemsize, (_from_zero(span) for span in summed)),
-            *_views(raw, buffer.itemsize, chain(*segments[:-1])),
+            *_slice_views(scratch.data, buffer.itemsize, (_move_to_zero(span) for span in summed)),
+            *_slice_views(raw, buffer.itemsize, chain(*segments[:-1])),
         ]
-        outgoing = _views(raw, buffer.itemsize, chain(*segments, *segments[:-2]))
+        outgoing = _slice_views(raw, buffer.itemsize, chain(*segments, *segments[:-2]))
         ready = len(segments[0])
         call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
 
     def all_reduce_coded(
         self, call: Call, buffer: Array, scratch: Array, codec: Compression
     ) -> None:
-        """As `all_reduce`, with a codec's half precision on the wire and float32 sums.
+        """Sum in place like `all_reduce`, with half precision on the wire and float32 sums.
 
-        The rank that completes a segment rounds it, for itself too.
+        The rank that completes a segment rounds it for itself, too.
         """
         residual, wire = codec.residual(len(buffer)), codec.wire(len(buffer))
-        segments = self._segments(len(buffer), BLOCK)
+        segments = self._cut(len(buffer), BLOCK)
         summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
         received = scratch.view(wire.dtype)
         for span in segments[0]:
@@ -75,48 +77,48 @@ class Ring:
                 span = final[index - len(summed)]
                 codec.decode(wire[span], buffer[span])
 
-        raw = bytes_of(wire)
+        raw = view_bytes(wire)
         incoming = [
-            *_views(scratch.data, wire.itemsize, (_from_zero(span) for span in summed)),
-            *_views(raw, wire.itemsize, final),
+            *_slice_views(scratch.data, wire.itemsize, (_move_to_zero(span) for span in summed)),
+            *_slice_views(raw, wire.itemsize, final),
         ]
-        outgoing = _views(raw, wire.itemsize, chain(*segments, *segments[:-2]))
+        outgoing = _slice_views(raw, wire.itemsize, chain(*segments, *segments[:-2]))
         ready = len(segments[0])
         call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=use)
 
     def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
-        """Fill every rank's array from that rank's own."""
+        """Fill the arrays of all other ranks with what these ranks send."""
         order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
-        pieces = [chunks(bytes_of(parts[rank])) for rank in order]
+        pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
         call.flow(self.after, outgoing, self.before, incoming, ready=len(pieces[0]))
 
     def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
         """Pass the root's bytes on from rank to rank, up to the one before the root."""
-        pieces = chunks(raw)
+        pieces = split_chunks(raw)
         before = None if self.rank == root else self.before
         after = None if self.after.rank == root else self.after
         call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
 
-    def _segments(self, length: int, step: int) -> list[list[slice]]:
-        """Segments of a buffer, cut into spans of ``step`` elements, in their order in round one.
+    def _cut(self, length: int, step: int) -> list[list[slice]]:
+        """Cut a buffer into segments, and these into spans of ``step`` elements, in sending order.
 
-        In the first round it sends all but the last and receives all but the first, adding; the
-        last is complete then. In the second it sends the last, then all but the last two, and
-        receives all but the last.
+        In the first round this rank sends all segments but the last, and receives and adds all but
+        the first; the last one is complete then. In the second round it sends the last one and then
+        all but the last two, and receives all but the last.
         """
         size = self.world_size
-        found = []
+        segments = []
         for turn in range(size):
             k = (self.rank - turn) % size
             start, stop = length * k // size, length * (k + 1) // size
-            found.append([slice(at, min(at + step, stop)) for at in range(start, stop, step)])
-        return found
+            segments.append([slice(at, min(at + step, stop)) for at in range(start, stop, step)])
+        return segments
 
 
-def _views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
+def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
     return [raw[span.start * itemsize : span.stop * itemsize] for span in spans]
 
 
-def _from_zero(span: slice) -> slice:
+def _move_to_zero(span: slice) -> slice:
     return slice(0, span.stop - span.start)

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from pybackend.tf_config import make_tf_config
 
-# Names this job's workers as one group to TensorFlow; each process has only one.
+# TensorFlow's key for the group of this job's workers; each process is in only one.
 _GROUP = 1
 
 
 def start_runtime(addresses: Sequence[str], rank: int, timeout: float) -> None:
-    """Connect TensorFlow's runtimes of all workers. Before anything else runs on TensorFlow.
+    """Connect the TensorFlow runtimes of all workers, before anything else uses TensorFlow.
 
     Parameters
     ----------
@@ -29,21 +29,21 @@ def start_runtime(addresses: Sequence[str], rank: int, timeout: float) -> None:
     """
     os.environ["TF_CONFIG"] = make_tf_config(list(addresses), rank)
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
-    # Its constructor starts the servers and waits for all; the strategy itself is not used.
+    # Its constructor starts the servers and waits for all of them; the strategy is not used.
     tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 class GraphReduce:
     """Sums tensors over all workers, as part of a TensorFlow graph.
 
-    The sums of one step run one after the other, in one order on all workers.
+    The sums of one step run one after the other, in the same order on all workers.
     """
 
     def __init__(self, world_size: int, timeout: float) -> None:
         self._world_size = world_size
         self._timeout = timeout
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
-        # TensorFlow tells one sum from the next by this number.
+        # TensorFlow distinguishes one sum from the next by this number.
         self._number = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def all_reduce(self, tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A data set is ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a list,
 tuple or dict of arrays for models with several inputs or outputs. Inside, it is flat: arrays
-named ``x``, ``x/0``, ``x/left``, ..., whose names alone tell the structure.
+named ``x``, ``x/0``, ``x/left``, ..., from whose names the structure follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Columns = dict[str, Array]
 _PARTS = ("x", "y", "sample_weight")
 
 
-def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
+def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
     """Check a data set and flatten it to named arrays with one length.
 
     Floating-point arrays become ``floatx``, as in Keras's own ``fit``; integers and booleans
@@ -35,15 +35,15 @@ def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Column
     """
     if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
         raise InputError(
-            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a Spark DataFrame, the "
-            "path of Parquet or TFRecord files, or a function that returns a tf.data.Dataset, not "
-            f"{_kind(data)}"
+            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark or "
+            "pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord "
+            f"files, or a function that returns a tf.data.Dataset, not {_describe_type(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
         if value is not None:
-            for key, array in _leaves(part, value):
-                columns[key] = _checked(key, array, floatx, name)
+            for key, array in _flatten_part(part, value):
+                columns[key] = _to_array(key, array, floatx, name)
     for part, what in (("x", "inputs"), ("y", "labels")):
         if not any(key.partition("/")[0] == part for key in columns):
             raise InputError(f"`{name}` has no {what}: pass (x, y)")
@@ -51,44 +51,44 @@ def columns_of(data: Any, floatx: str = "float32", name: str = "data") -> Column
     return columns
 
 
-def inputs_of(x: Any, floatx: str = "float32") -> Columns:
-    """Check inputs without labels and flatten them; as `columns_of`."""
-    columns = {key: _checked(key, value, floatx, "x") for key, value in _leaves("x", x)}
+def flatten_inputs(x: Any, floatx: str = "float32") -> Columns:
+    """Check inputs without labels and flatten them; as `flatten_data`."""
+    columns = {key: _to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
     _check_lengths(columns, "x")
-    if rows_of(columns) == 0:
+    if count_rows(columns) == 0:
         raise InputError("`x` has no rows")
     return columns
 
 
-def structure(columns: Mapping[str, Any]) -> tuple[Any, ...]:
+def nest(columns: Mapping[str, Any]) -> tuple[Any, ...]:
     """Rebuild (x, y) or (x, y, sample_weight) from flat, named leaves."""
-    parts = [_nest(part, columns) for part in _PARTS]
+    parts = [_nest_part(part, columns) for part in _PARTS]
     while parts[-1] is None:
         parts.pop()
     return tuple(parts)
 
 
-def leaves_of(data: Any) -> dict[str, Any]:
-    """The named leaves of (x, y) or (x, y, sample_weight), as they are; `structure` undoes it."""
+def flatten(data: Any) -> dict[str, Any]:
+    """The named leaves of (x, y) or (x, y, sample_weight), as they are; `nest` undoes it."""
     parts = zip(_PARTS, data, strict=False)
-    return {key: leaf for part, value in parts for key, leaf in _leaves(part, value)}
+    return {key: leaf for part, value in parts for key, leaf in _flatten_part(part, value)}
 
 
-def rows_of(columns: Columns) -> int:
+def count_rows(columns: Columns) -> int:
     """Number of rows: the common length of all columns."""
     return len(next(iter(columns.values())))
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
     """The rows of one worker; views, not copies."""
-    part = deal(rows_of(columns), workers, rank)
+    part = deal(count_rows(columns), workers, rank)
     return {key: array[part] for key, array in columns.items()}
 
 
 def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
-    """Refuse data from which some worker would get no row at all."""
+    """Reject data from which some worker would get no row at all."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
@@ -98,7 +98,7 @@ def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
         )
 
 
-def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+def _flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         bad = [key for key in value if not isinstance(key, str) or "/" in key or not key]
         if bad:
@@ -111,7 +111,7 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(name, value)]
 
 
-def _nest(part: str, columns: Mapping[str, Any]) -> Any:
+def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
     if part in columns:
         return columns[part]
     keys = [key for key in columns if key.startswith(part + "/")]
@@ -123,11 +123,11 @@ def _nest(part: str, columns: Mapping[str, Any]) -> Any:
     return leaves
 
 
-def _checked(key: str, value: Any, floatx: str, name: str) -> Array:
+def _to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
-        raise InputError(f"`{key}` of `{name}` is no rectangular array: {error}") from error
+        raise InputError(f"`{key}` of `{name}` is not a rectangular array: {error}") from error
     if array.ndim == 0:
         raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row")
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
@@ -152,7 +152,7 @@ def _check_lengths(columns: Columns, name: str) -> None:
         raise InputError(f"the arrays of `{name}` differ in their number of rows ({listed})")
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return f"a {type(value).__name__} of {len(value)}"
     return f"{type(value).__module__}.{type(value).__qualname__}"

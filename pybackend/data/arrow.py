@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, columns_to_read
-from pybackend.data.spool import Ragged
+from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
+from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -18,12 +18,12 @@ _SHOWN_COLUMNS = 6
 _SHOWN_CHARACTERS = 40
 
 
-def kinds_of_schema(schema: Any) -> dict[str, ColumnKind]:
+def describe_schema(schema: Any) -> dict[str, ColumnKind]:
     """What the columns of an Arrow schema hold."""
-    return {field.name: _kind(field.type) for field in schema}
+    return {field.name: _describe_type(field.type) for field in schema}
 
 
-def _kind(kind: Any) -> ColumnKind:
+def _describe_type(kind: Any) -> ColumnKind:
     import pyarrow as pa
 
     depth, inner = 0, kind
@@ -44,19 +44,19 @@ def _kind(kind: Any) -> ColumnKind:
 
 
 class TensorReader:
-    """Makes the tensors of one batch after the other, and holds all rows to the first ones' sizes.
+    """Makes the tensors of one batch after another; all rows must be as long as the first ones.
 
     Errors are `InputError`: they name the column, and a row, that holds a null, a NaN label, an
     unknown category, or a value of another size.
     """
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
-        self._leaves = column_groups
+        self._groups = column_groups
         self._widths: dict[str, int] = {}
         self._batch: Any = None
-        self._where: Callable[[int], str] = str
+        self._name_row: Callable[[int], str] = str
 
-    def read(self, batch: Any, where: Callable[[int], str] | None = None) -> Tensors:
+    def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
         """The tensors of a batch, by the column_groups' keys.
 
         Parameters
@@ -65,100 +65,100 @@ class TensorReader:
             Says which row is meant, by its number in the batch; None: by its values.
         """
         self._batch = batch
-        self._where = where or self._by_values
-        return {group.key: self._tensor(group) for group in self._leaves}
+        self._name_row = name_row or self._describe_row
+        return {group.key: self._read_tensor(group) for group in self._groups}
 
-    def _by_values(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         """A row of a table whose rows have no numbers: what it holds."""
-        names = columns_to_read(self._leaves)
-        told = []
+        names = list_columns(self._groups)
+        shown = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
             text = repr(self._batch.column(place)[row].as_py())
             is_long = len(text) > _SHOWN_CHARACTERS
-            told.append(f"{name}={text[: _SHOWN_CHARACTERS - 3] + '...' if is_long else text}")
+            shown.append(f"{name}={text[: _SHOWN_CHARACTERS - 3] + '...' if is_long else text}")
         more = ", ..." if len(names) > _SHOWN_COLUMNS else ""
-        return f"the row ({', '.join(told)}{more})"
+        return f"the row ({', '.join(shown)}{more})"
 
-    def _tensor(self, group: ColumnGroup) -> Array | Ragged:
+    def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            _plain(self._batch.column(place), name, self._where)
+            _require_values(self._batch.column(place), name, self._name_row)
             for place, name in zip(group.places, group.columns, strict=True)
         ]
         if group.dtype == TEXT:
-            return _strings(columns[0])
+            return _read_strings(columns[0])
         if group.shape == (None,):
-            return self._ragged(columns[0], group)
+            return self._read_ragged(columns[0], group)
         parts = [
-            self._matrix(column, name, group)
+            self._read_matrix(column, name, group)
             for column, name in zip(columns, group.columns, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if group.is_target:
-            self._refuse_nan(found, group)
+            self._reject_nan(found, group)
         found = self._cast(found, group, lambda row: row)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
         return found.reshape(-1) if group.is_flat else found
 
-    def _matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
+    def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Numbers of shape (rows, width)."""
         if name in group.categories:
-            return self._codes(column, name, group.categories[name])
+            return self._encode_categories(column, name, group.categories[name])
         promised = None if group.shape is None else int(np.prod(group.shape))  # type: ignore[arg-type]
         if _is_bytes(column.type):
-            return self._bytes(column, name, group.dtype if promised else "uint8", promised)
+            return self._read_bytes(column, name, group.dtype if promised else "uint8", promised)
         values, row_sizes = column, None
         while hasattr(values.type, "value_type"):
-            sizes = _sizes(values)
-            row_sizes = sizes if row_sizes is None else _summed(sizes, row_sizes)
-            values = self._elements(values, name, row_sizes)
-        numbers = _numbers(values)
+            sizes = _measure_lists(values)
+            row_sizes = sizes if row_sizes is None else _sum_by_row(sizes, row_sizes)
+            values = self._flatten_lists(values, name, row_sizes)
+        numbers = _read_numbers(values)
         if row_sizes is None:
             if promised not in (None, 1):
                 raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
             return numbers.reshape(-1, 1)
-        self._same_width(row_sizes, name, promised, "numbers")
+        self._check_widths(row_sizes, name, promised, "numbers")
         return numbers.reshape(len(column), -1)
 
-    def _bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:
+    def _read_bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:
         import pyarrow as pa
 
         wide = column.cast(pa.large_binary())
-        offsets = _offsets(wide)
+        offsets = _read_offsets(wide)
         size = None if promised is None else promised * np.dtype(dtype).itemsize
-        self._same_width(np.diff(offsets), name, size, "bytes")
+        self._check_widths(np.diff(offsets), name, size, "bytes")
         content = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         rows: Array = content.reshape(len(column), -1).view(dtype)
         return rows
 
-    def _same_width(self, sizes: Array, name: str, promised: int | None, what: str) -> None:
+    def _check_widths(self, sizes: Array, name: str, promised: int | None, what: str) -> None:
         known = self._widths.setdefault(name, int(sizes[0]) if promised is None else promised)
         if (wrong := np.flatnonzero(sizes != known)).size:
             row = int(wrong[0])
-            expected = "as promised in `tensors`" if promised is not None else "as in rows before"
+            expected = "as `tensors` says" if promised is not None else "as in earlier rows"
             raise InputError(
-                f"column {name!r} holds {int(sizes[row])} {what} in {self._where(row)}; expected "
-                f"{known}, {expected}. For rows of any length, say "
+                f"column {name!r} holds {int(sizes[row])} {what} in {self._name_row(row)}; "
+                f"expected {known}, {expected}. For rows of any length, say "
                 f"tensors={{{name!r}: (dtype, (None,))}}"
             )
 
-    def _ragged(self, column: Any, group: ColumnGroup) -> Ragged:
+    def _read_ragged(self, column: Any, group: ColumnGroup) -> Ragged:
         name = group.columns[0]
         if not hasattr(column.type, "value_type"):
             raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
-        sizes = _sizes(column)
-        values = self._elements(column, name, sizes)
+        sizes = _measure_lists(column)
+        values = self._flatten_lists(column, name, sizes)
         if hasattr(values.type, "value_type"):
             raise InputError(f"column {name!r} holds arrays of arrays: rows of one length need it")
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        numbers = _numbers(values)
+        numbers = _read_numbers(values)
 
         def row_of(element: int) -> int:
             return int(np.searchsorted(offsets, element, side="right")) - 1
 
         if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
             row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
-            raise InputError(f"column {name!r} holds NaN in {self._where(row)}")
+            raise InputError(f"column {name!r} holds NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
@@ -173,20 +173,20 @@ class TensorReader:
             if changed.any():
                 row = row_of(int(np.flatnonzero(changed)[0]))
                 raise InputError(
-                    f"column {', '.join(map(repr, group.columns))} holds numbers that are no "
-                    f"{wanted.name} in {self._where(row)}"
+                    f"column {', '.join(map(repr, group.columns))} has numbers that do not fit "
+                    f"into {wanted.name} in {self._name_row(row)}"
                 )
         return cast
 
-    def _elements(self, lists: Any, name: str, row_sizes: Array) -> Any:
+    def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
         """What lists hold; ``row_sizes`` counts it by row of the batch."""
 
-        def where(element: int) -> str:
-            return self._where(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
+        def name_row(element: int) -> str:
+            return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
 
-        return _plain(lists.flatten(), name, where)
+        return _require_values(lists.flatten(), name, name_row)
 
-    def _codes(self, column: Any, name: str, categories: Sequence[Any]) -> Array:
+    def _encode_categories(self, column: Any, name: str, categories: Sequence[Any]) -> Array:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -194,19 +194,19 @@ class TensorReader:
             known = pa.array(categories).cast(column.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InputError(
-                f"`categories` of {name!r} are no values of its type {column.type}: {error}"
+                f"`categories` of {name!r} are not values of its type {column.type}: {error}"
             ) from error
         codes = pc.index_in(column, value_set=known)
         if codes.null_count:
             row = int(np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False))[0])
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
-                f"column {name!r} holds {column[row].as_py()!r} in {self._where(row)}, which is "
+                f"column {name!r} holds {column[row].as_py()!r} in {self._name_row(row)}, which is "
                 f"none of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
-    def _refuse_nan(self, found: Array, group: ColumnGroup) -> None:
+    def _reject_nan(self, found: Array, group: ColumnGroup) -> None:
         if found.dtype.kind != "f":
             return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
@@ -215,15 +215,15 @@ class TensorReader:
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
                 f"the {what} column {', '.join(map(repr, group.columns))} holds NaN in "
-                f"{self._where(row)}: drop or fill those rows first"
+                f"{self._name_row(row)}: drop or fill those rows first"
             )
 
 
-def _plain(column: Any, name: str, where: Callable[[int], str]) -> Any:
+def _require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
     """A column without nulls or a dictionary."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        place = where(row)
+        place = name_row(row)
         raise InputError(
             f"column {name!r} holds {column.null_count} null(s), first in {place}: drop or fill "
             "those rows first"
@@ -231,16 +231,16 @@ def _plain(column: Any, name: str, where: Callable[[int], str]) -> Any:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
-def _strings(column: Any) -> Ragged:
+def _read_strings(column: Any) -> Ragged:
     import pyarrow as pa
 
     wide = column.cast(pa.large_string()).cast(pa.large_binary())
-    offsets = _offsets(wide)
+    offsets = _read_offsets(wide)
     values = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     return Ragged(values, offsets - offsets[0], is_text=True)
 
 
-def _offsets(wide: Any) -> Array:
+def _read_offsets(wide: Any) -> Array:
     """Offsets of a large_binary column's rows in its buffer."""
     if not len(wide):
         return np.zeros(1, np.int64)
@@ -249,7 +249,7 @@ def _offsets(wide: Any) -> Array:
     return own
 
 
-def _sizes(lists: Any) -> Array:
+def _measure_lists(lists: Any) -> Array:
     """Lengths of lists; without nulls, so that fixed-size ones need no look."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
@@ -258,7 +258,7 @@ def _sizes(lists: Any) -> Array:
     return sizes
 
 
-def _summed(inner: Array, outer: Array) -> Array:
+def _sum_by_row(inner: Array, outer: Array) -> Array:
     """Values of each row, from those of the lists in it."""
     edges = np.concatenate([[0], np.cumsum(outer)])
     totals = np.concatenate([[0], np.cumsum(inner)])
@@ -266,7 +266,7 @@ def _summed(inner: Array, outer: Array) -> Array:
     return summed
 
 
-def _numbers(values: Any) -> Array:
+def _read_numbers(values: Any) -> Array:
     import pyarrow as pa
 
     if pa.types.is_decimal(values.type):

@@ -8,10 +8,8 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
@@ -24,7 +22,7 @@ TEXT = "str"
 class ColumnSpec:
     """Which columns are used, and as what: arguments of `barrier_train` by the same names.
 
-    With ``finds_levels`` False the codes of a label of text were settled before: its values must be
+    With ``finds_levels`` False the codes of a text label are known already: its values must be
     among the ``categories``.
     """
 
@@ -38,17 +36,17 @@ class ColumnSpec:
     finds_levels: bool = True
 
     @property
-    def named(self) -> list[str]:
+    def named_columns(self) -> list[str]:
         """All columns that the arguments name."""
         groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
-        names = [name for group in groups if group is not None for name in _listed(group)]
+        names = [name for group in groups if group is not None for name in list_names(group)]
         labels = self.label.values() if isinstance(self.label, Mapping) else [self.label]
         return [*names, *(label for label in labels if label), *([self.weight] * bool(self.weight))]
 
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What a column holds, as its table's schema tells.
+    """What a column holds, by its table's schema.
 
     Attributes
     ----------
@@ -81,7 +79,7 @@ class ColumnGroup:
     dtype
         Of the tensor, `TEXT` for strings; None: as the columns are, side by side.
     shape
-        Of a row, where it was promised; ``(None,)`` for rows of any length, padded.
+        Of a row, if `tensors` gives it; ``(None,)`` for rows of any length, padded.
     categories
         By column, the values that become their positions in this list.
     is_flat
@@ -110,109 +108,59 @@ class TableRows:
     ----------
     column_groups
         The tensors that the columns become.
-    choice
-        What the user has asked for; a label of text has its categories here.
+    spec
+        What the user has asked for, with the categories of a text label added.
     """
 
     column_groups: tuple[ColumnGroup, ...]
-    choice: ColumnSpec
+    spec: ColumnSpec
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What a result says of the columns, under `pybackend.api.result.TrainResult`'s names."""
-        label, categories = self.choice.label, self.choice.categories or {}
+    def summary(self) -> dict[str, Any]:
+        """What a `pybackend.api.result.TrainResult` says about the columns, by its names."""
+        label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
-        groups = {
-            column_group.key.partition("/")[2]: list(column_group.columns)
-            for column_group in self._inputs()
-        }
+        groups = {group.key.partition("/")[2]: list(group.columns) for group in self._list_inputs()}
         return {
             "levels": None if levels is None else list(levels),
             "features": groups.get("", groups),
-            "tensors": self._of_inputs(self.choice.tensors),
-            "categories": self._of_inputs(categories),
+            "tensors": self._select_inputs(self.spec.tensors),
+            "categories": self._select_inputs(categories),
         }
 
-    def _of_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        used = {column for column_group in self._inputs() for column in column_group.columns}
-        return {column: told for column, told in (given or {}).items() if column in used} or None
+    def _select_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        used = {column for group in self._list_inputs() for column in group.columns}
+        return {column: value for column, value in (given or {}).items() if column in used} or None
 
-    def _inputs(self) -> list[ColumnGroup]:
-        return [column_group for column_group in self.column_groups if not column_group.is_target]
+    def _list_inputs(self) -> list[ColumnGroup]:
+        return [group for group in self.column_groups if not group.is_target]
 
 
-def columns_to_read(column_groups: Sequence[ColumnGroup]) -> list[str]:
-    """The user's names of the columns that column_groups read, in the order of their places."""
+def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
+    """The user's names of the columns that groups read, in the order of their places."""
     names = {
-        p: c
-        for column_group in column_groups
-        for p, c in zip(column_group.places, column_group.columns, strict=True)
+        p: c for group in column_groups for p, c in zip(group.places, group.columns, strict=True)
     }
     return [names[place] for place in sorted(names)]
 
 
-def check_column_spec(choice: ColumnSpec) -> None:
-    """Refuse what can be no choice of columns, whatever the table.
+def check_column_spec(spec: ColumnSpec) -> None:
+    """Check what can be checked of a spec without a table.
 
     Raises
     ------
     InputError
         Names the argument.
     """
-    _check_names("label", choice.label, single=True)
-    if choice.features is not None:
-        _check_names("features", choice.features, single=False)
-    if choice.weight is not None and not isinstance(choice.weight, str):
-        raise InputError(f"`weight` must be the name of a column, not {choice.weight!r}")
-
-
-def column_groups_of(
-    choice: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
-) -> tuple[list[ColumnGroup], list[str]]:
-    """The tensors of a choice, and the columns that are read for them, in the order of places.
-
-    Parameters
-    ----------
-    kinds
-        Of the table's columns.
-    name
-        The argument that holds the table, for messages.
-
-    Raises
-    ------
-    InputError
-        Names the column and what is expected.
-    """
-    for argument in ("tensors", "categories"):
-        for column in getattr(choice, argument) or {}:
-            _known(column, kinds, name, f"`{argument}` names it")
-    targets = _groups("y", choice.label) if choice.label is not None else {}
-    used = [column for columns in targets.values() for column in columns]
-    if choice.weight is not None:
-        targets["sample_weight"] = [choice.weight]
-        used.append(choice.weight)
-    inputs = _groups("x", choice.features)
-    if choice.features is None:
-        inputs = {"x": [column for column in kinds if column not in used]}
-    for column in [column for columns in inputs.values() for column in columns]:
-        _known(column, kinds, name)
-        if column in used:
-            what = "weight" if column == choice.weight else "label"
-            raise InputError(f"{column!r} is named both as the {what} and as a feature")
-    for column in used:
-        _known(column, kinds, name)
-    if not any(inputs.values()):
-        raise InputError(f"`{name}` has no feature columns besides the label {choice.label!r}")
-    read: list[str] = []
-    builder = _Builder(choice, kinds, floatx, name, read)
-    column_groups = [
-        builder.column_group(key, columns) for key, columns in {**inputs, **targets}.items()
-    ]
-    return column_groups, read
+    _check_names("label", spec.label, single=True)
+    if spec.features is not None:
+        _check_names("features", spec.features, single=False)
+    if spec.weight is not None and not isinstance(spec.weight, str):
+        raise InputError(f"`weight` must be the name of a column, not {spec.weight!r}")
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    """Refuse a table with two columns of one name, of which nobody could tell which is meant."""
+    """Reject a table with two columns of one name: either could be meant."""
     seen: set[str] = set()
     for column in columns:
         known = column.lower() if ignores_case else column
@@ -221,155 +169,9 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
         seen.add(known)
 
 
-class _Builder:
-    """Makes column_groups of groups of columns, and notes which columns those read."""
-
-    def __init__(
-        self,
-        choice: ColumnSpec,
-        kinds: Mapping[str, ColumnKind],
-        floatx: str,
-        name: str,
-        read: list[str],
-    ) -> None:
-        self._choice = choice
-        self._kinds = kinds
-        self._floatx = floatx
-        self._name = name
-        self._read = read
-
-    def column_group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
-        places = tuple(self._place(column) for column in columns)
-        column_group = ColumnGroup(
-            key, tuple(columns), places, None, categories=self._categories(columns)
-        )
-        if len(columns) == 1:
-            column_group = self._of_one(column_group, columns[0])
-        else:
-            self._refuse_promises(columns)
-            dtypes = [self._number(column, column_group) for column in columns]
-            column_group = replace(column_group, dtype=str(np.result_type(*map(np.dtype, dtypes))))
-            if np.dtype(column_group.dtype).kind == "f":
-                column_group = replace(column_group, dtype=self._floatx)
-        return self._as_target(column_group) if column_group.is_target else column_group
-
-    def _place(self, column: str) -> int:
-        if column not in self._read:
-            self._read.append(column)
-        return self._read.index(column)
-
-    def _categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-        given = self._choice.categories or {}
-        for column in columns:
-            if column in given and column in (self._choice.tensors or {}):
-                raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
-            if column in given and self._kinds[column].depth:
-                raise self._refused(column, "one value per row, as `categories` names it")
-        return {column: tuple(given[column]) for column in columns if column in given}
-
-    def _refuse_promises(self, columns: Sequence[str]) -> None:
-        promised = [column for column in columns if column in (self._choice.tensors or {})]
-        if promised:
-            raise InputError(
-                f"`tensors` names {promised[0]!r}, one of the columns {', '.join(columns)} of one "
-                f"input: it must be an input of its own. Name the columns in `features`, e.g. "
-                f"features=[{promised[0]!r}]"
-            )
-
-    def _of_one(self, column_group: ColumnGroup, column: str) -> ColumnGroup:
-        kind = self._kinds[column]
-        if column in column_group.categories:
-            return replace(column_group, dtype="int32")
-        promise = (self._choice.tensors or {}).get(column)
-        if promise is not None:
-            return self._promised(column_group, column, promise)
-        if kind.holds == "text" and not kind.depth and not column_group.is_target:
-            return replace(column_group, dtype=TEXT)
-        if kind.holds == "binary" and not kind.depth:
-            return replace(column_group, dtype="uint8")
-        return replace(column_group, dtype=self._number(column, column_group))
-
-    def _promised(self, column_group: ColumnGroup, column: str, promise: Promise) -> ColumnGroup:
-        kind = self._kinds[column]
-        dtype, shape = promise
-        if kind.holds not in ("binary", "number"):
-            raise self._refused(column, "numbers or bytes, as `tensors` names it")
-        if kind.holds == "binary" and (kind.depth or None in shape):
-            raise self._refused(column, "one value of bytes per row, of a shape without None")
-        # JSON and messages want Python's own numbers.
-        sizes = tuple(None if size is None else int(size) for size in shape)
-        return replace(column_group, dtype=np.dtype(dtype).str, shape=sizes)
-
-    def _number(self, column: str, column_group: ColumnGroup) -> str:
-        """The type in which numbers of a column are fed."""
-        kind = self._kinds[column]
-        if column in column_group.categories:
-            return "int32"
-        if kind.holds == "binary" and not kind.depth:
-            return "uint8"
-        if kind.holds != "number":
-            raise self._refused(column, self._expected(column_group))
-        dtype = np.dtype(kind.dtype or "float64")
-        if dtype.kind == "b":
-            return "int8"
-        return self._floatx if dtype.kind == "f" else dtype.name
-
-    def _expected(self, column_group: ColumnGroup) -> str:
-        if column_group.is_target:
-            return "a number (encode classes as 0, 1, 2, ... first, or name them in `categories`)"
-        if len(column_group.columns) > 1:
-            return (
-                "numbers, arrays of numbers or ML vectors. Name the columns to use in `features`; "
-                "text needs its `categories`, or is an input of its own: "
-                "features={'numbers': [...], 'text': 'column'}"
-            )
-        return (
-            "numbers, arrays of numbers, ML vectors, bytes or text. Name the columns to use in "
-            "`features`"
-        )
-
-    def _refused(self, column: str, expected: str) -> InputError:
-        found = self._kinds[column].name
-        if found.startswith("struct<type:") and "indices:" in found:
-            expected = (
-                "an array: this is an ML vector as Spark writes it to files, so write "
-                "pyspark.ml.functions.vector_to_array() of it"
-            )
-        is_label = column in _groups("y", self._choice.label).get("y", [])
-        what = f"the label column {column!r}" if is_label else f"column {column!r}"
-        return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
-
-    def _as_target(self, column_group: ColumnGroup) -> ColumnGroup:
-        """Labels: whole numbers as int64, all others as Keras's floats; one number is flat."""
-        kinds = [self._kinds[column] for column in column_group.columns]
-        is_single = len(kinds) == 1 and not kinds[0].depth and column_group.shape is None
-        if column_group.key == "sample_weight":
-            return replace(column_group, dtype=self._floatx, is_flat=is_single)
-        is_whole = column_group.shape is None and np.dtype(column_group.dtype).kind in "iu"
-        is_bytes = kinds[0].holds == "binary"
-        dtype = "int64" if is_whole and not is_bytes else column_group.dtype
-        return replace(column_group, dtype=dtype, is_flat=is_single and not is_bytes)
-
-
-def _groups(part: str, names: Any) -> dict[str, list[str]]:
-    """Columns by the key of their tensor."""
-    if names is None:
-        return {}
-    if isinstance(names, Mapping):
-        return {f"{part}/{name}": _listed(columns) for name, columns in names.items()}
-    return {part: _listed(names)}
-
-
-def _listed(names: Names) -> list[str]:
+def list_names(names: Names) -> list[str]:
+    """Names given as one or as several."""
     return [names] if isinstance(names, str) else list(names)
-
-
-def _known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
-    if column not in kinds:
-        raise InputError(
-            f"`{name}` has no column {column!r}{why and f' ({why})'}: its columns are "
-            f"{', '.join(kinds)}"
-        )
 
 
 def _check_names(argument: str, value: Any, single: bool) -> None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.columns import (
-    ColumnKind,
-    ColumnSpec,
-    TableRows,
-    column_groups_of,
-    reject_duplicate_columns,
-)
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnKind, ColumnSpec, TableRows, reject_duplicate_columns
 from pybackend.errors import InputError
 
 _NUMBERS = {
@@ -34,7 +29,7 @@ class DataFrameRows(TableRows):
     Attributes
     ----------
     frame
-        A ``pyspark.sql.DataFrame`` of just these columns, by names of its own: ``c0``, ``c1``, ...
+        A ``pyspark.sql.DataFrame`` of just these columns, renamed to ``c0``, ``c1``, ...
         Dots and backticks in a user's names then mean nothing to Spark.
         The column_groups' ``places`` are these columns.
     """
@@ -42,7 +37,7 @@ class DataFrameRows(TableRows):
     frame: Any
 
     @classmethod
-    def of(cls, frame: Any, choice: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
+    def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
         """Check names and types against the schema.
 
         A Spark job is run only for a label of text without `categories`: its values, sorted,
@@ -57,17 +52,17 @@ class DataFrameRows(TableRows):
             [field.name for field in frame.schema.fields], name, ignores_case=True
         )
         types = {field.name: field.dataType for field in frame.schema.fields}
-        kinds = {column: kind_of(kind) for column, kind in types.items()}
-        choice = with_label_categories(choice, kinds, lambda label: _distinct(frame, label))
-        column_groups, read = column_groups_of(choice, kinds, floatx, name)
+        kinds = {column: describe_type(kind) for column, kind in types.items()}
+        spec = add_label_categories(spec, kinds, lambda label: _collect_distinct(frame, label))
+        column_groups, read = group_columns(spec, kinds, floatx, name)
         columns = [
-            _slim(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
+            _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
             for place, column in enumerate(read)
         ]
-        return cls(tuple(column_groups), choice, frame.select(*columns))
+        return cls(tuple(column_groups), spec, frame.select(*columns))
 
 
-def kind_of(kind: Any) -> ColumnKind:
+def describe_type(kind: Any) -> ColumnKind:
     """What a column of a Spark type holds."""
     depth, inner = 0, kind
     while inner.typeName() == "array":
@@ -82,40 +77,41 @@ def kind_of(kind: Any) -> ColumnKind:
     return ColumnKind(holds.get(type_name, "other"), None, depth, shown)
 
 
-def with_label_categories(choice: ColumnSpec, kinds: Any, distinct: Any) -> ColumnSpec:
-    """Add the categories of a label of text, where the user has named none.
+def add_label_categories(spec: ColumnSpec, kinds: Any, distinct: Any) -> ColumnSpec:
+    """Add the categories of a text label, if the user has named none.
 
     Parameters
     ----------
     distinct
         Called with the label; returns its values.
     """
-    label = choice.label
+    label = spec.label
     kind = kinds.get(label) if isinstance(label, str) else None
-    if kind is None or kind.holds != "text" or kind.depth or label in (choice.categories or {}):
-        return choice
-    if not choice.finds_levels:
+    if kind is None or kind.holds != "text" or kind.depth or label in (spec.categories or {}):
+        return spec
+    if not spec.finds_levels:
         raise InputError(
             f"the label column {label!r} holds text, and its codes are those of the training: give "
-            f"their values in order, categories={{{label!r}: [...]}}"
+            f"their values in order, DataOptions(categories={{{label!r}: [...]}}), or pass the "
+            "training's result as the model"
         )
     values = sorted(value for value in distinct(label) if value is not None)
     if len(values) > MOST_CATEGORIES:
         raise InputError(
             f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
-            "that is no label"
+            "it is not a label"
         )
-    if not values:  # no rows, which is told later
-        return choice
-    return replace(choice, categories={**(choice.categories or {}), label: values})
+    if not values:  # no rows, which is reported later
+        return spec
+    return replace(spec, categories={**(spec.categories or {}), label: values})
 
 
-def _distinct(frame: Any, label: str) -> list[Any]:
-    found = frame.select(_column(frame, label)).distinct().limit(MOST_CATEGORIES + 1)
+def _collect_distinct(frame: Any, label: str) -> list[Any]:
+    found = frame.select(_quote_column(frame, label)).distinct().limit(MOST_CATEGORIES + 1)
     return [row[0] for row in found.collect()]
 
 
-def _column(frame: Any, column: str) -> Any:
+def _quote_column(frame: Any, column: str) -> Any:
     """A column by its whole name, dots included.
 
     Not by PySpark's functions: they take one kind of session at a time for the only one.
@@ -123,9 +119,9 @@ def _column(frame: Any, column: str) -> Any:
     return frame["`" + column.replace("`", "``") + "`"]
 
 
-def _slim(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) -> Any:
+def _narrow(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) -> Any:
     """A column as it travels: floats in the precision that is fed, vectors as arrays."""
-    quoted = _column(frame, column)
+    quoted = _quote_column(frame, column)
     wide = floatx == "float64"
     if type(kind).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array

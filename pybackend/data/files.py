@@ -26,8 +26,8 @@ def local_path(uri: str) -> str:
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
-def found(uri: str, name: str = "data") -> list[str]:
-    """All data files at a place, in sorted order: the file itself, or what a folder holds.
+def find_files(uri: str, name: str = "data") -> list[str]:
+    """All data files at a path, sorted: the file itself, or those in a folder.
 
     Names that begin with ``_`` or ``.`` are Spark's notes, not data; folders inside are searched,
     too.
@@ -35,35 +35,35 @@ def found(uri: str, name: str = "data") -> list[str]:
     Raises
     ------
     InputError
-        Where there is no such place, or no file in it.
+        There is no such place, or no file in it.
     """
-    files = _remote_files(uri, name) if is_remote(uri) else _local_files(local_path(uri))
+    files = _find_remote_files(uri, name) if is_remote(uri) else _find_local_files(local_path(uri))
     if files is None:
         raise InputError(f"`{name}`: there is no file or folder {uri!r}")
     if not files:
-        raise InputError(f"`{name}`: the folder {uri!r} holds no files")
+        raise InputError(f"`{name}`: the folder {uri!r} has no files")
     return files
 
 
-def opened(uri: str, mode: str = "rb") -> Any:
-    """A binary file, opened; of a URI whose scheme fsspec knows, by fsspec."""
+def open_file(uri: str, mode: str = "rb") -> Any:
+    """Open a binary file; fsspec opens URIs."""
     if not is_remote(uri):
         return open(local_path(uri), mode)
-    filesystem, path = filesystem_of(uri)
+    filesystem, path = find_filesystem(uri)
     return filesystem.open(path, mode)
 
 
-def content_of(uri: str) -> bytes:
+def read_file(uri: str) -> bytes:
     """All bytes of a file."""
-    with opened(uri) as file:
+    with open_file(uri) as file:
         return bytes(file.read())
 
 
-def size_of(uri: str) -> int:
+def get_size(uri: str) -> int:
     """Bytes of a file."""
     if not is_remote(uri):
         return os.path.getsize(local_path(uri))
-    filesystem, path = filesystem_of(uri)
+    filesystem, path = find_filesystem(uri)
     return int(filesystem.size(path))
 
 
@@ -73,7 +73,7 @@ def check_writable(uri: str) -> None:
     Raises
     ------
     InputError
-        Where that is not possible.
+        It is not possible.
     """
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
@@ -83,12 +83,12 @@ def check_writable(uri: str) -> None:
             while not os.path.lexists(folder):
                 folder = os.path.dirname(folder)
             probe = os.path.join(folder, os.path.basename(probe))
-        with opened(probe, "wb") as file:
+        with open_file(probe, "wb") as file:
             file.write(b"tfdist")
-        removed(probe)
+        remove_file(probe)
     except InputError:
         raise
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise InputError(f"{uri!r} cannot be written: {error}") from error
 
 
@@ -98,30 +98,30 @@ def write_whole(uri: str, content: bytes) -> None:
     if not is_remote(uri):
         os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
     try:
-        with opened(partial, "wb") as file:
+        with open_file(partial, "wb") as file:
             file.write(content)
         if is_remote(uri):
-            filesystem, path = filesystem_of(uri)
-            filesystem.mv(filesystem_of(partial)[1], path)
+            filesystem, path = find_filesystem(uri)
+            filesystem.mv(find_filesystem(partial)[1], path)
         else:
             os.replace(local_path(partial), local_path(uri))
     except BaseException:
         with suppress(Exception):
-            removed(partial)
+            remove_file(partial)
         raise
 
 
-def removed(uri: str) -> None:
+def remove_file(uri: str) -> None:
     """Remove a file."""
     if not is_remote(uri):
         os.remove(local_path(uri))
         return
-    filesystem, path = filesystem_of(uri)
+    filesystem, path = find_filesystem(uri)
     filesystem.rm(path)
 
 
-def filesystem_of(uri: str, name: str = "data") -> tuple[Any, str]:
-    """The file system of fsspec that a URI names, and the path in it."""
+def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
+    """The fsspec file system that a URI names, and the path in it."""
     try:
         import fsspec
     except ImportError as error:
@@ -135,7 +135,7 @@ def filesystem_of(uri: str, name: str = "data") -> tuple[Any, str]:
     return filesystem, path
 
 
-def _local_files(path: str) -> list[str] | None:
+def _find_local_files(path: str) -> list[str] | None:
     if os.path.isfile(path):
         return [path]
     if not os.path.isdir(path):
@@ -147,8 +147,8 @@ def _local_files(path: str) -> list[str] | None:
     return sorted(files)
 
 
-def _remote_files(uri: str, name: str) -> list[str] | None:
-    filesystem, path = filesystem_of(uri, name)
+def _find_remote_files(uri: str, name: str) -> list[str] | None:
+    filesystem, path = find_filesystem(uri, name)
     try:
         if filesystem.isfile(path):
             return [uri]
@@ -157,7 +157,7 @@ def _remote_files(uri: str, name: str) -> list[str] | None:
         listed: Sequence[str] = filesystem.find(path)
     except InputError:
         raise
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise InputError(f"`{name}`: {uri!r} cannot be listed: {error}") from error
     root = path.rstrip("/")
     inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Protocol
 
-from pybackend.data.files import filesystem_of, is_remote, local_path, write_whole
+from pybackend.data.files import find_filesystem, is_remote, local_path, write_whole
 
 
 class Folder(Protocol):
@@ -18,19 +18,19 @@ class Folder(Protocol):
         """Make it, and say whether it was not there before."""
 
     def names(self) -> list[str] | None:
-        """What it holds, sorted; None where there is no such folder."""
+        """The names in it, sorted; None if there is no such folder."""
 
     def is_file(self) -> bool:
         """Whether there is a file in its place."""
 
     def path(self, name: str) -> str:
-        """Where a file lies, as `pybackend.data.files` takes it."""
+        """The path of a file, as `pybackend.data.files` takes it."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Bytes of a file; None if there is none."""
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """A file's content; None if there is none."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a file at one stroke."""
@@ -39,17 +39,17 @@ class Folder(Protocol):
         """Give a file another place inside."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that it holds; nothing where there is none."""
+        """Remove a file, or a folder with everything in it; nothing if there is none."""
 
     def remove_itself(self) -> None:
         """Remove the folder if it is empty."""
 
 
-def folder_at(uri: str) -> Folder:
+def open_folder(uri: str) -> Folder:
     """The folder at a path or URI, which need not exist."""
     if not is_remote(uri):
         return LocalFolder(local_path(uri))
-    filesystem_of(uri)  # its errors come before any other
+    find_filesystem(uri)  # its errors come before any other
     return RemoteFolder(uri)
 
 
@@ -108,13 +108,13 @@ class RemoteFolder:
     uri: str
 
     def make(self) -> bool:
-        filesystem, path = filesystem_of(self.uri)
+        filesystem, path = find_filesystem(self.uri)
         is_new = not filesystem.isdir(path)
         filesystem.makedirs(path, exist_ok=True)
         return is_new
 
     def names(self) -> list[str] | None:
-        filesystem, path = filesystem_of(self.uri)
+        filesystem, path = find_filesystem(self.uri)
         filesystem.invalidate_cache()
         if not filesystem.isdir(path):
             return None
@@ -122,35 +122,35 @@ class RemoteFolder:
         return sorted(posixpath.basename(name.rstrip("/")) for name in listed)
 
     def is_file(self) -> bool:
-        filesystem, path = filesystem_of(self.uri)
+        filesystem, path = find_filesystem(self.uri)
         return bool(filesystem.isfile(path))
 
     def path(self, name: str) -> str:
         return posixpath.join(self.uri.rstrip("/"), name)
 
     def size(self, name: str) -> int | None:
-        filesystem, path = filesystem_of(self.path(name))
+        filesystem, path = find_filesystem(self.path(name))
         return int(filesystem.size(path)) if filesystem.isfile(path) else None
 
     def read(self, name: str) -> bytes | None:
-        filesystem, path = filesystem_of(self.path(name))
+        filesystem, path = find_filesystem(self.path(name))
         return bytes(filesystem.cat_file(path)) if filesystem.isfile(path) else None
 
     def write(self, name: str, content: bytes) -> None:
-        filesystem, path = filesystem_of(self.path(name))
+        filesystem, path = find_filesystem(self.path(name))
         filesystem.makedirs(posixpath.dirname(path), exist_ok=True)
         filesystem.pipe_file(path, content)
 
     def move(self, name: str, new: str) -> None:
-        filesystem, path = filesystem_of(self.path(name))
-        filesystem.mv(path, filesystem_of(self.path(new))[1])
+        filesystem, path = find_filesystem(self.path(name))
+        filesystem.mv(path, find_filesystem(self.path(new))[1])
 
     def remove(self, name: str) -> None:
-        filesystem, path = filesystem_of(self.path(name))
+        filesystem, path = find_filesystem(self.path(name))
         if filesystem.exists(path):
             filesystem.rm(path, recursive=True)
 
     def remove_itself(self) -> None:
         if self.names() == []:
-            filesystem, path = filesystem_of(self.uri)
+            filesystem, path = find_filesystem(self.uri)
             filesystem.rmdir(path)

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from pybackend.data.arrays import Columns
-from pybackend.data.arrow import TensorReader, Tensors, kinds_of_schema
+from pybackend.data.arrow import TensorReader, Tensors, describe_schema
+from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     ColumnKind,
     ColumnSpec,
     TableRows,
-    column_groups_of,
-    columns_to_read,
+    list_columns,
     reject_duplicate_columns,
 )
-from pybackend.data.dataframe import with_label_categories
-from pybackend.data.spool import Ragged, concatenate, dense
+from pybackend.data.dataframe import add_label_categories
+from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
 
 _BATCH_ROWS = 65_536
@@ -61,12 +61,12 @@ class FrameRows(TableRows):
             values: list[Any] = table[label].unique().to_pylist()
             return values
 
-        spec = with_label_categories(spec, kinds, distinct)
-        groups, _ = column_groups_of(spec, kinds, floatx, name)
+        spec = add_label_categories(spec, kinds, distinct)
+        groups, _ = group_columns(spec, kinds, floatx, name)
         reader = TensorReader(groups)
         parts: list[Tensors] = []
         first = 0
-        for batch in table.select(columns_to_read(groups)).to_batches(_BATCH_ROWS):
+        for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
             parts.append(reader.read(batch, partial(_name_row, first)))
             first += batch.num_rows
         columns = {key: _join([part[key] for part in parts]) for key in parts[0]}
@@ -104,7 +104,7 @@ def _to_arrow(frame: Any, spec: ColumnSpec, name: str) -> Any:
             f"`{name}` is a pandas DataFrame, which needs the Python package pyarrow: install it, "
             "or pass arrays"
         ) from error
-    used = list(frame.columns) if spec.features is None else spec.named
+    used = list(frame.columns) if spec.features is None else spec.named_columns
     columns = {c: _arrow_column(frame[c], name) for c in dict.fromkeys(used) if c in frame}
     return pa.table(columns)
 
@@ -134,7 +134,7 @@ def _nest(value: Any) -> Any:
 
 def _kinds(frame: Any, table: Any) -> Mapping[str, ColumnKind]:
     """What all columns hold; those that are not used have the name of pandas for it only."""
-    known = kinds_of_schema(table.schema)
+    known = describe_schema(table.schema)
     return {
         column: known.get(column) or ColumnKind("other", None, 0, str(frame[column].dtype))
         for column in frame.columns
@@ -150,4 +150,4 @@ def _join(parts: list[Any]) -> Any:
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     column = concatenate(parts)
-    return column if column.is_text else dense(column)
+    return column if column.is_text else to_dense(column)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import socket
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
 
 Array = npt.NDArray[Any]
+Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
 
 _SUBSET = Path(__file__).with_name("mnist_subset.npz")
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
-_DOWNLOAD_SECONDS = 15.0
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -31,7 +29,7 @@ _UNREADABLE = (
     EOFError,
     zipfile.BadZipFile,
     zlib.error,
-    # A file of a single array (.npy) is no context manager.
+    # A file of a single array (.npy) is not a context manager.
     TypeError,
     AttributeError,
 )
@@ -57,34 +55,37 @@ class Mnist:
     subset: bool
 
 
-def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
-    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, Keras's download, or a built-in subset.
+def find_mnist(
+    path: str | Path | None, limit: int | None, download: Callable[[], Digits | None]
+) -> Mnist:
+    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, a download, or the built-in subset.
 
     Parameters
     ----------
-    path
-        An ``mnist.npz``; it must exist where given, and so must the file TFDIST_MNIST names.
-    limit
-        Use at most the first so many training images, and test images.
+    path, limit
+        As in `pybackend.mnist`.
+    download
+        Called if there is no file; returns images and labels to train with, and those to test with,
+        or None.
 
     Raises
     ------
     InputError
-        Where a named file is missing or is no ``mnist.npz``.
+        A named file is missing or is not an ``mnist.npz``.
     """
     if limit is not None:
         limit = check_whole_number("limit", limit, least=1)
-    found = _find(path)
+    digits = _find(path, download)
     parts = {
-        "x_train": found.x_train[:limit],
-        "y_train": found.y_train[:limit],
-        "x_test": found.x_test[:limit],
-        "y_test": found.y_test[:limit],
+        "x_train": digits.x_train[:limit],
+        "y_train": digits.y_train[:limit],
+        "x_test": digits.x_test[:limit],
+        "y_test": digits.y_test[:limit],
     }
-    return Mnist(**parts, source=found.source, subset=found.subset)
+    return Mnist(**parts, source=digits.source, subset=digits.subset)
 
 
-def _find(path: str | Path | None) -> Mnist:
+def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mnist:
     if path is not None:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"`path` must name an mnist.npz, not {path!r}")
@@ -96,7 +97,10 @@ def _find(path: str | Path | None) -> Mnist:
     if cached.exists():
         with contextlib.suppress(InputError):  # a download that broke off: Keras repeats it
             return _read(cached, "Keras's cache")
-    return _download() or _read(_SUBSET, "the built-in subset")
+    digits = download()
+    if digits is None:
+        return _read(_SUBSET, "the built-in subset")
+    return _build(*digits[0], *digits[1], source="download")
 
 
 def _read(path: Path, why: str) -> Mnist:
@@ -110,43 +114,14 @@ def _read(path: Path, why: str) -> Mnist:
                 raise ValueError(f"images of shape {images.shape}, labels of {labels.shape}")
     except _UNREADABLE as error:
         raise InputError(
-            f"{why}, but {path} is no mnist.npz ({error}): expected the arrays {', '.join(_NAMES)}"
+            f"{why}, but {path} is not an mnist.npz ({error}): expected the arrays "
+            f"{', '.join(_NAMES)}"
         ) from error
-    return Mnist(
-        x_train,
-        y_train.astype(np.int64),
-        x_test,
-        y_test.astype(np.int64),
-        source=str(path),
-        subset=path == _SUBSET,
-    )
+    return _build(x_train, y_train, x_test, y_test, source=str(path), subset=path == _SUBSET)
 
 
-def _download() -> Mnist | None:
-    """Through Keras, which checks the file's hash and caches it; None where there is no network."""
-    try:
-        # Keras announces the download and draws its progress, also where there is no network.
-        with _socket_timeout(_DOWNLOAD_SECONDS), contextlib.redirect_stdout(io.StringIO()):
-            import keras
-
-            (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()
-    except Exception:  # whatever Keras makes of a missing network or a wrong hash
-        return None
-    return Mnist(
-        x_train,
-        y_train.astype(np.int64),
-        x_test,
-        y_test.astype(np.int64),
-        source="download",
-        subset=False,
-    )
-
-
-@contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+def _build(
+    x_train: Array, y_train: Array, x_test: Array, y_test: Array, source: str, subset: bool = False
+) -> Mnist:
+    labels = y_train.astype(np.int64), y_test.astype(np.int64)
+    return Mnist(x_train, labels[0], x_test, labels[1], source, subset)

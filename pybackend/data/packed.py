@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.arrays import Columns, rows_of, shard
-from pybackend.data.spool import Kinds, SpoolWriter, kinds_of, packed, row_dtype
+from pybackend.data.arrays import Columns, count_rows, shard
+from pybackend.data.layout import Kinds, describe_columns, pack_rows, row_dtype
+from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 from pybackend.job.job import argument_of
 
@@ -19,7 +20,7 @@ Layout = dict[str, Kinds]
 Counts = Mapping[str, list[int]]
 
 
-def layout_of(datasets: Mapping[str, Columns]) -> Layout:
+def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
     """What the columns of each data set hold.
 
     Raises
@@ -27,7 +28,7 @@ def layout_of(datasets: Mapping[str, Columns]) -> Layout:
     InputError
         One holds text, whose rows have no common width.
     """
-    layout = {name: kinds_of(columns) for name, columns in datasets.items()}
+    layout = {name: describe_columns(columns) for name, columns in datasets.items()}
     for name, kinds in layout.items():
         for key, kind in kinds.items():
             if kind.shape is None:
@@ -38,31 +39,31 @@ def layout_of(datasets: Mapping[str, Columns]) -> Layout:
     return layout
 
 
-def rows_to_send(
+def count_rows_to_send(
     datasets: Mapping[str, Columns], workers: int, to_all: Collection[str] = ()
 ) -> Counts:
-    """Rows that each rank is sent, by data set: its shard, or all where named in ``to_all``."""
+    """Rows that each rank is sent, by data set: its shard, or all if named in ``to_all``."""
     return {
         name: [
-            rows_of(columns if name in to_all else shard(columns, workers, rank))
+            count_rows(columns if name in to_all else shard(columns, workers, rank))
             for rank in range(workers)
         ]
         for name, columns in datasets.items()
     }
 
 
-def blobs(
+def pack_blobs(
     datasets: Mapping[str, Columns], keys: list[int], to_all: Collection[str] = ()
 ) -> Iterator[tuple[int, str, int, bytes]]:
-    """Rows of `SCHEMA`: what `rows_to_send` says for rank r under ``keys[r]``."""
-    layout = layout_of(datasets)
+    """Rows of `SCHEMA`: what `count_rows_to_send` says for rank r under ``keys[r]``."""
+    layout = describe_layout(datasets)
     for rank, key in enumerate(keys):
         for name, columns in datasets.items():
             sent = columns if name in to_all else shard(columns, len(keys), rank)
             step = max(1, BLOB_BYTES // max(1, row_dtype(layout[name]).itemsize))
-            for first in range(0, rows_of(sent), step):
+            for first in range(0, count_rows(sent), step):
                 part = {column: array[first : first + step] for column, array in sent.items()}
-                yield key, name, first, packed(part, layout[name]).tobytes()
+                yield key, name, first, pack_rows(part, layout[name]).tobytes()
 
 
 def spool_blobs(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.data.files import found, opened
+from pybackend.data.files import find_files, open_file
 from pybackend.errors import InputError
 
 _BATCH_BYTES = 2 << 20
@@ -39,21 +39,21 @@ class ParquetFiles:
         Raises
         ------
         InputError
-            There is no such file, one is no Parquet file, or their schemas differ.
+            There is no such file, one is not a Parquet file, or their schemas differ.
         """
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise InputError("reading Parquet files needs the Python package pyarrow") from error
-        files = [file for file in found(uri, name) if not file.endswith(".crc")]
+        files = [file for file in find_files(uri, name) if not file.endswith(".crc")]
         with ThreadPoolExecutor(_THREADS) as pool:
-            footers = list(pool.map(lambda file: _footer(file, name), files))
+            footers = list(pool.map(lambda file: _read_footer(file, name), files))
         schema = footers[0][1]
         for file, (_, other) in zip(files, footers, strict=True):
             if not other.equals(schema):
                 raise InputError(
-                    f"`{name}`: the columns of {file} are ({_told(other)}), but those of "
-                    f"{files[0]} are ({_told(schema)})"
+                    f"`{name}`: the columns of {file} are ({_list_fields(other)}), but those of "
+                    f"{files[0]} are ({_list_fields(schema)})"
                 )
         return cls(tuple(files), tuple(groups for groups, _ in footers), schema)
 
@@ -77,32 +77,32 @@ class ParquetFiles:
         Raises
         ------
         InputError
-            Where a file is not the one that was looked at before.
+            A file is not the one that was looked at before.
         """
         begin = 0
         for file, groups in zip(self.files, self.groups, strict=True):
             end = begin + sum(groups)
             inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
             if inside:
-                for place, batch in _of_file(file, groups, inside, columns):
+                for place, batch in _read_ranges(file, groups, inside, columns):
                     yield begin + place, batch
             begin = end
 
 
-def _footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:
+def _read_footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with opened(file) as source, pq.ParquetFile(source) as parquet:
-            told = parquet.metadata
-            groups = tuple(told.row_group(g).num_rows for g in range(told.num_row_groups))
+        with open_file(file) as source, pq.ParquetFile(source) as parquet:
+            metadata = parquet.metadata
+            groups = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
             return groups, parquet.schema_arrow.remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"`{name}`: {file} is no readable Parquet file: {error}") from error
+        raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
 
 
-def _of_file(
+def _read_ranges(
     file: str,
     groups: Sequence[int],
     ranges: Sequence[tuple[int, int]],
@@ -111,25 +111,29 @@ def _of_file(
     import pyarrow.parquet as pq
 
     # Not buffered ahead: a column of a row group may be larger than the memory for it.
-    with opened(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
-        told = parquet.metadata
-        if tuple(told.row_group(g).num_rows for g in range(told.num_row_groups)) != tuple(groups):
+    with open_file(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
+        metadata = parquet.metadata
+        if tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)) != tuple(
+            groups
+        ):
             raise InputError(
-                f"{file} has {told.num_rows} rows here, but had {sum(groups)} when the training "
-                "began: it was replaced, or is another file on this host"
+                f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when the "
+                "training began: it was replaced, or is another file on this host"
             )
         begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
-                size = _rows_at_once(told.row_group(number).total_byte_size, rows)
+                size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
                 place = begin
                 for batch in parquet.iter_batches(size, [number], columns=list(columns)):
-                    yield from _inside(batch.select(list(columns)), place, ranges)
+                    yield from _cut_ranges(batch.select(list(columns)), place, ranges)
                     place += batch.num_rows
             begin += rows
 
 
-def _inside(batch: Any, place: int, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Any]]:
+def _cut_ranges(
+    batch: Any, place: int, ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, Any]]:
     """The parts of a batch, whose first row has the number ``place``, that are in the ranges."""
     for first, last in ranges:
         begin, end = max(first, place), min(last, place + batch.num_rows)
@@ -137,9 +141,9 @@ def _inside(batch: Any, place: int, ranges: Sequence[tuple[int, int]]) -> Iterat
             yield begin, batch.slice(begin - place, end - begin)
 
 
-def _rows_at_once(group_bytes: int, rows: int) -> int:
+def _choose_batch_rows(group_bytes: int, rows: int) -> int:
     return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
 
 
-def _told(schema: Any) -> str:
+def _list_fields(schema: Any) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)

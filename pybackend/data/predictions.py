@@ -14,12 +14,12 @@ from pybackend.errors import InputError
 Array = npt.NDArray[Any]
 TEXT = "str"
 # How a table holds what a model computes, by the kind of number and its bytes.
-_HELD = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
+_TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a model: its name, type and the shape of a row, None where any size may come.
+    """One output of a model: its name, type and the shape of a row, with None for any size.
 
     A model's only output needs no name.
     """
@@ -36,8 +36,8 @@ class Output:
     @property
     def held(self) -> str:
         """The type of the numbers in a table."""
-        if self.dtype == "bool" or self.dtype in _HELD:
-            return _HELD.get(self.dtype, "bool")
+        if self.dtype == "bool" or self.dtype in _TABLE_DTYPES:
+            return _TABLE_DTYPES.get(self.dtype, "bool")
         return "int32" if "int" in self.dtype else "float32"
 
 
@@ -67,7 +67,7 @@ class Predictions:
         Names of the classes; None: 0, 1, 2, ...
 
     With neither the class nor its numbers, each output is a column: ``.pred``, or
-    ``.pred_<output>`` where there are several.
+    ``.pred_<output>`` if there are several.
     """
 
     outputs: tuple[Output, ...]
@@ -104,19 +104,21 @@ class Predictions:
             _check_shape(output, numbers)
         if not (self.has_class or self.has_numbers):
             pairs = zip(self.outputs, outputs, strict=True)
-            return [_nested(numbers.astype(output.held), output.depth) for output, numbers in pairs]
+            return [
+                _nest_lists(numbers.astype(output.held), output.depth) for output, numbers in pairs
+            ]
         import pyarrow as pa
 
         numbers = outputs[0]
         if numbers.shape[1] == 1:
             numbers = np.concatenate([1 - numbers, numbers], axis=1)
-        found = [self._classes(numbers)] if self.has_class else []
+        found = [self._name_classes(numbers)] if self.has_class else []
         if self.has_numbers:
             columns = np.ascontiguousarray(numbers.T, self.outputs[0].held)
             found += [pa.array(column) for column in columns]
         return found
 
-    def _classes(self, numbers: Array) -> Any:
+    def _name_classes(self, numbers: Array) -> Any:
         import pyarrow as pa
 
         codes = pa.array(numbers.argmax(axis=1).astype(np.int32))
@@ -130,12 +132,12 @@ def _check_shape(output: Output, numbers: Array) -> None:
     )
     if not fits:
         raise InputError(
-            f"the model gave rows of shape {shape}, where its layers have {output.shape}: does a "
-            "`predict_step` of its own change them?"
+            f"the model gave rows of shape {shape}, but its layers have {output.shape}: does a "
+            "custom `predict_step` change them?"
         )
 
 
-def _nested(numbers: Array, depth: int) -> Any:
+def _nest_lists(numbers: Array, depth: int) -> Any:
     """Rows of numbers as Arrow lists, one in another."""
     import pyarrow as pa
 

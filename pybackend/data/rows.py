@@ -12,15 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.arrays import Columns, rows_of
-from pybackend.data.spool import Kind, Ragged, dense, read_layout, row_dtype, strings_of
+from pybackend.data.arrays import Columns, count_rows
+from pybackend.data.layout import Kind, read_layout, row_dtype
+from pybackend.data.ragged import Ragged, to_dense, to_strings
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
-# So much of the rows, the first ones, is mapped; and values of a ragged column are held in memory.
+# Up to this size the first rows are mapped, and the values of a ragged column held in memory.
 _KEPT_BYTES = 40 << 20
-# Of so many texts the mean length is taken for that of all.
-_SEEN = 1000
+# Texts from which the mean length of all is estimated.
+_SAMPLED_TEXTS = 1000
 
 
 class Rows(Protocol):
@@ -36,7 +37,7 @@ class Rows(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Memory that a row takes, in the mean."""
+        """Mean memory of a row."""
 
     def __len__(self) -> int: ...
 
@@ -49,15 +50,17 @@ class ArrayRows:
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._count = rows_of(columns)
+        self._count = count_rows(columns)
         self.spec: Spec = {key: (a.dtype, a.shape[1:]) for key, a in columns.items()}
 
     @property
     def row_bytes(self) -> int:
         """As `Rows`."""
-        columns = [array[:_SEEN] for array in self._columns.values() if array.dtype.kind == "O"]
+        columns = [
+            array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
+        ]
         letters = sum(len(text) for array in columns for text in array.flat)
-        return _fixed_bytes(self.spec) + letters // min(_SEEN, max(1, self._count))
+        return _measure_row(self.spec) + letters // min(_SAMPLED_TEXTS, max(1, self._count))
 
     def __len__(self) -> int:
         return self._count
@@ -87,7 +90,7 @@ class SpooledRows:
             if kind.shape is None
         }
         letters = sum(self._ragged[key].size for key, kind in kinds.items() if kind.is_text)
-        self._row_bytes = _fixed_bytes(self.spec) + letters // max(1, self._count)
+        self._row_bytes = _measure_row(self.spec) + letters // max(1, self._count)
 
     @property
     def row_bytes(self) -> int:
@@ -124,7 +127,7 @@ class _Items:
             kept = np.memmap(path, np.uint8, "r", self._start, self._kept_count * size)
         self._kept = np.asarray(kept).reshape(self._kept_count, size)
         self._is_whole = self._kept_count == count
-        self._number = None if self._is_whole else _opened(self, path)
+        self._number = None if self._is_whole else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
         """Bytes of shape (number of places, size), contiguous."""
@@ -145,7 +148,7 @@ class _Items:
 
 
 class _RaggedValues:
-    """Values of a ragged column, whose rows say where theirs lie."""
+    """The values of a ragged column; its rows know where theirs are."""
 
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
@@ -158,7 +161,7 @@ class _RaggedValues:
             self.size = count * self._dtype.itemsize
             is_kept = in_memory or self.size <= _KEPT_BYTES
             self._kept = header.read(self.size) if is_kept else None
-        self._number = None if is_kept else _opened(self, path)
+        self._number = None if is_kept else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
         """Padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
@@ -167,10 +170,10 @@ class _RaggedValues:
         sizes = (places["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
         if self._kind.is_text:
-            return strings_of(rows)
+            return to_strings(rows)
         values = np.frombuffer(b"".join(rows), self._dtype)
         offsets = np.concatenate([[0], np.cumsum(places["length"])])
-        return dense(Ragged(values, offsets), self._kind.longest)
+        return to_dense(Ragged(values, offsets), self._kind.longest)
 
     def _read(self, start: int, size: int) -> bytes:
         if self._kept is not None:
@@ -179,26 +182,26 @@ class _RaggedValues:
         return os.pread(self._number, size, self._start + start)
 
 
-def _opened(owner: object, path: Path) -> int:
+def _open_descriptor(owner: object, path: Path) -> int:
     """A file's descriptor, which lives as long as its owner."""
     number = os.open(path, os.O_RDONLY)
     weakref.finalize(owner, os.close, number)
     return number
 
 
-def _fixed_bytes(spec: Spec) -> int:
+def _measure_row(spec: Spec) -> int:
     """Memory of a row but for the letters of its texts, each an object and a pointer to it."""
     sizes = {key: 64 if dtype.kind == "O" else dtype.itemsize for key, (dtype, _) in spec.items()}
     return sum(sizes[key] * math.prod(shape) for key, (_, shape) in spec.items())
 
 
-def as_rows(columns: Rows | Mapping[str, Any]) -> Rows:
-    """Rows of arrays, where they are not rows already."""
+def to_rows(columns: Rows | Mapping[str, Any]) -> Rows:
+    """Arrays as rows; rows as they are."""
     return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
 
 
-def row_of_zeros(rows: Rows) -> Columns:
-    """One row of the columns' shapes and types, which they have even where they have no rows."""
+def make_zero_row(rows: Rows) -> Columns:
+    """One row of the columns' shapes and types, which are known even if there are no rows."""
     zero = {key: b"" if dtype.kind == "O" else 0 for key, (dtype, _) in rows.spec.items()}
     return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
 

@@ -21,21 +21,21 @@ from pybackend.job.job import Shuffle
 
 Index = npt.NDArray[np.int64]
 _ROUNDS = 6
-_TOGETHER = 8192
+_BLOCK = 8192
 
 
-def steps_per_epoch(counts: Sequence[int], batch_size: int) -> int:
+def count_steps(counts: Sequence[int], batch_size: int) -> int:
     """Steps in which workers with ``counts`` rows use each row once."""
     return max(-(-count // batch_size) for count in counts)
 
 
-def bounds(count: int, steps: int) -> Index:
+def cut_rows(count: int, steps: int) -> Index:
     """First row of each step's local batch, and the end of the last; shape (steps + 1,)."""
     return np.arange(steps + 1, dtype=np.int64) * count // steps
 
 
-def permuted(places: Index, count: int, *keys: int) -> Index:
-    """Where each of some places of ``range(count)`` goes under a permutation drawn by ``keys``.
+def permute(places: Index, count: int, *keys: int) -> Index:
+    """The new places of some of ``range(count)`` under a permutation drawn by ``keys``.
 
     No array of ``count`` numbers is needed for it, so data of any size can be shuffled: a
     generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
@@ -48,34 +48,34 @@ def permuted(places: Index, count: int, *keys: int) -> Index:
     left = math.isqrt(count - 1) + 1
     right = -(-count // left)
     rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
-    found = _enciphered(places.astype(np.uint64), left, right, rounds)
+    found = _encipher(places.astype(np.uint64), left, right, rounds)
     # The cipher permutes left x right numbers, a few more than asked for: those walk on.
     while (outside := np.flatnonzero(found >= count)).size:
-        found[outside] = _enciphered(found[outside], left, right, rounds)
+        found[outside] = _encipher(found[outside], left, right, rounds)
     moved: Index = found.astype(np.int64)
     return moved
 
 
-def _enciphered(numbers: Any, left: int, right: int, rounds: Any) -> Any:
+def _encipher(numbers: Any, left: int, right: int, rounds: Any) -> Any:
     other = numbers // np.uint64(left)
     one = numbers - other * np.uint64(left)
     for number, key in enumerate(rounds):
         size = np.uint64(right if number % 2 else left)
         # The high half of a random number's product with the size is a random number below it, and
         # takes much less time than a division.
-        moved = one + ((_mixed(other ^ key) >> np.uint64(32)) * size >> np.uint64(32))
-        # Where nothing is to be taken off, the difference wraps round to a huge number.
+        moved = one + ((_mix(other ^ key) >> np.uint64(32)) * size >> np.uint64(32))
+        # If nothing is to be taken off, the difference wraps round to a huge number.
         one, other = other, np.minimum(moved, moved - size)
     return one + other * np.uint64(left)
 
 
-def _mixed(numbers: Any) -> Any:
+def _mix(numbers: Any) -> Any:
     """Numbers whose high bits depend on all bits of those given."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
 
-def order(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
+def list_visits(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
     """Order in which a worker visits its rows in one epoch; a permutation of range(count)."""
     return Visits(count, seed, rank, shuffle).between(0, count, epoch)
 
@@ -91,36 +91,36 @@ class Visits:
     ----------
     rows
         Rows that the worker holds.
-    everyones
+    shared_by
         For ``shuffle="global"``, the world size: every worker holds all rows, and takes every
-        ``everyones``-th of a new order of all of them, from its rank on.
+        ``shared_by``-th of a new order of all of them, from its rank on.
     """
 
     rows: int
     seed: int
     rank: int
     shuffle: bool
-    everyones: int | None = None
+    shared_by: int | None = None
 
     def between(self, first: int, last: int, epoch: int) -> Index:
         """The rows visited from the ``first``-th to before the ``last``-th in an epoch."""
-        if not self.shuffle and self.everyones is None:
+        if not self.shuffle and self.shared_by is None:
             return np.arange(first, last, dtype=np.int64)
-        numbers = range(first // _TOGETHER, max(first, last - 1) // _TOGETHER + 1)
-        start = numbers.start * _TOGETHER
-        together = np.concatenate([_visited(self, epoch, number) for number in numbers])
-        return together[first - start : last - start]
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        block = np.concatenate([_draw_visits(self, epoch, number) for number in numbers])
+        return block[first - start : last - start]
 
 
 @lru_cache(maxsize=2)
-def _visited(visits: Visits, epoch: int, number: int) -> Index:
-    """The rows of the ``number``-th so many visits, drawn together: one by one they cost more."""
-    is_own = visits.everyones is None
-    step, offset = visits.everyones or 1, 0 if is_own else visits.rank
+def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
+    """The rows of a block of visits, by its number; drawn together they cost less."""
+    is_own = visits.shared_by is None
+    step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
     keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
-    first = number * _TOGETHER * step + offset
-    places = np.arange(first, min(first + _TOGETHER * step, visits.rows), step, dtype=np.int64)
-    return permuted(places, visits.rows, *keys)
+    first = number * _BLOCK * step + offset
+    places = np.arange(first, min(first + _BLOCK * step, visits.rows), step, dtype=np.int64)
+    return permute(places, visits.rows, *keys)
 
 
 def deal(rows: int, workers: int, rank: int) -> slice:
@@ -128,7 +128,24 @@ def deal(rows: int, workers: int, rank: int) -> slice:
     return slice(rank, rows, workers)
 
 
-def global_batches(
+def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
+    """Where among its own rows, those of `deal`, a worker's share of each batch begins.
+
+    Parameters
+    ----------
+    sizes
+        Rows of all workers' batches together, by step.
+
+    Returns
+    -------
+    int64 array of shape (steps + 1,)
+        Ends with the end of the last.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return np.maximum(0, -(-(ends - rank) // workers))
+
+
+def replay_batches(
     rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: Shuffle = True
 ) -> list[Any]:
     """Rows of an array that all workers together use at each step of an epoch.
@@ -141,7 +158,7 @@ def global_batches(
         One per step; together a permutation of ``range(rows)``.
     """
     counts = [len(range(rows)[deal(rows, workers, rank)]) for rank in range(workers)]
-    steps = steps_per_epoch(counts, batch_size)
+    steps = count_steps(counts, batch_size)
     visits = []
     for rank, count in enumerate(counts):
         if shuffle == "global":
@@ -149,7 +166,7 @@ def global_batches(
         else:
             own = Visits(count, seed, rank, bool(shuffle)).between(0, count, epoch)
             visits.append(np.arange(rows)[deal(rows, workers, rank)][own])
-    edges = [bounds(count, steps) for count in counts]
+    edges = [cut_rows(count, steps) for count in counts]
     return [
         np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])
         for s in range(steps)

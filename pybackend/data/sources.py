@@ -1,4 +1,4 @@
-"""Data that every worker reads for itself: files, or what a function of the user's returns."""
+"""Data that every worker reads itself: files, or what a user's function returns."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pybackend.data.arrow import TensorReader, kinds_of_schema
-from pybackend.data.columns import (
-    ColumnSpec,
-    TableRows,
-    column_groups_of,
-    columns_to_read,
-    reject_duplicate_columns,
-)
-from pybackend.data.dataframe import MOST_CATEGORIES, with_label_categories
-from pybackend.data.files import found
+from pybackend.data.arrow import TensorReader, describe_schema
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec, TableRows, list_columns, reject_duplicate_columns
+from pybackend.data.dataframe import MOST_CATEGORIES, add_label_categories
+from pybackend.data.files import find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 
-# Ranges of a worker's rows where they are dealt: so finely are rows sorted by label mixed.
+# Ranges that a worker's rows consist of: many, so that rows sorted by label are mixed.
 _TURNS = 64
 _PARQUET = b"PAR1"
 
@@ -55,9 +50,7 @@ class FileRows(TableRows):
     files: RowFiles
 
     @classmethod
-    def at(
-        cls, path: str | os.PathLike[str], choice: ColumnSpec, floatx: str, name: str
-    ) -> FileRows:
+    def at(cls, path: str | os.PathLike[str], spec: ColumnSpec, floatx: str, name: str) -> FileRows:
         """Files at a path or URI; checked by their schema.
 
         Raises
@@ -65,10 +58,10 @@ class FileRows(TableRows):
         InputError
             Names the file, or the column, and what is expected.
         """
-        files = _opened(os.fspath(path), choice, name)
-        _refuse_folders_of_values(os.fspath(path), files, choice, name)
+        files = _open_row_files(os.fspath(path), spec, name)
+        _reject_partition_folders(os.fspath(path), files, spec, name)
         reject_duplicate_columns(files.schema.names, name)
-        kinds = kinds_of_schema(files.schema)
+        kinds = describe_schema(files.schema)
 
         def distinct(label: str) -> Iterable[Any]:
             import pyarrow.compute as pc
@@ -80,9 +73,9 @@ class FileRows(TableRows):
                     break
             return values
 
-        choice = with_label_categories(choice, kinds, distinct)
-        column_groups, _ = column_groups_of(choice, kinds, floatx, name)
-        return cls(tuple(column_groups), choice, files)
+        spec = add_label_categories(spec, kinds, distinct)
+        column_groups, _ = group_columns(spec, kinds, floatx, name)
+        return cls(tuple(column_groups), spec, files)
 
     @property
     def rows(self) -> int:
@@ -96,22 +89,22 @@ class FileRows(TableRows):
     def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
         """Write one worker's rows, or all of them, into a new folder."""
         reader = TensorReader(self.column_groups)
-        columns = columns_to_read(self.column_groups)
-        ranges = [(0, self.rows)] if everything else self._ranges(workers)[rank]
+        columns = list_columns(self.column_groups)
+        ranges = [(0, self.rows)] if everything else self._deal_ranges(workers)[rank]
         ends = list(itertools.accumulate(self.files.counts))
 
-        def where(place: int, row: int) -> str:
+        def name_row(place: int, row: int) -> str:
             file = bisect.bisect_right(ends, place + row)
             inside = place + row - (ends[file - 1] if file else 0)
             return f"row {inside} (counting from 0) of {self.files.files[file]}"
 
         with SpoolWriter(folder) as writer:
             for place, batch in self.files.pieces(ranges, columns):
-                writer.append(reader.read(batch, partial(where, place)))
+                writer.append(reader.read(batch, partial(name_row, place)))
 
-    def _ranges(self, workers: int) -> list[list[tuple[int, int]]]:
+    def _deal_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
         """The ranges of rows of each worker, in order: a small one of each in turn."""
-        turns = _TURNS if self.choice.repartition else 1
+        turns = _TURNS if self.spec.repartition else 1
         found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
         first = 0
         for turn in range(turns):
@@ -125,7 +118,7 @@ class FileRows(TableRows):
 
 @dataclass(frozen=True)
 class FunctionRows:
-    """Rows that a function of the user's gives on each worker.
+    """Rows that a user's function returns on each worker.
 
     ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
     elements are local batches: ``(x, y)`` or ``(x, y, sample_weight)``.
@@ -134,11 +127,11 @@ class FunctionRows:
     fn: Callable[[Any], Any]
 
 
-def _refuse_folders_of_values(uri: str, files: RowFiles, choice: ColumnSpec, name: str) -> None:
-    """Spark's ``partitionBy`` writes a column into the names of folders, where it is not read."""
+def _reject_partition_folders(uri: str, files: RowFiles, spec: ColumnSpec, name: str) -> None:
+    """Reject files of Spark's ``partitionBy``, which moves a column into the names of folders."""
     inner = [file.rpartition("/")[0][len(uri) :] for file in files.files if file.startswith(uri)]
     values = dict(part.split("=", 1) for path in inner for part in path.split("/") if "=" in part)
-    used = values if choice.features is None else [c for c in values if c in choice.named]
+    used = values if spec.features is None else [c for c in values if c in spec.named_columns]
     for column in used:
         raise InputError(
             f"`{name}`: the column {column!r} is in the names of the folders of {uri} "
@@ -147,27 +140,27 @@ def _refuse_folders_of_values(uri: str, files: RowFiles, choice: ColumnSpec, nam
         )
 
 
-def _opened(uri: str, choice: ColumnSpec, name: str) -> RowFiles:
+def _open_row_files(uri: str, spec: ColumnSpec, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
-    from pybackend.data.files import opened
+    from pybackend.data.files import open_file
 
-    first = next((file for file in found(uri, name) if not file.endswith(".crc")), uri)
+    first = next((file for file in find_files(uri, name) if not file.endswith(".crc")), uri)
     try:
-        with opened(first) as file:
+        with open_file(first) as file:
             is_parquet = file.read(len(_PARQUET)) == _PARQUET
     except OSError as error:
         raise InputError(f"`{name}`: {first} cannot be read: {error}") from error
     if is_parquet:
         # The training data's holds for validation data, too, but these may be of another kind.
-        if choice.tfrecord_spec is not None and name == "data":
+        if spec.tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name)
     from pybackend.data.tfrecord.files import RecordFiles
 
     try:
-        records: RowFiles = RecordFiles.at(uri, choice.tfrecord_spec, name)
+        records: RowFiles = RecordFiles.at(uri, spec.tfrecord_spec, name)
     except InputError as error:
-        if choice.tfrecord_spec is not None or "is no TFRecord file" not in str(error):
+        if spec.tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads "

@@ -12,24 +12,24 @@ TEXT_SCHEMA = "text string"
 _LINE_BYTES = 4 << 20
 
 
-def lines_of(batches: Iterable[Any]) -> Iterator[Any]:
+def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
     """Batches with one column ``text``: each row the base64 of an Arrow stream.
 
     There is always one row at least, as sparklyr runs no R for a partition without rows.
     """
     import pyarrow as pa
 
-    yield _column([""])
+    yield _build_batch([""])
     for batch in batches:
         rows = max(1, batch.num_rows * _LINE_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as stream:
                 stream.write_batch(batch.slice(start, rows))
-            yield _column([base64.b64encode(sink.getvalue()).decode()])
+            yield _build_batch([base64.b64encode(sink.getvalue()).decode()])
 
 
-def batches_of(path: Path) -> Iterator[Any]:
+def decode_lines(path: Path) -> Iterator[Any]:
     """The batches of a file of such lines."""
     import pyarrow as pa
 
@@ -40,7 +40,7 @@ def batches_of(path: Path) -> Iterator[Any]:
                     yield from stream
 
 
-def _column(texts: list[str]) -> Any:
+def _build_batch(texts: list[str]) -> Any:
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["text"])

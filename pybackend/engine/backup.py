@@ -10,19 +10,19 @@ import keras
 import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
-from pybackend.engine.sync import broadcast_state
+from pybackend.engine.state import broadcast_state
 
 
-def epoch_to_resume(callbacks: Sequence[Any], collective: Collective) -> int:
-    """First epoch that is still to be trained, by the backup on rank 0's machine."""
+def find_epoch_to_resume(callbacks: Sequence[Any], collective: Collective) -> int:
+    """First epoch that is still to be trained, by the backup on rank 0's machine; 0 without one."""
     epoch = 0
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore) and collective.rank == 0:
-            epoch = _saved_epoch(str(callback.backup_dir))
+            epoch = _read_saved_epoch(str(callback.backup_dir))
     return int(all_sum(collective, [epoch])[0])
 
 
-class ShareRestored(keras.callbacks.Callback):
+class ShareRestoredState(keras.callbacks.Callback):
     """Right after BackupAndRestore: gives all ranks what rank 0 has restored."""
 
     def __init__(self, collective: Collective) -> None:
@@ -33,8 +33,8 @@ class ShareRestored(keras.callbacks.Callback):
         broadcast_state(self.model, self._collective)
 
 
-def _saved_epoch(folder: str) -> int:
-    """What the callback itself reads: nothing where there is no backup yet."""
+def _read_saved_epoch(folder: str) -> int:
+    """What the callback itself reads: 0 if there is no backup yet."""
     path = f"{folder}/training_metadata.json"
     if not tf.io.gfile.exists(path):
         return 0

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pybackend.data.arrays import structure
-from pybackend.data.rows import Rows, as_rows
-from pybackend.data.sharding import Visits, bounds, steps_per_epoch
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, to_rows
+from pybackend.data.sharding import Visits, count_steps, cut_rows, share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
 
@@ -35,6 +35,8 @@ class Feed:
         workers share out a new order of all rows; False: as they come.
     limit
         Largest number of steps per epoch, or None for all rows.
+    batches
+        Rows of each global batch, if they are not to follow from ``batch_size``.
 
     Attributes
     ----------
@@ -56,27 +58,32 @@ class Feed:
         seed: int = 0,
         shuffle: Shuffle = False,
         limit: int | None = None,
+        batches: Sequence[int] | None = None,
     ) -> None:
-        self._columns = as_rows(columns)
+        self._columns = to_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
         self.epoch = 0
-        full = steps_per_epoch(counts, batch_size)
+        workers = len(counts)
+        full = count_steps(counts, batch_size) if batches is None else len(batches)
+        edges = [
+            cut_rows(count, full) if batches is None else share_batches(batches, workers, number)
+            for number, count in enumerate(counts)
+        ]
         if limit is not None and limit > full:
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
                 f"give {full} steps of {batch_size} rows per worker"
             )
         self.steps = full if limit is None else limit
-        rows = [np.diff(bounds(count, full)[: self.steps + 1]) for count in counts]
-        self._rows_by_rank = np.stack(rows)
+        self._rows_by_rank = np.stack([np.diff(own[: self.steps + 1]) for own in edges])
         self.total_rows = self._rows_by_rank.sum(axis=0)
         self.may_be_empty = bool((self._rows_by_rank == 0).any())
-        self._edges = bounds(self.rows, full)[: self.steps + 1]
+        self._edges = edges[rank][: self.steps + 1]
         everyones = len(counts) if shuffle == "global" else None
         self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
 
-    def with_all_classes(self, class_weight: dict[int, float]) -> dict[int, float]:
+    def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
         """Weight 1 for the classes that are not named: Keras looks each one up."""
         _, shape = self._columns.spec["y"]
         last = max(class_weight)
@@ -97,8 +104,8 @@ class Feed:
         """Visit the rows in the order of an epoch."""
         self.epoch = epoch
 
-    def taken(self, steps: int) -> None:
-        """So many steps of the epoch are done: its rows are known anyway."""
+    def count_steps(self, steps: int) -> None:
+        """Note that so many steps of the epoch are done: its rows are known anyway."""
 
     def share(self) -> float:
         """This worker's part of all rows."""
@@ -109,7 +116,7 @@ class Feed:
         return self._rows_by_rank[:, step]
 
     def dataset(self) -> Any:
-        """The local batches of one epoch; Keras iterates it anew for each."""
+        """The local batches of one epoch; Keras iterates over it again for each."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
@@ -142,4 +149,4 @@ class Feed:
         tensors = tf.numpy_function(read, [first, last], types, stateful=True)
         for tensor, (_, shape) in zip(tensors, spec.values(), strict=True):
             tensor.set_shape([None, *shape])
-        return structure(dict(zip(spec, tensors, strict=True)))
+        return nest(dict(zip(spec, tensors, strict=True)))

@@ -7,27 +7,27 @@ from typing import Any
 import tensorflow as tf
 
 from pybackend.collective.tensorflow import GraphReduce
-from pybackend.engine.flat import Layout
+from pybackend.engine.layout import Layout
 
 
 class GraphAgreement:
-    """As `flat.Agreement`, in variables that the graph reads and writes."""
+    """As `flat.StopAgreement`, in variables that the graph reads and writes."""
 
     def __init__(self) -> None:
-        self.asked = tf.Variable(False, trainable=False)
+        self.requested = tf.Variable(False, trainable=False)
         self.agreed = tf.Variable(False, trainable=False)
 
     @property
-    def stop_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """This worker wants the training to stop."""
-        return bool(self.asked.numpy())
+        return bool(self.requested.numpy())
 
-    @stop_asked.setter
-    def stop_asked(self, value: bool) -> None:
-        self.asked.assign(value)
+    @is_requested.setter
+    def is_requested(self, value: bool) -> None:
+        self.requested.assign(value)
 
     @property
-    def stop_agreed(self) -> bool:
+    def is_agreed(self) -> bool:
         """Some worker wants it to stop, and all know it since the same step."""
         return bool(self.agreed.numpy())
 
@@ -40,13 +40,13 @@ class GraphExchange:
         self._bucket_bytes = bucket_bytes
         self.agreement = GraphAgreement()
 
-    def means(self, tensors: list[Any], weight: Any) -> list[Any]:
+    def average(self, tensors: list[Any], weight: Any) -> list[Any]:
         """Mean of each tensor over the total weight of all workers."""
         layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
-        tail = tf.stack([weight, tf.cast(self.agreement.asked, weight.dtype)])
+        tail = tf.stack([weight, tf.cast(self.agreement.requested, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
         total, stop = tf.unstack(self._reduce.all_reduce(tail))
-        # Where no worker has rows all are zeros, not zero by zero.
+        # If no worker has rows, all are zeros, not zero by zero.
         total = tf.where(total > 0, total, tf.ones_like(total))
         self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
         means = list(tensors)

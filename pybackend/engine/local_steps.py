@@ -18,8 +18,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.engine.flat import Agreement, FlatExchange, Layout
-from pybackend.engine.steps import StepOrSkip, replaced, rows_in, uncompiled
+from pybackend.engine.flat import FlatExchange, StopAgreement
+from pybackend.engine.layout import Layout
+from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.steps import StepOrSkip, count_rows
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +33,7 @@ class OuterOptimizer:
     become w - learning_rate (d + momentum v): Nesterov's momentum. Learning rate 1 and momentum 0
     give the plain average.
 
-    It holds two buffers of the size of the weights: those of the last time, and v.
+    It keeps two buffers of the size of the weights: those of the last time, and v.
     """
 
     def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
@@ -58,22 +60,21 @@ class OuterOptimizer:
         """
         change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
         means, _ = self._exchange.exchange(rows, 0.0, change)
-        for place, mean in enumerate(means):
+        for number, mean in enumerate(means):
             move = mean
             if self._momentum:
-                self._velocity[place] = self._momentum * self._velocity[place] + mean
-                move = mean + self._momentum * self._velocity[place]
+                self._velocity[number] = self._momentum * self._velocity[number] + mean
+                move = mean + self._momentum * self._velocity[number]
             rate = mean.dtype.type(self._learning_rate)
-            self._last[place] = (self._last[place] - rate * move).astype(mean.dtype, copy=False)
+            self._last[number] = (self._last[number] - rate * move).astype(mean.dtype, copy=False)
         # Copies: TensorFlow keeps what it is given.
         return [np.array(weight) for weight in self._last]
 
 
-class LocalSteps:
+class WeightAveraging:
     """Couples one compiled model to a collective for the duration of a ``fit``.
 
-    Stands where `GradientExchange` stands otherwise. Each worker's own optimizer state stays its
-    own.
+    Takes the place of a `GradientExchange`. Each worker's optimizer state stays its own.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ class LocalSteps:
         self._model = model
         self._every = every
         self._may_be_empty = may_be_empty
-        self.agreement = Agreement()
+        self.agreement = StopAgreement()
         self.error: BaseException | None = None
         variables = model.trainable_variables
         self._types = [tf.as_dtype(v.dtype) for v in variables]
@@ -120,21 +121,21 @@ class LocalSteps:
     """Each worker's losses are its own: they are averaged by rows."""
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """Average weights while the context lasts; the model is as it was afterwards."""
         model = self._model
         train_step = model.train_step
         if model.jit_compile:
-            # The average stands outside what XLA compiles.
+            # The average is outside of what XLA compiles.
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
-        with uncompiled(model), replaced(model, "train_step", self._counting(train_step)):
+        with disable_jit(model), override(model, "train_step", self._wrap_step(train_step)):
             model.make_train_function(force=True)
             yield
         model.make_train_function(force=True)
 
     def begin_training(self) -> None:
         """Take the weights that all workers share as the point to start from."""
-        self._outer.begin([v.numpy() for v in self._wide_values()])
+        self._outer.begin([v.numpy() for v in self._read_wide()])
 
     def begin_epoch(self) -> None:
         """Nothing is counted by epoch."""
@@ -145,15 +146,15 @@ class LocalSteps:
             self._average()
             self._steps.assign(0)
 
-    def _counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _wrap_step(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._rows.assign_add(tf.cast(rows_in(data), tf.int64))
+            self._rows.assign_add(tf.cast(count_rows(data), tf.int64))
             return train_step(data)
 
-        stepped = StepOrSkip(self._model, step, lambda: None) if self._may_be_empty else step
+        step_or_skip = StepOrSkip(self._model, step, lambda: None) if self._may_be_empty else step
 
         def local_step(data: Any) -> Any:
-            logs = stepped(data)
+            logs = step_or_skip(data)
             done = self._steps.assign_add(1)
             if tf.executing_eagerly():
                 if int(done) % self._every == 0:
@@ -164,16 +165,16 @@ class LocalSteps:
 
         return local_step
 
-    def _wide_values(self) -> list[Any]:
+    def _read_wide(self) -> list[Any]:
         values = [tf.convert_to_tensor(v) for v in self._model.trainable_variables]
         return [tf.cast(value, self._wide) for value in values]
 
     def _average(self) -> None:
-        values = self._wide_values()
+        values = self._read_wide()
         types = [self._wide] * len(values)
-        found = tf.numpy_function(self._outer_step, [self._rows.read_value(), *values], types)
+        averages = tf.numpy_function(self._outer_step, [self._rows.read_value(), *values], types)
         variables = self._model.trainable_variables
-        for variable, value, kind in zip(variables, found, self._types, strict=True):
+        for variable, value, kind in zip(variables, averages, self._types, strict=True):
             value.set_shape(variable.shape)
             variable.assign(tf.cast(value, kind))
         self._rows.assign(0)

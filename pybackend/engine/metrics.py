@@ -11,31 +11,33 @@ import numpy as np
 from pybackend.collective import Collective, all_sum
 
 
-def over_all_rows(
+def combine_logs(
     model: Any, logs: Mapping[str, Any], collective: Collective, rows: Any
 ) -> dict[str, Any]:
     """One rank's logs made those of all: metrics from their summed state, the rest averaged.
 
-    A log is a metric's where it has that metric's name and value; a step of the user's own may log
-    anything under any name. Ranks without rows, which may have no logs, take part with nothing.
+    A log is a metric's if it has that metric's name and value; a custom step may log anything
+    under any name. Ranks without rows, which may have no logs, take part with nothing.
 
     Parameters
     ----------
     rows
         Shape (world size,): rows behind each rank's logs.
     """
-    local = {name: plain(value) for name, value in model.get_metrics_result().items()}
-    names = _names_of_all(logs, local, collective, rows)
+    local = {name: to_plain(value) for name, value in model.get_metrics_result().items()}
+    names = _agree_on_names(logs, local, collective, rows)
     own = [name for name, is_metric in names.items() if not is_metric]
     share = rows[collective.rank] / rows.sum()
-    values = [np.mean(plain(logs[name])) * share if name in logs and share else 0.0 for name in own]
+    values = [
+        np.mean(to_plain(logs[name])) * share if name in logs and share else 0.0 for name in own
+    ]
     averaged = dict(zip(own, all_sum(collective, values), strict=True)) if own else {}
-    summed = _summed_metrics(model, collective)
+    summed = _sum_metrics(model, collective)
     found = {n: summed[n] if is_metric else float(averaged[n]) for n, is_metric in names.items()}
     return {"loss": found.pop("loss"), **found} if "loss" in found else found
 
 
-def _names_of_all(
+def _agree_on_names(
     logs: Mapping[str, Any], local: Mapping[str, Any], collective: Collective, rows: Any
 ) -> dict[str, bool]:
     """Logged names, and whether each is a metric's on every rank that has logged it."""
@@ -44,19 +46,19 @@ def _names_of_all(
     text = json.dumps(list(logs) or list(local)).encode()
     size = np.array([len(text)])
     collective.broadcast(size, root)
-    told = np.frombuffer(text.ljust(int(size[0]))[: int(size[0])], np.uint8).copy()
-    collective.broadcast(told, root)
-    names = json.loads(told.tobytes())
+    received = np.frombuffer(text.ljust(int(size[0]))[: int(size[0])], np.uint8).copy()
+    collective.broadcast(received, root)
+    names = json.loads(received.tobytes())
     is_other = [
         rows[collective.rank] > 0
-        and not (name in local and _same(plain(logs.get(name, local[name])), local[name]))
+        and not (name in local and _is_same(to_plain(logs.get(name, local[name])), local[name]))
         for name in names
     ]
     others = all_sum(collective, np.array(is_other, float))
     return {name: count == 0 for name, count in zip(names, others, strict=True)}
 
 
-def _summed_metrics(model: Any, collective: Collective) -> dict[str, Any]:
+def _sum_metrics(model: Any, collective: Collective) -> dict[str, Any]:
     """Results of the metrics from the sums of their variables: exact, not averages."""
     variables = model.metrics_variables
     if collective.world_size > 1 and variables:
@@ -66,10 +68,10 @@ def _summed_metrics(model: Any, collective: Collective) -> dict[str, Any]:
         parts = np.split(flat, np.cumsum([v.size for v in values])[:-1])
         for variable, value, part in zip(variables, values, parts, strict=True):
             variable.assign(part.reshape(value.shape).astype(value.dtype))
-    return {name: plain(value) for name, value in model.get_metrics_result().items()}
+    return {name: to_plain(value) for name, value in model.get_metrics_result().items()}
 
 
-def unsummed_metrics(model: Any) -> list[str]:
+def find_custom_metrics(model: Any) -> list[str]:
     """Names of metrics of custom classes: whether their state sums up, only they know."""
     return [
         metric.name
@@ -79,11 +81,11 @@ def unsummed_metrics(model: Any) -> list[str]:
     ]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 
 
-def plain(value: Any) -> Any:
-    """A metric's value as a Python float, or a list where it has several (F1 per class)."""
+def to_plain(value: Any) -> Any:
+    """A metric's value as a Python float, or a list if it has several (F1 per class)."""
     array = np.asarray(value, dtype=np.float64)
     return float(array) if array.ndim == 0 else array.tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.data.files import check_writable, write_whole
-from pybackend.engine.steps import replaced
+from pybackend.engine.overrides import override
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
@@ -16,49 +16,49 @@ from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
 
 _NO_SETTINGS = (
-    "the model will come back without its compile settings, which hold functions of R: compile it "
+    "the model will come back without its compile settings, which hold R functions: compile it "
     "again to evaluate it or to train it further"
 )
 _NO_LAYERS = (
-    "the model cannot come back: layers that are functions or classes of R exist on the workers "
-    "only. Use layers of Keras; losses and metrics may be functions of R. "
+    "the model cannot come back: layers that are R functions or classes exist on the workers "
+    "only. Use layers of Keras; losses and metrics may be R functions. "
 )
 
 
 @dataclass(frozen=True)
-class Saving:
+class SavingPlan:
     """How to write a model: the format, and whether with its compile settings."""
 
     format: Format
     compiled: bool
 
 
-def loadable(loaded: LoadedModel, job: Job, emit: Emit) -> Saving:
-    """How the model can be read back: HDF5 where it can be.
+def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
+    """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Found before training: to fail after hours of it would be too late.
+    Done before training: to fail after hours of it would be too late.
 
     Raises
     ------
     SerializationError
-        Where it cannot.
+        There is none.
     """
-    ways = [Saving("h5", True), Saving("keras", True)]
-    if loaded.is_from_r:  # no argument of the driver's could name a function of R
-        ways.append(Saving("h5", False))
-        if _holds_functions(loaded.model):  # Keras might take one for its own of the same name
-            ways = [way for way in ways if not way.compiled]
+    plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
+    if loaded.is_from_r:  # no argument on the driver could name an R function
+        plans.append(SavingPlan("h5", False))
+        if _has_functions(loaded.model):  # Keras might take one for its own of the same name
+            plans = [plan for plan in plans if not plan.compiled]
     if job.model_uri is not None:
         check_writable(job.model_uri)
-        ways = [way for way in ways if job.model_uri.endswith(f".{way.format}")]
-        if not ways:
+        plans = [plan for plan in plans if job.model_uri.endswith(f".{plan.format}")]
+        if not plans:
             raise InputError(
                 f"this model can be written as HDF5 only: end {job.model_uri!r} in .h5"
             )
     failure: SerializationError | None = None
-    for way in ways:
+    for plan in plans:
         try:
-            data = _encoded(loaded.model, way)
+            data = _encode(loaded.model, plan)
             model_from_bytes(
                 data,
                 custom_objects=loaded.extras.get("custom_objects"),
@@ -69,9 +69,9 @@ def loadable(loaded: LoadedModel, job: Job, emit: Emit) -> Saving:
             failure = failure or error
             continue
         _check_size(len(data), job)
-        if not way.compiled:
+        if not plan.compiled:
             emit(Note(_NO_SETTINGS))
-        return way
+        return plan
     assert failure is not None
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure
 
@@ -85,19 +85,19 @@ def _check_size(size: int, job: Job) -> None:
         )
 
 
-def write_model(model: Any, way: Saving, folder: Path, uri: str | None) -> str:
+def write_model(model: Any, plan: SavingPlan, folder: Path, uri: str | None) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
-    data = _encoded(model, way)
+    data = _encode(model, plan)
     if uri is not None:
         write_whole(uri, data)
         return sha256_of(data)
     partial = folder / "trained.partial"
     partial.write_bytes(data)
-    partial.replace(folder / f"trained.{way.format}")
+    partial.replace(folder / f"trained.{plan.format}")
     return sha256_of(data)
 
 
-def _holds_functions(model: Any) -> bool:
+def _has_functions(model: Any) -> bool:
     """Whether a loss or a metric is a plain function."""
 
     def found(value: Any) -> bool:
@@ -108,8 +108,8 @@ def _holds_functions(model: Any) -> bool:
     return model.compiled and found(model.get_compile_config() or {})
 
 
-def _encoded(model: Any, way: Saving) -> bytes:
-    if way.compiled:
-        return model_to_bytes(model, format=way.format)
-    with replaced(model, "compiled", False):
-        return model_to_bytes(model, format=way.format)
+def _encode(model: Any, plan: SavingPlan) -> bytes:
+    if plan.compiled:
+        return model_to_bytes(model, format=plan.format)
+    with override(model, "compiled", False):
+        return model_to_bytes(model, format=plan.format)

@@ -12,7 +12,7 @@ from pybackend.collective import Collective
 Array = npt.NDArray[Any]
 
 
-def all_slices(collective: Collective, indices: Array, values: Array) -> tuple[Array, Array]:
+def gather_slices(collective: Collective, indices: Array, values: Array) -> tuple[Array, Array]:
     """All workers' rows one after the other, in the order of the ranks.
 
     Rows of one index are not added up: Keras's optimizers take each by itself (a square in Adam, a

@@ -1,6 +1,6 @@
 """A training step in three parts, for XLA: gradients, exchange, update.
 
-XLA compiles no call back to the host, so the exchange stands between two compiled functions.
+XLA compiles no call back to the host, so the exchange is between two compiled functions.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from pybackend.engine.steps import StepOrSkip, replaced, rows_in
+from pybackend.engine.overrides import override
+from pybackend.engine.steps import StepOrSkip, count_rows
 
 
-class Exchange(Protocol):
-    """What stands between the two compiled parts: see `GradientExchange`."""
+class StepExchange(Protocol):
+    """What comes between the two compiled parts: see `GradientExchange`."""
 
     def begin_step(self, rows: Any) -> None: ...
-    def zeros(self) -> list[Any]: ...
-    def weight_and_loss(self, rows: Any) -> tuple[Any, Any]: ...
-    def averaged(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]: ...
+    def make_zeros(self) -> list[Any]: ...
+    def weigh_step(self, rows: Any) -> tuple[Any, Any]: ...
+    def average(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]: ...
 
 
 class SplitStep:
-    """Stands in for the ``train_step`` of a model compiled with ``jit_compile=True``.
+    """Replaces the ``train_step`` of a model compiled with ``jit_compile=True``.
 
     Only for Keras's own train_step, which ends with ``optimizer.apply``: what a train_step does
-    after it would here come before it.
+    after it would come before it here.
     """
 
     def __init__(
@@ -34,51 +35,53 @@ class SplitStep:
         model: Any,
         train_step: Callable[[Any], Any],
         apply: Callable[..., Any],
-        exchange: Exchange,
+        exchange: StepExchange,
     ) -> None:
         self._model = model
         self._train_step = train_step
         self._apply = apply
         self._exchange = exchange
-        self._compute = tf.function(self._gradients, jit_compile=True, reduce_retracing=True)
-        self._update = tf.function(self._applied, jit_compile=True)
+        self._compute = tf.function(
+            self._compute_gradients, jit_compile=True, reduce_retracing=True
+        )
+        self._update = tf.function(self._apply_means, jit_compile=True)
         self._present: list[bool] = []
-        self._step = StepOrSkip(model, self._stepped, self._skipped)
+        self._step = StepOrSkip(model, self._take_step, self._skip_step)
 
     def __call__(self, data: Any) -> Any:
         """Logs of the step."""
         return self._step(data)
 
-    def _stepped(self, data: Any) -> Any:
+    def _take_step(self, data: Any) -> Any:
         gradients, weight, loss, logs = self._compute(data)
         self._finish(gradients, weight, loss)
         return logs
 
-    def _skipped(self) -> None:
-        gradients = [g for g in self._exchange.zeros() if g is not None]
+    def _skip_step(self) -> None:
+        gradients = [g for g in self._exchange.make_zeros() if g is not None]
         self._finish(gradients, 0.0, 0.0)
 
     def _finish(self, gradients: list[Any], weight: Any, loss: Any) -> None:
-        found = iter(gradients)
-        listed = [next(found) if present else None for present in self._present]
+        remaining = iter(gradients)
+        listed = [next(remaining) if present else None for present in self._present]
         self._exchange.begin_step(None)
-        means = self._exchange.averaged(listed, weight, loss)
+        means = self._exchange.average(listed, weight, loss)
         self._update([mean for mean in means if mean is not None])
 
-    def _gradients(self, data: Any) -> Any:
+    def _compute_gradients(self, data: Any) -> Any:
         """What train_step would have applied, and its logs."""
         caught: list[Any] = []
 
         def catch(gradients: Any, trainable_variables: Any = None) -> None:
             caught.extend(gradients)
 
-        with replaced(self._model.optimizer, "apply", catch):
+        with override(self._model.optimizer, "apply", catch):
             logs = self._train_step(data)
         self._present = [gradient is not None for gradient in caught]
-        weight, loss = self._exchange.weight_and_loss(rows_in(data))
+        weight, loss = self._exchange.weigh_step(count_rows(data))
         return [gradient for gradient in caught if gradient is not None], weight, loss, logs
 
-    def _applied(self, means: list[Any]) -> None:
+    def _apply_means(self, means: list[Any]) -> None:
         variables = self._model.trainable_variables
         chosen = [v for v, present in zip(variables, self._present, strict=True) if present]
         self._apply(means, chosen)

@@ -1,27 +1,24 @@
-"""A training step on a local batch that may have no rows."""
+"""The steps of an epoch: which one it is, and one whose local batch may have no rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
-from pybackend.engine.stream import StreamFeed
-
-_ABSENT = object()
+from pybackend.engine.pipeline_feed import PipelineFeed
 
 
 class Position:
-    """Where in an epoch the training is; the same on every worker.
+    """The step of the epoch that the training is at; the same on every worker.
 
     Counts on the host, so that what a step needs to know of the other workers' rows is at hand
     without asking them.
     """
 
-    def __init__(self, feed: Feed | StreamFeed) -> None:
+    def __init__(self, feed: Feed | PipelineFeed) -> None:
         self._feed = feed
         self.step = 0
 
@@ -35,7 +32,7 @@ class Position:
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of the global batch at this step; None where no worker knows."""
+        """Rows of the global batch at this step; None if no worker knows."""
         if self._feed.total_rows is None:
             return None
         # A train_step that exchanges twice is beyond the end before the epoch is.
@@ -47,46 +44,21 @@ class Position:
         return self.step == self._feed.steps - 1
 
 
-@contextmanager
-def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Give one object an attribute of its own for a while."""
-    kept = vars(holder).get(name, _ABSENT)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if kept is _ABSENT:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, kept)
-
-
-@contextmanager
-def uncompiled(model: Any) -> Iterator[None]:
-    """Switch a model's ``jit_compile`` off for a while."""
-    compiled = model.jit_compile
-    model.jit_compile = False
-    try:
-        yield
-    finally:
-        model.jit_compile = compiled
-
-
-def is_plain(model: Any) -> bool:
+def has_keras_train_step(model: Any) -> bool:
     """Whether a model trains by Keras's own ``train_step``."""
     return str(type(model).train_step.__module__).startswith("keras.")
 
 
-def rows_in(data: Any) -> Any:
+def count_rows(data: Any) -> Any:
     """Number of rows of a batch, as a scalar int32 tensor."""
     return tf.shape(tf.nest.flatten(data)[0])[0]
 
 
 class StepOrSkip:
-    """Runs a ``train_step`` where the local batch has rows, and ``skip`` where it has none.
+    """Runs a ``train_step`` if the local batch has rows, and ``skip`` if it has none.
 
-    Either way the step has logs of one structure: without rows, the metrics as they stand, and
-    zeros for what a train_step of the user's own logs besides.
+    Either way the step has logs of one structure: without rows, the metrics as they are, and
+    zeros for what else a custom train_step logs.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], skip: Callable[[], None]) -> None:
@@ -97,18 +69,18 @@ class StepOrSkip:
 
     def __call__(self, data: Any) -> Any:
         """Logs of the step."""
-        rows = rows_in(data)
+        rows = count_rows(data)
         if tf.executing_eagerly():
-            return self._stepped(data) if rows > 0 else self._skipped()
-        # The branch with rows is traced first: it tells the other one what is logged.
-        return tf.cond(rows > 0, lambda: self._stepped(data), self._skipped)
+            return self._take_step(data) if rows > 0 else self._skip_step()
+        # The branch with rows is traced first: from it the other one knows what is logged.
+        return tf.cond(rows > 0, lambda: self._take_step(data), self._skip_step)
 
-    def _stepped(self, data: Any) -> Any:
+    def _take_step(self, data: Any) -> Any:
         logs = tf.nest.map_structure(tf.convert_to_tensor, dict(self._step(data)))
         self._logged = tf.nest.map_structure(lambda value: (value.shape, value.dtype), logs)
         return logs
 
-    def _skipped(self) -> Any:
+    def _skip_step(self) -> Any:
         self._skip()
         metrics = self._model.get_metrics_result()
         if tf.executing_eagerly():

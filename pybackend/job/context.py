@@ -1,4 +1,4 @@
-"""What a function run by `barrier_run` is told about its place in the job."""
+"""What a function that `barrier_run` runs knows about its worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """One worker's place in the job; the first argument of the function.
+    """One worker among the others; the first argument of the function.
 
     Attributes
     ----------

@@ -22,15 +22,15 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 
 MAX_WORKERS = 4096
-# What the driver, Spark's messages and R's strings hold without trouble.
+# What the driver, Spark's messages and R's strings carry without trouble.
 MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
-# Files that the driver sends along to every worker.
+# Files that the driver sends to every worker.
 FUNCTION = "function.pkl"
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
 EXTRAS = "extras.pkl"
-# Follows the name of a data set that workers read for themselves.
+# Follows the name of a data set that workers read themselves.
 SOURCE = ".source.pkl"
 
 
@@ -41,7 +41,7 @@ def argument_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is told, whatever started it.
+    """What every worker is to do, whatever started it.
 
     Attributes
     ----------
@@ -51,6 +51,9 @@ class Job:
         World size.
     epochs, batch_size, steps_per_epoch, shuffle, class_weight
         As in `barrier_train`; ``batch_size`` counts rows per worker and step.
+    batches
+        Rows of all workers together by step, if the data came in batches of their own; None: as
+        ``batch_size`` says.
     initial_epoch
         Epochs that were trained before: the first one of this training has this index.
     validation_freq
@@ -76,7 +79,7 @@ class Job:
     safe_mode
         Whether loading a model may execute code that it carries.
     verbose
-        0 silent, 1 a line per epoch, 2 also what the workers print.
+        0 silent, 1 a line per epoch, 2 also whatever the workers print.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -85,6 +88,7 @@ class Job:
     initial_epoch: int = 0
     validation_freq: int | tuple[int, ...] = 1
     batch_size: int = 32
+    batches: tuple[int, ...] | None = None
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
     in_memory: bool = False

@@ -1,4 +1,4 @@
-"""What the processes of a job send each other, besides the job itself and the reports."""
+"""What the processes of a job send each other, apart from the job itself and the reports."""
 
 from __future__ import annotations
 

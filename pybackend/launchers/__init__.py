@@ -1,4 +1,4 @@
-"""Where workers are started; the only part of this package that others import.
+"""Starting workers; the only part of this package that others import.
 
 A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
 done with Spark is found here too, and loaded when it is used.
@@ -56,7 +56,7 @@ _HOME = {
     "write_records": "spark.records",
 }
 
-# What a first argument may be besides a launcher itself: the module whose `launcher_of` knows it,
+# A first argument that is not a launcher itself: the module whose `launcher_of` recognizes it,
 # and a package that is loaded if there is such an argument at all.
 _KNOWN = {
     "pybackend.launchers.local": None,

@@ -92,7 +92,7 @@ class Child:
         self.address = address_of(self._server)
         """``host:port`` at which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
-        """``host:port`` held for TensorFlow's own server, where the job needs one."""
+        """``host:port`` held for TensorFlow's own server, if the job needs one."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=_disk()))
 
     def __enter__(self) -> Child:
@@ -192,7 +192,7 @@ class Child:
                 process.wait(timeout=10)
 
     def model(self) -> tuple[str, bytes] | None:
-        """Format and content of the trained model's file, where the worker wrote one."""
+        """Format and content of the trained model's file, if the worker wrote one."""
         for kind in ("h5", "keras"):
             path = self.folder / f"trained.{kind}"
             if path.exists():
@@ -296,17 +296,18 @@ def _own_libraries() -> dict[str, str]:
 
 
 def _disk() -> str | None:
-    """Where rows are to lie: a folder for temporary files may be small, or memory itself.
+    """The parent of the worker's folder, or None for the default.
 
-    Spark tells its tasks the folders that it was given for data; TMPDIR is the user's own word.
+    A folder for temporary files may be small, or in memory. Spark passes its tasks the folders that
+    it was given for data; a TMPDIR that the user has set goes before them.
     """
-    told = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    is_usable = told and "TMPDIR" not in os.environ and os.path.isdir(told)
-    return told if is_usable else None
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
+    return folder if is_usable else None
 
 
 def _utf8() -> dict[str, str]:
-    """A locale in which R reads and prints all letters, where the executor has none such."""
+    """A locale in which R reads and prints all letters, if the executor has no such locale."""
     chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
     return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}
 

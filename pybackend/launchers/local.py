@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.arrays import Columns, rows_of, shard
+from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure
 from pybackend.job.job import Job
@@ -22,6 +22,7 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
 from pybackend.launchers.failures import Failures
 from pybackend.net.rendezvous import new_token
+from pybackend.tf_config import check_single_process
 
 HOST = "127.0.0.1"
 # After the first failure: time for the others to say that they lost a peer.
@@ -60,7 +61,7 @@ class LocalLauncher:
                 token=new_token(),
                 peers=tuple(child.address for child in children),
                 reserved=tuple(child.reserved for child in children if child.reserved),
-                counts={name: [rows_of(p) for p in parts] for name, parts in shards.items()},
+                counts={name: [count_rows(p) for p in parts] for name, parts in shards.items()},
             )
             for child in children:
                 child.go(order)
@@ -72,6 +73,8 @@ class LocalLauncher:
 
 def launcher_of(target: Any) -> LocalLauncher | None:
     """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
+    if target is None:
+        check_single_process()
     is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
     return LocalLauncher() if target is None or is_text else None
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pybackend.data.spool import check_layouts, layouts_in, settle
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.spool import settle_layout
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
@@ -139,7 +140,7 @@ class Member:
         counts = dict(self.counts)
         for name in everyone[0].layouts:
             layouts = [arrival.layouts[name] for arrival in everyone]
-            settle(child.folder / name, layouts)
+            settle_layout(child.folder / name, layouts)
             counts.setdefault(name, [layout["rows"] for layout in layouts])
         return Order(
             token=self.token,
@@ -185,7 +186,7 @@ def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
         reserved=child.reserved,
         host=child.host,
         packages=read_versions() if child.job.kind != "run" else {},
-        layouts={} if error else layouts_in(child.folder),
+        layouts={} if error else read_layouts(child.folder),
         has_failed=error is not None,
     )
     return [decode(text, Arrival) for text in group.gather(encode(own))]

@@ -144,6 +144,7 @@ def model_from_bytes(
 def _read_file(
     path: Path, custom_objects: Mapping[str, Any] | None, safe_mode: bool, compile: bool
 ) -> Any:
+    import_tensorflow()
     import keras
 
     if path.suffix == ".h5":

@@ -1,4 +1,4 @@
-"""TCP connections between the workers' hosts: made within seconds, or why not, and what to do."""
+"""TCP connections between the workers' hosts: made within seconds, or an error says why not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.rendezvous import split_address
 from pybackend.net.stream import Stream
 
-# The system answers for a process that is busy: where nothing has answered by then, the network is
-# at fault. Three lost packets are borne.
+# The system answers even for a process that is busy: without an answer by then, the network is at
+# fault. Up to three packets may be lost.
 REACH_SECONDS = 10.0
-# What a firewall that answers, a missing route or an absent host gives, beside silence.
+# What a firewall that answers, a missing route or a missing host gives, apart from silence.
 _NETWORK_ERRORS = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
@@ -28,7 +28,7 @@ _AT_ONCE = 64
 
 
 def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SECONDS) -> Stream:
-    """A TCP connection from ``rank`` to ``other``, within `REACH_SECONDS` or ``patience``.
+    """Connect ``rank`` to ``other`` within `REACH_SECONDS` or ``patience``, whichever is less.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SE
     Raises
     ------
     ClusterError
-        Where the network does not let it through.
+        If the network does not let the connection through.
     PeerLostError
-        Where the connection is refused.
+        If the connection is refused.
     """
     host, port = split_address(peers[other])
     try:
@@ -49,19 +49,19 @@ def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SE
         if isinstance(error, TimeoutError) or error.errno in _NETWORK_ERRORS:
             raise ClusterError(
                 f"worker {rank} on {split_address(peers[rank])[0]} cannot reach worker {other} at "
-                f"{peers[other]} ({error.strerror or error}). {network_advice()}"
+                f"{peers[other]} ({error.strerror or error}). {advise_on_network()}"
             ) from error
         reason = f"cannot be reached at {peers[other]} ({error}: it has ended, or a firewall"
         raise PeerLostError(other, host, f"{reason} refuses the connection)") from error
 
 
-def unreached(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | None:
-    """Try to connect to other hosts, at ports where nobody need listen.
+def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | None:
+    """Try to connect to other hosts, at ports where nothing needs to listen.
 
     Returns
     -------
     str or None
-        What is wrong, of the first that the network keeps away; a refusal is an answer.
+        The message for the first host that cannot be reached; a refused connection is an answer.
     """
 
     def attempt(other: int) -> str | None:
@@ -77,17 +77,18 @@ def unreached(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | N
         return next(filter(None, pool.map(attempt, others)), None)
 
 
-def network_advice() -> str:
-    """What to do where one host cannot reach another."""
+def advise_on_network() -> str:
+    """Say what to do if one host cannot reach another."""
     return (
         "A firewall or a missing route is between these two hosts, or the second one is down. "
-        "Let all hosts that run workers connect to each other over TCP, at the ports from which "
-        f"their systems pick{_ephemeral()}; `tfdist doctor --master ...` shows who reaches whom"
+        "Let all hosts that run workers connect to each other over TCP, at the ports that their "
+        f"systems pick from{_describe_ports()}; `tfdist doctor --master ...` shows which host "
+        "reaches which"
     )
 
 
-def _ephemeral() -> str:
-    """The range of ports for listening sockets that name none, on this host."""
+def _describe_ports() -> str:
+    """Name this host's range of ports for listening sockets without a port of their own."""
     with contextlib.suppress(OSError, ValueError):
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return f" (net.ipv4.ip_local_port_range, here {low} to {high})"

@@ -7,8 +7,8 @@ answer is decided once, so that all members get the same one:
 
 - everyone's messages, as soon as all have joined;
 - elsewhere, when a member is missing some seconds after the first one came, or has lost its
-  connection before it joined. A member that has joined goes elsewhere only if it is told to, and
-  one that cannot join makes sure by its absence that the others are.
+  connection before it joined. A member that has joined goes elsewhere only on this answer, and by
+  the absence of one that cannot join the others get it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pybackend.net.rendezvous import Acceptor, address_of, listen
 from pybackend.net.stream import Stream
 
 PURPOSE = "meeting"
-_LONGEST_LINE = 1 << 20
+_LONGEST_LINE = 1 << 24
 # How long a member that has stopped reading may keep its answer waiting.
 _SEND_SECONDS = 30.0
 _AT_ONCE = 32

@@ -1,33 +1,20 @@
-"""Sockets between processes of one job: bound first, published then, authenticated before use.
-
-Both ends prove that they know the job's token by answering a fresh challenge (HMAC-SHA256 over
-both nonces, as in RFC 2104's keyed hash), so a token never crosses the network and a recorded
-exchange is of no use. All messages of the greeting have a fixed length: nothing is parsed, and
-nothing else is read, before the proof.
-"""
+"""Where processes of one job find each other: listening sockets, addresses, new connections."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable
 
 from pybackend.errors import ClusterError
+from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.stream import Stream
-
-_NONCE = 32
-_DIGEST = 32
-_RANK = struct.Struct(">i")
-GREETING_SECONDS = 10.0
 
 
 def new_token() -> str:
-    """A random secret for one job: 256 bits, hexadecimal."""
+    """Make a random secret for one job: 256 bits, hexadecimal."""
     return secrets.token_hex(32)
 
 
@@ -37,7 +24,7 @@ def listen(host: str) -> socket.socket:
     Raises
     ------
     ClusterError
-        Where ``host`` is no address of this machine.
+        If ``host`` is not an address of this machine.
     """
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -56,20 +43,20 @@ def listen(host: str) -> socket.socket:
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
-    """``host:port`` of a bound socket, with brackets around IPv6; ``announced``: another host."""
+    """``host:port`` of a bound socket, brackets around IPv6; ``announced`` replaces the host."""
     host, port = server.getsockname()[:2]
     host = announced or host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(peer: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; brackets around IPv6 are dropped."""
+    """Split ``host:port``, and drop brackets around IPv6."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def own_address(peer: str) -> str | None:
-    """This machine's address on the way to a host, None where there is no way; nothing is sent."""
+    """This machine's address on the route to a host, None without a route; nothing is sent."""
     try:
         # Any port will do: connecting a datagram socket only looks up the route.
         infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
@@ -82,7 +69,7 @@ def own_address(peer: str) -> str | None:
 
 
 def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:
-    """Connect, and prove the token both ways; within ``seconds`` for each half.
+    """Connect and exchange proofs of the token, each within ``seconds``.
 
     Raises
     ------
@@ -96,54 +83,6 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
         stream.close()
         raise
     return stream
-
-
-def greet_as_client(
-    stream: Stream,
-    token: str,
-    rank: int,
-    purpose: str,
-    patience: float = GREETING_SECONDS,
-) -> None:
-    """Prove the token to the listening end, and have it prove it too.
-
-    ``patience`` is how many seconds the listening end may take to begin: its socket accepts
-    connections while its process is still importing TensorFlow.
-
-    Raises
-    ------
-    OSError
-        If the other end closes, is silent, or does not know the token.
-    """
-    theirs = stream.read_exactly(_NONCE, patience)
-    ours = secrets.token_bytes(_NONCE)
-    who = _RANK.pack(rank)
-    proof = _prove(token, b"client", purpose, theirs, ours, who)
-    stream.send_all(ours + who + proof, GREETING_SECONDS)
-    answer = stream.read_exactly(_DIGEST, GREETING_SECONDS)
-    if not hmac.compare_digest(answer, _prove(token, b"server", purpose, theirs, ours, who)):
-        raise ConnectionError("the listening end does not know this job's token")
-
-
-def greet_as_server(stream: Stream, token: str, purpose: str) -> int:
-    """Have a connected client prove the token, and prove it to the client; returns its rank.
-
-    Raises
-    ------
-    OSError
-        If the client closes, is silent, or does not know the token.
-    """
-    ours = secrets.token_bytes(_NONCE)
-    stream.send_all(ours, GREETING_SECONDS)
-    message = stream.read_exactly(_NONCE + _RANK.size + _DIGEST, GREETING_SECONDS)
-    theirs = message[:_NONCE]
-    who = message[_NONCE:-_DIGEST]
-    expected = _prove(token, b"client", purpose, ours, theirs, who)
-    if not hmac.compare_digest(message[-_DIGEST:], expected):
-        raise ConnectionError("a client that does not know this job's token was rejected")
-    stream.send_all(_prove(token, b"server", purpose, ours, theirs, who), GREETING_SECONDS)
-    rank: int = _RANK.unpack(who)[0]
-    return rank
 
 
 class Acceptor:
@@ -197,8 +136,3 @@ class Acceptor:
             self._welcome(stream, rank)
         finally:
             self._slots.release()
-
-
-def _prove(token: str, side: bytes, purpose: str, *parts: bytes) -> bytes:
-    message = b"|".join([b"tfdist", side, purpose.encode()]) + b"".join(parts)
-    return hmac.new(token.encode(), message, hashlib.sha256).digest()

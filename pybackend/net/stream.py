@@ -188,7 +188,7 @@ class Stream:
     def close(self) -> None:
         """Close the connection, and wake a thread that waits for it."""
         with contextlib.suppress(OSError):
-            # Closing alone wakes nobody. Not SSLSocket.shutdown(): it would go on in plain text.
+            # Closing alone wakes no thread. Not SSLSocket.shutdown(): it goes back to plain text.
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
         self.socket.close()
 

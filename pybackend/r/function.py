@@ -20,8 +20,8 @@ from pybackend.job.context import WorkerContext
 # What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
 # so that reticulate converts the values, and a model stays the Python object that it is.
 exchange: dict[str, Any] = {}
-# How R is called where R is the process and Python is embedded in it.
-_hosted: Callable[[], object] | None = None
+# How R is called if R is the process and Python is embedded in it.
+_call_r: Callable[[], object] | None = None
 
 
 class RFunction:
@@ -40,12 +40,12 @@ class RFunction:
     packages
         R packages to attach before it runs.
     library_paths
-        Folders to look for R packages in, besides R's own and where they exist.
+        Folders to look for R packages in, if they exist, in addition to R's own.
 
     Raises
     ------
     InputError
-        Where ``code`` is no R function.
+        ``code`` is not an R function.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class RFunction:
         packages: Sequence[str] = (),
         library_paths: Sequence[str] = (),
     ) -> None:
-        self.code = _checked(code)
-        self.packages = _names("packages", packages)
-        self.library_paths = _names("library_paths", library_paths)
+        self.code = _check_code(code)
+        self.packages = _check_names("packages", packages)
+        self.library_paths = _check_names("library_paths", library_paths)
 
     def __repr__(self) -> str:
         shown = repr(self.code[:40]) if isinstance(self.code, str) else f"{len(self.code)} bytes"
@@ -75,7 +75,7 @@ class RFunction:
         -------
         Any
             What reticulate makes of the function's value; a Keras model is the same object. R's
-            missing values have no counterpart in Python and are refused, but for numbers: NaN.
+            missing values have no counterpart in Python and are rejected, except in numbers: NaN.
 
         Raises
         ------
@@ -83,22 +83,22 @@ class RFunction:
             R's own error with its call stack, or what is missing to run R here.
         """
         global exchange
-        # A function of R may call Python, which may call R again.
+        # An R function may call Python, which may call R again.
         outer, exchange = exchange, {}
         try:
-            return self._called(arguments)
+            return self._call(arguments)
         finally:
             exchange = outer
 
-    def _called(self, arguments: tuple[Any, ...]) -> Any:
+    def _call(self, arguments: tuple[Any, ...]) -> Any:
         exchange["code"] = self.code if isinstance(self.code, str) else bytearray(self.code)
         exchange["packages"] = self.packages
-        # A tuple becomes a list of R, whatever is in it; a list of numbers would become a vector.
+        # A tuple always becomes an R list; a list of numbers would become a vector.
         exchange["arguments"] = tuple(
-            _listed(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
+            _use_lists(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
         )
-        exchange["seed"] = _seed()
-        call = _hosted or _embedded(self.library_paths)
+        exchange["seed"] = _draw_seed()
+        call = _call_r or _embed_r(self.library_paths)
         call()
         if "error" in exchange:
             raise RError(str(exchange["error"]), str(exchange["calls"]))
@@ -106,31 +106,31 @@ class RFunction:
 
 
 def host(call: Callable[[], object]) -> None:
-    """Say how R is called in this process, which is R with Python embedded."""
-    global _hosted
-    _hosted = call
+    """Set how R is called in this process, which is R with Python embedded."""
+    global _call_r
+    _call_r = call
 
 
-def glue() -> str:
+def read_glue() -> str:
     """R's half of a call, as source text of an R function without arguments."""
     return files("pybackend.r").joinpath("call.R").read_text()
 
 
-def _listed(fields: dict[str, Any]) -> dict[str, Any]:
-    """With lists in place of tuples, as reticulate makes vectors of lists only."""
+def _use_lists(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace tuples by lists: reticulate makes vectors only of lists."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
-def _seed() -> int:
-    """A seed for R that follows from Python's, whose state is left as it is."""
+def _draw_seed() -> int:
+    """Derive a seed for R from Python's state, which is left as it is."""
     copy = random.Random()
     copy.setstate(random.getstate())
     return copy.getrandbits(31)
 
 
-def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
+def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
     """R in this Python process, by rpy2."""
-    # Its other mode wants what is compiled for the R at hand, and warns where that is absent.
+    # Its other mode wants what is compiled for the R at hand, and warns if that is absent.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
     # reticulate inside this R must use this very Python.
     os.environ["RETICULATE_PYTHON"] = sys.executable
@@ -146,10 +146,10 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
             "rpy2-robjects==3.6.4), or use a sparklyr connection, whose workers do without it"
         ) from error
     r.initr()
-    # At the interpreter's end rpy2 would shut R down, which crashes where reticulate ran in it.
+    # At the interpreter's end rpy2 would shut R down, which crashes if reticulate ran in it.
     atexit.unregister(r.endr)
     callbacks: Any = importlib.import_module("rpy2.rinterface_lib.callbacks")
-    # Else messages and warnings of R come as warnings of rpy2's logger.
+    # Otherwise R's messages and warnings come as warnings of rpy2's logger.
     callbacks.consolewrite_warnerror = sys.stderr.write
     known = [str(path) for path in r.baseenv[".libPaths"]()]
     r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
@@ -157,11 +157,11 @@ def _embedded(library_paths: Sequence[str]) -> Callable[[], object]:
         raise RError(
             f'the R package reticulate is missing {here}: run install.packages("reticulate") there'
         )
-    function: Callable[[], object] = r.evalr(glue())
+    function: Callable[[], object] = r.evalr(read_glue())
     return function
 
 
-def _checked(code: Any) -> str | bytes:
+def _check_code(code: Any) -> str | bytes:
     if isinstance(code, str):
         lines = [line for line in code.splitlines() if not line.lstrip().startswith("#")]
         if not "".join(lines).lstrip().startswith(("function", "\\(")):
@@ -177,11 +177,11 @@ def _checked(code: Any) -> str | bytes:
         )
     # R's formats: binary big-endian, binary little-endian, ASCII.
     if bytes(code[:2]) not in (b"X\n", b"B\n", b"A\n"):
-        raise InputError("`code` holds bytes, but not those of R's serialize(f, NULL)")
+        raise InputError("`code` has bytes that are not those of R's serialize(f, NULL)")
     return bytes(code)
 
 
-def _names(argument: str, values: Any) -> list[str]:
+def _check_names(argument: str, values: Any) -> list[str]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):

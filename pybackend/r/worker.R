@@ -8,6 +8,6 @@ if (utils::packageVersion("reticulate") < "1.39") {
   stop("reticulate ", utils::packageVersion("reticulate"), " is too old: install 1.39 or newer")
 }
 functions <- reticulate::import("pybackend.r.function")
-functions$host(eval(parse(text = functions$glue())))
+functions$host(eval(parse(text = functions$read_glue())))
 worker <- reticulate::import("pybackend.worker")
 worker$leave(worker$main(as.list(arguments)))

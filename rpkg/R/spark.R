@@ -1,7 +1,7 @@
 # Where the workers will run. Nothing is started here, so a wrong `sc` is reported at once.
 check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (is.null(sc) || is_local(sc)) {
-    return(list(kind = "local"))
+    return(list(kind = "local", sc = sc))
   }
   if (is_python(sc)) {
     return(check_python_session(sc, arg, call))
@@ -86,7 +86,7 @@ abort_sc <- function(sc, arg, call) {
 open_session <- function(route, call = caller_env()) {
   switch(
     route$kind,
-    local = NULL,
+    local = route$sc,
     python = route$sc,
     pysparklyr = pysparklyr_session(route$sc),
     sparklyr = attach_session(route$sc, call)

@@ -90,6 +90,21 @@ def rows() -> tuple[Any, Any]:
     return rng.normal(size=(500, 8)).astype("float32"), rng.integers(0, 3, 500)
 
 
+def stop_at_end(rank: int) -> Any:
+    """A callback that stops (SIGSTOP) one worker when its training has ended."""
+    import keras
+
+    class StopAtEnd(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            import os
+            import signal
+
+            if os.environ["TFDIST_RANK"] == str(rank):
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    return StopAtEnd()
+
+
 _SHARED = ExitStack()
 _SHARED_SESSIONS: dict[str, Any] = {}
 

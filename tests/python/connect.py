@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from conftest import FORGE, stop_shared_spark
 
 SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -28,6 +29,8 @@ def connect_server(
     folder: Path, python: str = sys.executable
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Address and process of a Connect server of two slots that lives as long as the context."""
+    stop_shared_spark()  # a process has one kind of session
+    FORGE.start()
     home = Path(pyspark.__file__).parent
     arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
     command = [

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.data.tfrecord.crc import masked_crcs
-from pybackend.data.tfrecord.framing import heads_of
-from pybackend.data.tfrecord.varint import varint
+from pybackend.data.tfrecord.crc import compute_masked_crcs
+from pybackend.data.tfrecord.framing import build_heads
+from pybackend.data.tfrecord.varint import encode_one
 
 
 def field(number: int, content: bytes) -> bytes:
     """A field that has a length: bytes, a message, or packed numbers."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return encode_one(number << 3 | 2) + encode_one(len(content)) + content
 
 
 def entry(name: str, kind: int, values: bytes) -> bytes:
@@ -30,8 +30,8 @@ def example(*entries: bytes) -> bytes:
 def frame(data: bytes) -> bytes:
     """A record of a TFRecord file."""
     whole = np.frombuffer(data, np.uint8)
-    crc = masked_crcs(whole, np.array([0]), np.array([len(data)]))
-    return heads_of(np.array([len(data)]))[0] + data + crc.astype("<u4").tobytes()
+    crc = compute_masked_crcs(whole, np.array([0]), np.array([len(data)]))
+    return build_heads(np.array([len(data)]))[0] + data + crc.astype("<u4").tobytes()
 
 
 def write(path: Path, records: Iterable[bytes]) -> str:

@@ -23,8 +23,8 @@ from pybackend.api.model import (
     find_source,
     read_keras_defaults,
 )
-from pybackend.data.arrays import columns_of, rows_of, shard, structure
-from pybackend.data.sharding import bounds, global_batches, steps_per_epoch
+from pybackend.data.arrays import count_rows, flatten_data, nest, shard
+from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
 from pybackend.job.job import Job, make_job
 from pybackend.model.serialization import load_model
@@ -49,6 +49,8 @@ class Case:
     """Rows of each rank, unshuffled; None deals them in turns."""
     unweighted: Sequence[str] = ()
     """Logs that Keras averages over batches, whatever their rows."""
+    held_out: Any = None
+    """Rows to validate on."""
     trainable_only: bool = False
     """Compare the trained weights alone: what else the model keeps is averaged over workers."""
 
@@ -61,6 +63,8 @@ class Trained:
     history: dict[str, list[Any]]
     digests: list[str]
     notes: list[str]
+    epochs: list[int]
+    """Numbers of the epochs that were reported, from 1."""
     seconds: list[float]
 
 
@@ -86,26 +90,27 @@ def global_data(case: Case) -> tuple[Any, int]:
     """The rows that all workers use together, step by step through all epochs; steps per epoch."""
     import tensorflow as tf
 
-    columns = columns_of(case.data, keras.config.floatx())
-    batches = [rows for epoch in range(case.epochs) for rows in _batches(case, columns, epoch)]
+    columns = flatten_data(case.data, keras.config.floatx())
+    epochs = range(case.settings.get("initial_epoch", 0), case.epochs)
+    batches = [rows for epoch in epochs for rows in _batches(case, columns, epoch)]
 
     def generate() -> Any:
         for rows in batches:
-            yield structure({key: array[rows] for key, array in columns.items()})
+            yield nest({key: array[rows] for key, array in columns.items()})
 
     specs = {key: tf.TensorSpec([None, *a.shape[1:]], a.dtype) for key, a in columns.items()}
-    data = tf.data.Dataset.from_generator(generate, output_signature=structure(specs))
-    return data, len(batches) // case.epochs
+    data = tf.data.Dataset.from_generator(generate, output_signature=nest(specs))
+    return data, len(batches) // max(1, len(epochs))
 
 
 def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
-    count = rows_of(columns)
+    count = count_rows(columns)
     if case.shards is None:
         shuffle = case.settings.get("shuffle", True)
-        return global_batches(count, WORKERS, case.batch_size, seed=3, epoch=epoch, shuffle=shuffle)
+        return replay_batches(count, WORKERS, case.batch_size, seed=3, epoch=epoch, shuffle=shuffle)
     shards = [np.arange(count)[part] for part in case.shards]
-    steps = steps_per_epoch([len(shard) for shard in shards], case.batch_size)
-    edges = [bounds(len(shard), steps) for shard in shards]
+    steps = count_steps([len(shard) for shard in shards], case.batch_size)
+    edges = [cut_rows(len(shard), steps) for shard in shards]
     return [
         np.concatenate([s[e[n] : e[n + 1]] for s, e in zip(shards, edges, strict=True)])
         for n in range(steps)
@@ -123,7 +128,7 @@ def chosen(cases: Mapping[str, Case], request: Any) -> dict[str, Case]:
     return {name: case for name, case in cases.items() if name in names}
 
 
-def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
+def replay(case: Case, callbacks: Sequence[Any] = ()) -> tuple[Any, dict[str, list[Any]]]:
     """Train a case in this process, by Keras's own fit."""
     keras.utils.set_random_seed(1)
     model = case.build()
@@ -132,10 +137,15 @@ def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
     model.steps_per_execution = 1
     data, steps = global_data(case)
     weights = case.settings.get("class_weight")
+    frequency = case.settings.get("validation_freq", 1)
     fitted = model.fit(
         data,
         epochs=case.epochs,
+        initial_epoch=case.settings.get("initial_epoch", 0),
         steps_per_epoch=steps,
+        validation_data=case.held_out,
+        validation_freq=frequency if isinstance(frequency, int) else list(frequency),
+        callbacks=list(callbacks),
         shuffle=False,
         class_weight=weights and {n: weights.get(n, 1.0) for n in range(3)},
         verbose=0,
@@ -143,11 +153,14 @@ def replay(case: Case) -> tuple[Any, dict[str, list[Any]]]:
     return model, fitted.history
 
 
-def check_equal(case: Case, trained: Any) -> tuple[Any, dict[str, list[Any]]]:
+def check_equal(
+    case: Case, trained: Any, callbacks: Sequence[Any] = ()
+) -> tuple[Any, dict[str, list[Any]]]:
     """Assert that the workers have reached what one process reaches; returns the latter."""
     assert isinstance(trained, Trained), trained
-    model, history = replay(case)
+    model, history = replay(case, callbacks)
     assert len(set(trained.digests)) == 1
+    assert set(trained.history) == set(history)
     assert difference(case, model, trained.model) <= case.tolerance
     bound = max(1e-5, case.tolerance)
     for name, values in history.items():
@@ -165,7 +178,7 @@ def difference(case: Case, one: Any, other: Any) -> float:
     return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
 
 
-def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
+def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
     keras.utils.set_random_seed(1)
     model = case.build()
     arguments = {
@@ -180,9 +193,11 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
     job = make_job("train", arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = Job(**{**vars(job), **defaults})
-    files = encode_model(model, case.custom_objects, job, list(case.callbacks))
-    columns = columns_of(case.data, job.floatx)
-    counts = []
+    custom_objects = add_custom_objects(model, case.custom_objects)
+    files = encode_model(model, custom_objects, job, list(case.callbacks))
+    columns = flatten_data(case.data, job.floatx)
+    held_out = None if case.held_out is None else flatten_data(case.held_out, job.floatx)
+    counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if held_out else {})
     for rank in range(_workers(case)):
         own = folder / str(rank)
         own.mkdir(parents=True)
@@ -192,16 +207,19 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, list[int]]:
         rows = shard(columns, WORKERS, rank)
         if case.shards is not None:
             rows = {key: array[case.shards[rank]] for key, array in columns.items()}
-        counts.append(rows_of(rows))
+        counts["train"].append(count_rows(rows))
+        if held_out is not None:
+            part = shard(held_out, WORKERS, rank)
+            counts["validation"].append(count_rows(part))
+            write_columns(own / "validation", part)
         write_columns(own / "train", columns if job.shuffle == "global" else rows)
     return job, counts
 
 
-def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
+def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]]]) -> Any:
     from pybackend.collective import join_mesh
-    from pybackend.engine.sources import Sources
     from pybackend.engine.train import train
-    from pybackend.job.messages import Note, Order
+    from pybackend.job.messages import EpochEnded, Note
     from pybackend.net.rendezvous import address_of, listen
 
     server = listen("127.0.0.1")
@@ -216,18 +234,15 @@ def _work(context: Any, folder: str, counts: Mapping[str, list[int]]) -> Any:
     for name, rows in counts.items():
         own = Path(folder, name, str(context.rank))
         job = Job.from_json((own / JOB).read_text())
-        notes: list[str] = []
-
-        def emit(event: Any, notes: list[str] = notes) -> None:
-            notes.extend([event.text] if isinstance(event, Note) else [])
+        events: list[Any] = []
 
         try:
-            order = Order("", (), counts={"train": rows})
-            trained = train(job, collective, order, own, emit, Sources())
+            trained = train(job, collective, rows, own, events.append)
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,
-                "notes": notes,
+                "notes": [event.text for event in events if isinstance(event, Note)],
+                "epochs": [event.epoch for event in events if isinstance(event, EpochEnded)],
                 "seconds": trained.seconds,
             }
         except Exception as error:
@@ -250,5 +265,6 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
         outcomes[0]["history"],
         [outcome["digest"] for outcome in outcomes],
         outcomes[0]["notes"],
+        outcomes[0]["epochs"],
         [outcome["seconds"] for outcome in outcomes],
     )

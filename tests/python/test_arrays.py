@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 
 from pybackend.data.arrays import (
     check_enough_rows,
-    columns_of,
-    rows_of,
+    count_rows,
+    flatten_data,
+    nest,
     shard,
-    structure,
 )
 from pybackend.errors import InputError
 
@@ -61,15 +61,15 @@ def equal(one: Any, other: Any) -> bool:
 @settings(deadline=None)
 @given(datasets())
 def test_structure_undoes_columns(data: tuple[Any, ...]) -> None:
-    assert equal(structure(columns_of(data)), data)
+    assert equal(nest(flatten_data(data)), data)
 
 
 @settings(deadline=None)
 @given(datasets(), st.integers(1, 6))
 def test_shards_hold_every_row_once(data: tuple[Any, ...], workers: int) -> None:
-    columns = columns_of(data)
+    columns = flatten_data(data)
     parts = [shard(columns, workers, rank) for rank in range(workers)]
-    assert sum(rows_of(part) for part in parts) == rows_of(columns)
+    assert sum(count_rows(part) for part in parts) == count_rows(columns)
     for key, array in columns.items():
         assert all(np.shares_memory(part[key], array) for part in parts if part[key].size)
         together = np.concatenate([part[key] for part in parts])
@@ -78,19 +78,19 @@ def test_shards_hold_every_row_once(data: tuple[Any, ...], workers: int) -> None
 
 
 def test_columns_are_named_after_their_place() -> None:
-    columns = columns_of(({"left": X, "right": X}, [Y, Y, Y], np.ones(6)))
+    columns = flatten_data(({"left": X, "right": X}, [Y, Y, Y], np.ones(6)))
     assert list(columns) == ["x/left", "x/right", "y/#0", "y/#1", "y/#2", "sample_weight"]
-    assert rows_of(columns) == 6
+    assert count_rows(columns) == 6
 
 
 def test_a_dict_with_numbers_as_names_stays_a_dict() -> None:
-    x, _ = structure(columns_of(({"0": X, "1": X}, Y)))
+    x, _ = nest(flatten_data(({"0": X, "1": X}, Y)))
     assert list(x) == ["0", "1"]
 
 
 @pytest.mark.parametrize("floatx", ["float16", "float32", "float64"])
 def test_floats_become_keras_float_type_and_the_rest_keeps_its_own(floatx: str) -> None:
-    columns = columns_of(
+    columns = flatten_data(
         ({"a": X.astype("float64"), "b": X.astype("float16"), "c": X.astype("uint8")}, Y > 2),
         floatx,
     )
@@ -114,19 +114,19 @@ def test_floats_become_keras_float_type_and_the_rest_keeps_its_own(floatx: str) 
     ids=["lists", "tuples", "pandas", "column-major", "numpy numbers"],
 )
 def test_other_ways_to_write_the_same_data(x: Any, y: Any) -> None:
-    columns = columns_of((x, y))
+    columns = flatten_data((x, y))
     np.testing.assert_array_equal(columns["x"], X)
     np.testing.assert_array_equal(columns["y"], Y)
 
 
 def test_the_absent_weight_may_be_none() -> None:
-    assert len(structure(columns_of((X, Y, None)))) == 2
-    assert len(structure(columns_of([X, Y]))) == 2
+    assert len(nest(flatten_data((X, Y, None)))) == 2
+    assert len(nest(flatten_data([X, Y]))) == 2
 
 
 def test_missing_values_may_be_in_the_inputs_only() -> None:
     x = np.where(X == 3, np.nan, X)
-    assert np.isnan(columns_of((x, Y))["x"]).sum() == 1
+    assert np.isnan(flatten_data((x, Y))["x"]).sum() == 1
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no inputs": (lambda: (None, Y), r"`data` has no inputs: pass \(x, y\)"),
     "no named input": (lambda: ({}, Y), r"`data` has no inputs: pass \(x, y\)"),
     "a number": (lambda: (3, Y), r"`x` of `data` is a single value"),
-    "ragged": (lambda: ([[1, 2], [3]], [0, 1]), r"`x` of `data` is no rectangular array"),
+    "ragged": (lambda: ([[1, 2], [3]], [0, 1]), r"`x` of `data` is not a rectangular array"),
     "text columns": (lambda: (X, ["a"] * 6), r"`y` of `data` has dtype <U1; expected numbers"),
     "objects": (lambda: (X.astype(object), Y), r"`x` of `data` has dtype object"),
     "complex": (lambda: (X.astype(complex), Y), r"`x` of `data` has dtype complex128"),
@@ -161,15 +161,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_data_are_refused_by_name(case: str) -> None:
+def test_wrong_data_are_rejected_by_name(case: str) -> None:
     make, message = WRONG[case]
     with pytest.raises(InputError, match=message):
-        columns_of(make())
+        flatten_data(make())
 
 
 def test_the_message_names_the_argument_itself() -> None:
     with pytest.raises(InputError, match=r"`y` of `validation_data` is a single value"):
-        columns_of((X, 1), name="validation_data")
+        flatten_data((X, 1), name="validation_data")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_message_names_the_argument_itself() -> None:
         (3, 4, r"^`data` has 3 rows, fewer than workers=4: use at most 3 workers$"),
     ],
 )
-def test_too_few_rows_are_refused(rows: int, workers: int, message: str) -> None:
+def test_too_few_rows_are_rejected(rows: int, workers: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_enough_rows(rows, workers)
 
@@ -192,7 +192,7 @@ def test_a_row_per_worker_is_enough(workers: int, more: int) -> None:
 
 
 def test_numbers_of_another_byte_order_become_native() -> None:
-    columns = columns_of((np.array([[1], [2]], ">u2"), np.array([0, 1], ">i8")))
+    columns = flatten_data((np.array([[1], [2]], ">u2"), np.array([0, 1], ">i8")))
     assert columns["x"].tolist() == [[1], [2]]
     assert columns["y"].tolist() == [0, 1]
     assert all(array.dtype.isnative for array in columns.values())

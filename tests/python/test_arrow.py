@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.arrow import TensorReader, kinds_of_schema
-from pybackend.data.columns import ColumnSpec, column_groups_of
-from pybackend.data.spool import Ragged
+from pybackend.data.arrow import TensorReader, describe_schema
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
 LISTS = pa.list_(pa.float32())
@@ -26,8 +27,8 @@ def batch(**columns: Any) -> Any:
 
 def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
     """The tensors of one batch; its columns are read in the order that the column_groups want."""
-    column_groups, names = column_groups_of(
-        ColumnSpec(**choice), kinds_of_schema(rows.schema), floatx, "data"
+    column_groups, names = group_columns(
+        ColumnSpec(**choice), describe_schema(rows.schema), floatx, "data"
     )
     return TensorReader(column_groups).read(rows.select(names))
 
@@ -151,9 +152,7 @@ def test_batches_and_slices_of_any_size_give_the_same_rows(
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=5)))
     parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts, rows]) if a < b]
     choice = ColumnSpec(features={"v": "v", "t": "t"})
-    column_groups, names = column_groups_of(
-        choice, kinds_of_schema(whole.schema), "float32", "data"
-    )
+    column_groups, names = group_columns(choice, describe_schema(whole.schema), "float32", "data")
     reader = TensorReader(column_groups)
     found = [reader.read(part.select(names)) for part in parts]
     np.testing.assert_array_equal(np.concatenate([f["x/v"] for f in found]), matrix)
@@ -236,7 +235,7 @@ ROW = r"the row \("
         "unseen category",
     ],
 )
-def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
+def test_rows_that_cannot_be_trained_on_are_rejected_by_column_and_row(
     columns: Any, choice: Any, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -248,11 +247,11 @@ def test_rows_that_cannot_be_trained_on_are_refused_by_column_and_row(
     [([1.0, 300.0], "uint8"), ([1.0, 0.5], "int32"), ([1.0, float("nan")], "int32")],
 )
 @pytest.mark.parametrize("shape", [(1,), (None,)])
-def test_numbers_that_a_promised_type_cannot_hold_are_refused(
+def test_numbers_that_a_promised_type_cannot_hold_are_rejected(
     values: list[float], dtype: str, shape: Any
 ) -> None:
     rows = batch(a=pa.array([[value] for value in values], LISTS), label=pa.array([0, 7]))
-    with pytest.raises(InputError, match=rf"holds numbers that are no {dtype} in .*label=7"):
+    with pytest.raises(InputError, match=rf"has numbers that do not fit into {dtype} in .*label=7"):
         read(rows, tensors={"a": (dtype, shape)})
 
 
@@ -272,10 +271,10 @@ def test_another_byte_order_is_read_as_promised() -> None:
     assert found["x"].dtype.isnative
 
 
-def test_arrays_whose_length_differs_between_batches_are_refused() -> None:
+def test_arrays_whose_length_differs_between_batches_are_rejected() -> None:
     parts = [batch(a=pa.array([r], LISTS), label=pa.array([0])) for r in ([1, 2], [1, 2, 3])]
-    column_groups, _ = column_groups_of(
-        ColumnSpec(), kinds_of_schema(parts[0].schema), "float32", "data"
+    column_groups, _ = group_columns(
+        ColumnSpec(), describe_schema(parts[0].schema), "float32", "data"
     )
     reader = TensorReader(column_groups)
     reader.read(parts[0])
@@ -290,6 +289,6 @@ def test_missing_values_of_floats_may_be_in_the_features() -> None:
 
 def test_long_values_are_told_in_short() -> None:
     rows = batch(a=pa.array([[0.5] * 500, None], LISTS), label=floats([0, 7]))
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         read(rows.slice(0, 2))
-    assert len(str(told.value)) < 200
+    assert len(str(caught.value)) < 200

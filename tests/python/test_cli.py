@@ -58,7 +58,7 @@ def test_tf_config_of_every_role(capsys: Any) -> None:
         ([], "worker"),
     ],
 )
-def test_a_wrong_tf_config_is_refused(arguments: list[str], named: str, capsys: Any) -> None:
+def test_a_wrong_tf_config_is_rejected(arguments: list[str], named: str, capsys: Any) -> None:
     assert main(["tf-config", *arguments]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -163,7 +163,7 @@ def test_what_is_no_command_ends_with_status_2(arguments: list[str], capsys: Any
         (["--out", "model"], "--out"),
     ],
 )
-def test_a_wrong_training_is_refused_before_it_starts(
+def test_a_wrong_training_is_rejected_before_it_starts(
     arguments: list[str], named: str, capsys: Any
 ) -> None:
     assert main(["mnist", *arguments]) == 1

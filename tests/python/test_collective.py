@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, all_sum, join_mesh
-from pybackend.collective.doubling import folded, partners
-from pybackend.collective.joining import dials
-from pybackend.collective.mesh import neighbours
+from pybackend.collective.doubling import count_pairs, find_partners
+from pybackend.collective.joining import connects_to
+from pybackend.collective.mesh import find_neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError
 from pybackend.net.rendezvous import address_of, listen, new_token
 
@@ -87,9 +87,9 @@ def numbers(size: int, dtype: Any, ranks: int) -> Any:
     return np.random.default_rng(size).integers(-100, 100, (ranks, size)).astype(dtype)
 
 
-def test_every_rank_knows_its_place(members: list[Collective]) -> None:
-    places = [(member.rank, member.world_size) for member in members]
-    assert places == [(rank, len(members)) for rank in range(len(members))]
+def test_every_rank_knows_its_number(members: list[Collective]) -> None:
+    known = [(member.rank, member.world_size) for member in members]
+    assert known == [(rank, len(members)) for rank in range(len(members))]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "uint8"])
@@ -106,7 +106,7 @@ def test_all_reduce_is_numpys_sum(members: list[Collective], dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, ml_dtypes.bfloat16])
-def test_all_ranks_hold_the_same_bits(members: list[Collective], dtype: Any) -> None:
+def test_all_ranks_get_the_same_bits(members: list[Collective], dtype: Any) -> None:
     rng = np.random.default_rng(5)
     parts = (rng.normal(size=(len(members), 4099)) * 1000).astype(dtype)
     buffers = [part.copy() for part in parts]
@@ -301,7 +301,7 @@ def test_a_buffer_that_is_not_contiguous_is_refused() -> None:
                 work()
 
 
-def test_a_root_that_is_no_rank_is_refused() -> None:
+def test_a_root_that_is_not_a_rank_is_refused() -> None:
     with mesh(2) as members, pytest.raises(InputError, match="root must be a rank below 2, not 2"):
         members[0].broadcast(np.zeros(3), 2)
 
@@ -314,28 +314,28 @@ def test_compression_is_for_float32() -> None:
 @pytest.mark.parametrize("size", range(2, 40))
 def test_the_connections_of_all_ranks_match(size: int) -> None:
     for rank in range(size):
-        mine = neighbours(rank, size)
+        mine = find_neighbours(rank, size)
         assert rank not in mine
         assert {(rank + 1) % size, (rank - 1) % size} <= set(mine)
         assert len(mine) <= 2 + size.bit_length()
         for other in mine:
-            assert rank in neighbours(other, size)
-            assert dials(rank, other, size) != dials(other, rank, size)
+            assert rank in find_neighbours(other, size)
+            assert connects_to(rank, other, size) != connects_to(other, rank, size)
         if size > 2:
-            assert dials(rank, (rank + 1) % size, size)
+            assert connects_to(rank, (rank + 1) % size, size)
 
 
 @pytest.mark.parametrize("size", range(2, 40))
 def test_doubling_brings_every_ranks_part_to_all(size: int) -> None:
     has = [{rank} for rank in range(size)]
-    for rank in range(2 * folded(size)):
+    for rank in range(2 * count_pairs(size)):
         has[rank - rank % 2] |= {rank}
-    active = [rank for rank in range(size) if partners(rank, size)]
+    active = [rank for rank in range(size) if find_partners(rank, size)]
     for turn in range(size.bit_length() - 1):
         before = [set(found) for found in has]
         for rank in active:
-            partner = partners(rank, size)[turn]
-            assert partners(partner, size)[turn] == rank
+            partner = find_partners(rank, size)[turn]
+            assert find_partners(partner, size)[turn] == rank
             assert not before[rank] & before[partner]
             has[rank] = before[rank] | before[partner]
     assert all(has[rank] == set(range(size)) for rank in active)

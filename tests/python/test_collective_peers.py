@@ -1,4 +1,4 @@
-"""Peers that die, are silent, are strangers, or do something else: named, and nobody hangs."""
+"""Peers that die, are silent, are strangers or do something else are named; nobody hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from test_collective import LONG, form, mesh, together
 
 from pybackend.collective import Compression, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.rendezvous import Acceptor, address_of, greet_as_client, listen, new_token
+from pybackend.net.greeting import greet_as_client
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
 from pybackend.net.stream import Stream
 
 PROGRAM = (
@@ -95,7 +96,7 @@ def test_a_rank_that_starts_again_cannot_enter_a_mesh(rank: int) -> None:
         members[rank].close()
         with listen("127.0.0.1") as again:
             peers[rank] = address_of(again)
-            # Everyone connects to someone, and all doors are closed.
+            # Every rank connects to another one, and all listeners are closed.
             with pytest.raises(PeerLostError, match="cannot be reached"):
                 join_mesh(again, peers, rank, token, LONG)
         others = [member for member in members if member.rank != rank]
@@ -176,7 +177,7 @@ DIFFERENT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("order", [1, -1])
-def test_two_ranks_out_of_step_are_both_told(case: str, order: int) -> None:
+def test_of_two_ranks_out_of_step_both_fail_and_say_why(case: str, order: int) -> None:
     works = DIFFERENT[case][::order]
     with mesh(2) as members:
         errors = together(members, closing_after(lambda member: works[member.rank](member)))
@@ -230,7 +231,7 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
             assert len(connection.recv(1000)) == 32
 
 
-def test_a_crowd_of_strangers_is_outwaited() -> None:
+def test_ranks_wait_until_a_crowd_of_strangers_has_gone() -> None:
     token = new_token()
     with ExitStack() as stack:
         mine, theirs = (stack.enter_context(listen("127.0.0.1")) for _ in range(2))
@@ -241,7 +242,7 @@ def test_a_crowd_of_strangers_is_outwaited() -> None:
         for _ in range(64):
             stranger = socket.create_connection(theirs.getsockname(), timeout=30)
             crowd.append(stack.enter_context(stranger))
-            assert stranger.recv(1) != b""  # heard: the place is taken
+            assert stranger.recv(1) != b""  # its greeting has begun
         rejected = socket.create_connection(theirs.getsockname(), timeout=30)
         assert stack.enter_context(rejected).recv(1) == b""
         first = pool.submit(join_mesh, mine, peers, 0, token, LONG)
@@ -251,7 +252,7 @@ def test_a_crowd_of_strangers_is_outwaited() -> None:
 
 
 @pytest.mark.parametrize("right_token", [False, True], ids=["wrong token", "wrong rank"])
-def test_who_is_not_expected_is_rejected(right_token: bool) -> None:
+def test_an_unexpected_client_is_rejected(right_token: bool) -> None:
     token = new_token()
     with ExitStack() as stack:
         servers = [stack.enter_context(listen("127.0.0.1")) for _ in range(3)]
@@ -274,7 +275,7 @@ def test_who_is_not_expected_is_rejected(right_token: bool) -> None:
 
 
 def closed_address() -> str:
-    """An address at which nobody listens any more."""
+    """An address at which nothing listens any more."""
     with listen("127.0.0.1") as server:
         return address_of(server)
 
@@ -295,7 +296,7 @@ def test_a_peer_that_never_answers_is_named_after_the_timeout() -> None:
             join_mesh(mine, peers, 0, new_token(), 0.2)
 
 
-def test_a_peer_of_another_job_is_no_peer() -> None:
+def test_a_peer_of_another_job_is_rejected() -> None:
     with listen("127.0.0.1") as mine, listen("127.0.0.1") as foreign:
         peers = [address_of(mine), address_of(foreign)]
         acceptor = Acceptor(foreign, new_token(), "mesh", lambda connection, rank: None)

@@ -1,4 +1,4 @@
-"""Which columns make up which tensors, and what is no choice of columns."""
+"""Which columns make up which tensors, and what no column spec can be."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from pybackend.data.columns import (
-    ColumnKind,
-    ColumnSpec,
-    check_column_spec,
-    column_groups_of,
-    columns_to_read,
-)
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
 from pybackend.errors import InputError
 
 KINDS = {
@@ -27,7 +22,7 @@ KINDS = {
 
 
 def chosen(**choice: Any) -> Any:
-    return column_groups_of(ColumnSpec(**choice), KINDS, "float32", "data")
+    return group_columns(ColumnSpec(**choice), KINDS, "float32", "data")
 
 
 def test_a_list_is_one_input_and_a_mapping_several() -> None:
@@ -36,7 +31,7 @@ def test_a_list_is_one_input_and_a_mapping_several() -> None:
         ("x", ("v", "a"), (0, 1)),
         ("y", ("label",), (2,)),
     ]
-    assert read == ["v", "a", "label"] == columns_to_read(column_groups)
+    assert read == ["v", "a", "label"] == list_columns(column_groups)
     column_groups, read = chosen(
         features={"left": ["a", "n"], "right": "a", "text": "t"}, weight="v"
     )
@@ -64,7 +59,7 @@ def test_several_outputs_have_several_labels() -> None:
         ({"features": ["a", "label"]}, "'label' is named both as the label and as a feature"),
         ({"features": ["a"], "weight": "a"}, "'a' is named both as the weight and as a feature"),
         ({"features": ["d"]}, "column 'd' of `data` has type date; expected numbers"),
-        ({"features": ["a", "t"]}, "text needs its `categories`, or is an input of its own"),
+        ({"features": ["a", "t"]}, "text needs its `categories`, or is a separate input"),
         ({"features": ["a"], "label": "t"}, "the label column 't' of `data` has type string"),
         (
             {"features": ["b"], "tensors": {"b": ("uint8", (None,))}},
@@ -88,10 +83,10 @@ def test_several_outputs_have_several_labels() -> None:
         ),
     ],
 )
-def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, message: str) -> None:
-    with pytest.raises(InputError) as told:
+def test_columns_that_are_not_there_or_not_of_use_are_rejected(choice: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
         chosen(**choice)
-    assert message in str(told.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +101,7 @@ def test_columns_that_are_not_there_or_not_of_use_are_refused(choice: Any, messa
         ({"weight": 1}, "`weight` must be the name of a column, not 1"),
     ],
 )
-def test_what_can_be_no_choice_is_refused_before_any_table_is_looked_at(
-    choice: Any, message: str
-) -> None:
-    with pytest.raises(InputError) as told:
+def test_a_wrong_spec_is_rejected_before_any_table_is_looked_at(choice: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
         check_column_spec(ColumnSpec(**choice))
-    assert message in str(told.value)
+    assert message in str(caught.value)

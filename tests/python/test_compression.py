@@ -1,4 +1,4 @@
-"""Half precision on the wire: exact conversions, and nothing lost over many steps."""
+"""Half precision on the wire: exact conversions, and no loss over many steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KINDS: dict[str, tuple[Any, float]] = {
 }
 
 
-def fp16(values: Any) -> Any:
-    """Encoded by blocks; the bits."""
+def encode_fp16(values: Any) -> Any:
+    """Encode values by blocks; returns the bits."""
     halves = np.empty(len(values), np.float16)
     for start in range(0, len(values), BLOCK):
         block = slice(start, start + BLOCK)
@@ -43,13 +43,15 @@ def test_rounding_is_that_of_numpy_at_every_number_and_midpoint() -> None:
     middle = ((exact[:-1].astype("float64") + exact[1:]) / 2).astype("float32")
     for values in (exact, middle, np.nextafter(middle, 0), np.nextafter(middle, np.float32(1e9))):
         for signed in (values, -values):
-            np.testing.assert_array_equal(fp16(signed), signed.astype(np.float16).view(np.uint16))
+            np.testing.assert_array_equal(
+                encode_fp16(signed), signed.astype(np.float16).view(np.uint16)
+            )
 
 
 @given(st.lists(st.floats(-65504, 65504, width=32), min_size=1, max_size=100))
 def test_rounding_is_that_of_numpy(values: list[float]) -> None:
     array = np.array(values, np.float32)
-    np.testing.assert_array_equal(fp16(array), array.astype(np.float16).view(np.uint16))
+    np.testing.assert_array_equal(encode_fp16(array), array.astype(np.float16).view(np.uint16))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,7 +109,7 @@ def reduce_often(members: Any, parts: Any, kind: Any) -> tuple[Any, list[Compres
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_many_steps_lose_no_more_than_one(ranks: int, algorithm: str, kind: Any) -> None:
     rng = np.random.default_rng(ranks)
-    # A constant that neither format holds, and noise; several blocks in a segment.
+    # A constant that neither format can represent, and noise; several blocks in a segment.
     parts = (0.1 + rng.normal(size=(20, ranks, 150_001)) * 0.01).astype("float32")
     with mesh(ranks, algorithm=algorithm) as members:
         total, codecs = reduce_often(members, parts, kind)

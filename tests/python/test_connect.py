@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, stop_shared_spark, wait_for, worker_processes
+from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 
 import pybackend
@@ -42,7 +42,6 @@ from pybackend.launchers.spark.slots import check_slots, count_slots
 def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    stop_shared_spark()  # a process has one kind of session
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
         # By this PySpark's functions know which kind of session they serve; it would stay set.
@@ -140,14 +139,14 @@ def fail_on_rank_1(context: WorkerContext) -> None:
     signal.pause()
 
 
-def refused(*arguments: Any) -> Any:
-    """An event server at an address where nobody answers."""
-    server = REAL_SERVER(*arguments)
+def refused(*arguments: Any, **settings: Any) -> Any:
+    """A server at an address where nobody answers: the workers meet by Spark's allGather."""
+    server = REAL_SERVER(*arguments, **settings)
     server.address = "127.0.0.1:9"
     return server
 
 
-REAL_SERVER = spark.EventServer
+REAL_SERVER = spark.MeetingServer
 
 
 def test_records_go_there_and_back(session: Any, tmp_path: Path) -> None:
@@ -185,7 +184,7 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
 @pytest.mark.launcher
 @pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
-    monkeypatch.setattr(spark, "EventServer", events)
+    monkeypatch.setattr(spark, "MeetingServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
         barrier_run(session, fail_on_rank_1, workers=2, verbose=0)
     error = caught.value
@@ -197,7 +196,7 @@ def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> N
 
 @pytest.mark.launcher
 def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(spark, "EventServer", refused)
+    monkeypatch.setattr(spark, "MeetingServer", refused)
     assert barrier_run(session, lambda context: context.rank, workers=2) == [0, 1]
 
 

@@ -18,16 +18,16 @@ TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.05e-9)
 def test_ring() -> None:
     model = CostModel(10.0, 2.0, 1.0)
     # Six rounds, in all 2 * 3/4 of the bytes, 3/4 of them added.
-    assert model.ring(100, 4) == 6 * 10 + 150 * 2 + 75
+    assert model.predict_ring(100, 4) == 6 * 10 + 150 * 2 + 75
 
 
 @pytest.mark.parametrize(("ranks", "rounds"), [(2, 1), (4, 2), (8, 3), (1024, 10)])
 def test_doubling(ranks: int, rounds: int) -> None:
-    assert CostModel(10.0, 2.0, 1.0).doubling(100, ranks) == rounds * (10 + 200 + 100)
+    assert CostModel(10.0, 2.0, 1.0).predict_doubling(100, ranks) == rounds * (10 + 200 + 100)
 
 
 def test_folding_costs_two_messages_and_an_addition() -> None:
-    assert CostModel(10.0, 2.0, 1.0).doubling(100, 5) == 2 * 310 + 2 * 210 + 100
+    assert CostModel(10.0, 2.0, 1.0).predict_doubling(100, 5) == 2 * 310 + 2 * 210 + 100
 
 
 @given(
@@ -38,18 +38,18 @@ def test_small_is_doubled_and_large_goes_round(
     ranks: int, figures: tuple[float, float, float]
 ) -> None:
     model = CostModel(*figures)
-    assert model.best(0, ranks) == "doubling"
+    assert model.choose(0, ranks) == "doubling"
     if ranks > 2:
-        assert model.best(1e18, ranks) == "ring"
+        assert model.choose(1e18, ranks) == "ring"
 
 
 def test_a_network_switches_at_some_hundred_kilobytes() -> None:
-    assert TEN_GIGABITS.best(1024, 8) == "doubling"
-    assert TEN_GIGABITS.best(16 << 20, 8) == "ring"
+    assert TEN_GIGABITS.choose(1024, 8) == "doubling"
+    assert TEN_GIGABITS.choose(16 << 20, 8) == "ring"
 
 
 def test_predictions_grow_with_ranks_and_bytes() -> None:
-    for cost in (TEN_GIGABITS.ring, TEN_GIGABITS.doubling):
+    for cost in (TEN_GIGABITS.predict_ring, TEN_GIGABITS.predict_doubling):
         by_ranks = [cost(1e6, 2**k) for k in range(1, 11)]
         assert by_ranks == sorted(by_ranks)
         assert cost(2e6, 8) > cost(1e6, 8)

@@ -22,10 +22,10 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.collective import Alone
-from pybackend.data.sharding import global_batches
+from pybackend.data.reading import call_pipeline
+from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
-from pybackend.engine.sources import dataset_of
-from pybackend.engine.stream import StreamFeed
+from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.options import DataOptions
 
 LEVELS = ["cat", "dog", "owl"]
@@ -101,7 +101,7 @@ def test_files_are_shuffled_globally_as_arrays_are(
         data_options=DataOptions(in_memory=True),
         verbose=0,
     )
-    orders = global_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
+    orders = replay_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
     fitted(dense_model, [(rows[0][order], rows[1][order]) for order in orders], 1)
     assert largest_difference(dense_model, result.model) <= 1e-6
 
@@ -222,14 +222,14 @@ def test_endless_data_go_on_from_epoch_to_epoch() -> None:
 
     data = tf.data.Dataset.from_tensor_slices((np.arange(6.0), np.arange(6))).batch(2).repeat()
     with pytest.raises(InputError, match="endless data on worker 0: give `steps_per_epoch`"):
-        StreamFeed(data, Alone(), None)
-    feed = StreamFeed(data, Alone(), 2)
+        PipelineFeed(data, Alone(), None)
+    feed = PipelineFeed(data, Alone(), 2)
     assert feed.fit_options == {"steps_per_epoch": 2}
     assert not feed.may_be_empty
     for _, (epoch, batch) in zip(range(8), enumerate(feed.dataset()), strict=False):
         if epoch % 2 == 0:
             feed.begin_epoch(epoch // 2)
-        feed.taken(epoch % 2 + 1)
+        feed.count_steps(epoch % 2 + 1)
         assert batch[1].numpy().tolist() == [2 * (epoch % 3), 2 * (epoch % 3) + 1]
         assert feed.rows == 2 * (epoch % 2 + 1)
 
@@ -293,7 +293,7 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
 def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
     context = WorkerContext(0, 1, ("h:1",), "{}")
     with pytest.raises(InputError, match=r"function `data` returned tuple; expected a tf"):
-        dataset_of(FunctionRows(lambda context: rows), context, "data")
+        call_pipeline(FunctionRows(lambda context: rows), context, "data")
 
 
 def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None:
@@ -337,7 +337,7 @@ def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
         barrier_train(None, build_dense, tmp_path / "rows.csv", verbose=0)
 
 
-def test_files_that_do_not_fit_are_refused_at_once(tmp_path: Path, rows: Any) -> None:
+def test_files_that_do_not_fit_are_rejected_at_once(tmp_path: Path, rows: Any) -> None:
     path = parquet(tmp_path, rows)
     with pytest.raises(InputError, match="`data` has no column 'label'"):
         barrier_train(None, build_dense, path, verbose=0)

@@ -12,7 +12,7 @@ import pytest
 from conftest import build_dense
 
 from pybackend import InputError, WorkerFailedError, barrier_train
-from pybackend.engine.sync import separate_randomness
+from pybackend.engine.state import offset_seeds
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.callbacks import check_callbacks
@@ -96,7 +96,7 @@ def test_ranks_draw_different_dropout_masks() -> None:
     def masks(rank: int) -> Any:
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
-        separate_randomness(model, rank)
+        offset_seeds(model, rank)
         return model(np.ones((1, 64), "float32"), training=True).numpy()
 
     assert (masks(0) == masks(0)).all()
@@ -383,7 +383,7 @@ def test_a_stop_in_the_middle_of_an_epoch_comes_after_the_same_step(
     )
     assert result.epochs == 2
     assert [w.steps for w in result.workers] == [8 + 4, 8 + 4]
-    # Asked after step 2, told with the exchange of step 3.
+    # Requested after step 2, agreed on with the exchange of step 3.
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["1 3", "1 3"]
     assert all(0 <= value <= 1 for value in result.history["accuracy"])
 
@@ -437,7 +437,7 @@ def test_logs_of_a_train_step_of_ones_own_are_averaged_over_the_rows(rows: Any) 
     assert result.history["mean_label"][0] == pytest.approx(y[:101].mean(), abs=1e-6)
 
 
-def test_a_metric_of_ones_own_and_unequal_weights_are_told(rows: Any, capsys: Any) -> None:
+def test_a_custom_metric_and_unequal_weights_are_reported(rows: Any, capsys: Any) -> None:
     class Largest(keras.metrics.Metric):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
@@ -456,7 +456,7 @@ def test_a_metric_of_ones_own_and_unequal_weights_are_told(rows: Any, capsys: An
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=[Largest(name="largest")],
         )
-        # As where a user seeds by rank.
+        # As if a user seeds by rank.
         keras.utils.set_random_seed(int(os.environ["TFDIST_RANK"]))
         model.layers[0].kernel.assign(keras.random.normal((8, 16)))
         return model

@@ -16,9 +16,8 @@ from conftest import build_dense, largest_difference
 
 import pybackend
 from pybackend import barrier_train
-from pybackend.api.mnist import digit_model
-from pybackend.data.mnist import mnist
-from pybackend.data.sharding import global_batches
+from pybackend.api.mnist import digit_model, mnist
+from pybackend.data.sharding import replay_batches
 
 
 def replay(
@@ -39,7 +38,7 @@ def replay(
     sums: dict[str, float] = {}
     for epoch in range(epochs):
         sums = {}
-        for rows in global_batches(len(x), workers, batch_size, seed=seed, epoch=epoch):
+        for rows in replay_batches(len(x), workers, batch_size, seed=seed, epoch=epoch):
             weight = None if sample_weight is None else sample_weight[rows]
             model.reset_metrics()
             logs = model.train_on_batch(x[rows], y[rows], sample_weight=weight, return_dict=True)

@@ -43,7 +43,7 @@ def dense(**compiled: Any) -> Callable[[], Any]:
 
 
 def stack(*parts: Callable[[], Any], shape: Any = (8,), **compiled: Any) -> Callable[[], Any]:
-    """Builds a Sequential of layers that are made anew each time."""
+    """Builds a Sequential of layers that are made each time it is called."""
 
     def build() -> Any:
         model = keras.Sequential([keras.Input(shape), *(part() for part in parts)])

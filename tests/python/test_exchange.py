@@ -13,8 +13,9 @@ from test_exact_cases import X, Y, dense, layers, stack
 
 from pybackend import barrier_train
 from pybackend.collective import Alone
-from pybackend.engine.exchange import GradientExchange, Wire
+from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
+from pybackend.engine.host import TransferSettings
 from pybackend.engine.steps import Position
 from pybackend.job.options import Exchange
 
@@ -22,8 +23,8 @@ FLOOD = X.copy()
 FLOOD[1] = 1e30  # of rank 1; its loss is beyond what half precision can hold
 
 
-class Listening(Alone):
-    """A collective of one that notes what passes."""
+class RecordingCollective(Alone):
+    """A collective of one that records what passes."""
 
     def __init__(self) -> None:
         self.summed: list[int] = []
@@ -37,29 +38,35 @@ class Listening(Alone):
         return [part]
 
 
-def listen_to(model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: int = 8) -> Any:
-    """Fit a model for one epoch with an exchange that is listened to."""
+def record_exchange(
+    model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: int = 8
+) -> Any:
+    """Fit a model for one epoch with an exchange that is recorded."""
     feed = Feed({"x": x, "y": y}, [len(x)], 0, batch_size)
-    heard = Listening()
+    recorded = RecordingCollective()
     model.optimizer.build(model.trainable_variables)
     exchange = GradientExchange(
-        model, heard, Position(feed), Wire(batch_size, bucket_mb * 1e6), feed.may_be_empty
+        model,
+        recorded,
+        Position(feed),
+        TransferSettings(batch_size, bucket_mb * 1e6),
+        feed.may_be_empty,
     )
-    with exchange.installed():
+    with exchange.install():
         exchange.begin_training()
         exchange.begin_epoch()
         model.fit(feed.dataset(), verbose=0)
-    return heard
+    return recorded
 
 
 def test_a_small_model_travels_in_one_buffer() -> None:
-    assert listen_to(build_dense(), X[:16], Y[:16]).summed == [211, 211]
+    assert record_exchange(build_dense(), X[:16], Y[:16]).summed == [211, 211]
 
 
 def test_a_large_model_travels_in_buckets() -> None:
-    heard = listen_to(build_dense(), X[:8], Y[:8], bucket_mb=1e-4)
+    recorded = record_exchange(build_dense(), X[:8], Y[:8], bucket_mb=1e-4)
     # Last layer first: its bias and kernel; then the first layer's, and the tail.
-    assert heard.summed == [16 + 48, 16 + 128 + 3]
+    assert recorded.summed == [16 + 48, 16 + 128 + 3]
 
 
 def test_an_embedding_travels_as_the_rows_that_were_used() -> None:
@@ -67,20 +74,20 @@ def test_an_embedding_travels_as_the_rows_that_were_used() -> None:
         lambda: layers.Embedding(1 << 18, 4), layers.Flatten, lambda: layers.Dense(3), shape=(2,)
     )()
     words = np.array([[5, 9], [5, 1000]])
-    heard = listen_to(model, words, Y[:2], batch_size=2)
-    assert sum(heard.summed) < 100
-    assert heard.gathered == [(4,), (4, 4)]
+    recorded = record_exchange(model, words, Y[:2], batch_size=2)
+    assert sum(recorded.summed) < 100
+    assert recorded.gathered == [(4,), (4, 4)]
 
 
 def test_accumulated_gradients_travel_once() -> None:
     model = dense(optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))()
     # Seven steps: after three, after six, and what is left at the end of the epoch.
-    assert len(listen_to(model, X[:56], Y[:56]).summed) == 3
+    assert len(record_exchange(model, X[:56], Y[:56]).summed) == 3
 
 
 def test_the_model_is_as_it_was_afterwards() -> None:
     model = dense(jit_compile=True)()
-    listen_to(model, X[:16], Y[:16])
+    record_exchange(model, X[:16], Y[:16])
     assert "apply" not in vars(model.optimizer)
     assert "train_step" not in vars(model)
     assert model.jit_compile is True

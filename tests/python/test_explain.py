@@ -42,7 +42,7 @@ def explain(cause: str) -> str:
         ),
         (
             "PySparkImportError: [UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed",
-            "has too old a 'pyarrow'",
+            "has too old a version of 'pyarrow'",
         ),
     ],
 )
@@ -61,8 +61,9 @@ def test_other_causes_are_the_last_line_of_python() -> None:
 
 PROGRAM = """
 import sys, traceback
-from conftest import spark_session
+from conftest import spark_session, wait_for
 import pybackend
+from pybackend.launchers.spark.log import _levels
 if __name__ == "__main__":
     with spark_session("local[2]") as session:
         session.sparkContext.setLogLevel("WARN")
@@ -70,6 +71,8 @@ if __name__ == "__main__":
             pybackend.barrier_run(session, lambda context: 1, workers=2)
         except pybackend.ClusterError:
             traceback.print_exc(file=sys.stdout)
+        wait_for(lambda: len(_levels(session)) == 2)  # none is OFF any more
+        print("levels afterwards:", *_levels(session).values())
 """
 
 
@@ -89,6 +92,7 @@ def test_a_missing_module_is_named_without_the_stack_of_java(tmp_path: Path) -> 
     assert headline in shown.stdout
     assert " has no module 'pyarrow'" in shown.stdout
     assert f"run `{python} -m pip install --upgrade pyarrow`" in shown.stdout
+    assert "levels afterwards: WARN WARN" in shown.stdout
     for stream in (shown.stdout, shown.stderr):
         assert "\tat org.apache.spark" not in stream
     assert "Exception in task" not in shown.stderr

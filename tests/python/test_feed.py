@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybackend.data.ragged import Ragged
 from pybackend.data.rows import ArrayRows, SpooledRows
-from pybackend.data.sharding import Visits, bounds, steps_per_epoch
-from pybackend.data.spool import Ragged, SpoolWriter, write_columns
+from pybackend.data.sharding import Visits, count_steps, cut_rows
+from pybackend.data.spool import SpoolWriter, write_columns
 from pybackend.engine import feed as module
 from pybackend.engine.feed import Feed
 
@@ -35,14 +36,14 @@ def rows_of(count: int) -> dict[str, Any]:
 def test_batches_are_cut_as_the_sharding_says(
     counts: list[int], batch_size: int, block_bytes: int, shuffle: bool, is_limited: bool
 ) -> None:
-    full = steps_per_epoch(counts, batch_size)
+    full = count_steps(counts, batch_size)
     limit = (full + 1) // 2 if is_limited else None
     rank = int(np.argmax(counts)) if is_limited else len(counts) - 1
     with mock.patch.object(module, "_BLOCK_BYTES", block_bytes):
         columns = rows_of(counts[rank])
         feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, limit=limit)
         batches = feed.dataset()
-        edges = bounds(counts[rank], full)
+        edges = cut_rows(counts[rank], full)
         assert int(batches.cardinality()) == feed.steps == (limit or full)
         for epoch in (0, 1):
             feed.begin_epoch(epoch)

@@ -8,11 +8,11 @@ import pytest
 
 from pybackend.data.files import (
     check_writable,
-    content_of,
-    found,
-    opened,
-    removed,
-    size_of,
+    find_files,
+    get_size,
+    open_file,
+    read_file,
+    remove_file,
     write_whole,
 )
 from pybackend.errors import InputError
@@ -21,7 +21,7 @@ from pybackend.errors import InputError
 def fill(root: str) -> None:
     names = ["b.parquet", "a.parquet", "_SUCCESS", ".a.parquet.crc", "k=1/c.parquet", "_tmp/d"]
     for name in names:
-        with opened(f"{root}/{name}", "wb") as file:
+        with open_file(f"{root}/{name}", "wb") as file:
             file.write(name.encode())
 
 
@@ -35,11 +35,11 @@ def test_a_folder_gives_its_data_files_in_order(kind: str, tmp_path: Path) -> No
         "memory://": "memory://test_files/data",
     }[kind]
     fill(root)
-    files = found(root)
+    files = find_files(root)
     assert [file.rpartition("/")[2] for file in files] == ["a.parquet", "b.parquet", "c.parquet"]
-    assert [content_of(file) for file in files] == [b"a.parquet", b"b.parquet", b"k=1/c.parquet"]
-    assert size_of(files[0]) == 9
-    assert found(files[1]) == [files[1]]
+    assert [read_file(file) for file in files] == [b"a.parquet", b"b.parquet", b"k=1/c.parquet"]
+    assert get_size(files[0]) == 9
+    assert find_files(files[1]) == [files[1]]
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_a_folder_gives_its_data_files_in_order(kind: str, tmp_path: Path) -> No
     ],
 )
 def test_what_is_not_there_is_told(uri: str, message: str) -> None:
-    with pytest.raises(InputError) as told:
-        found(uri)
-    assert message in str(told.value)
+    with pytest.raises(InputError) as caught:
+        find_files(uri)
+    assert message in str(caught.value)
 
 
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").touch()
-    with pytest.raises(InputError, match="holds no files"):
-        found(str(tmp_path))
+    with pytest.raises(InputError, match="has no files"):
+        find_files(str(tmp_path))
 
 
 def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_file_is_written_as_a_whole_in_place_of_an_older_one(root: str, tmp_pa
     uri = (str(tmp_path / "new") if root == "path" else root) + "/model.h5"
     for content in (b"old", b"newer"):
         write_whole(uri, content)
-        assert content_of(uri) == content
-    assert [file.rpartition("/")[2] for file in found(uri.rpartition("/")[0])] == ["model.h5"]
+        assert read_file(uri) == content
+    assert [file.rpartition("/")[2] for file in find_files(uri.rpartition("/")[0])] == ["model.h5"]
 
 
 def test_a_remote_file_can_be_removed() -> None:
-    with opened("memory://test_files/gone", "wb") as file:
+    with open_file("memory://test_files/gone", "wb") as file:
         file.write(b"x")
-    removed("memory://test_files/gone")
+    remove_file("memory://test_files/gone")
     with pytest.raises(InputError):
-        found("memory://test_files/gone")
+        find_files("memory://test_files/gone")

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone
-from pybackend.engine.flat import Agreement, FlatExchange, Layout
-from pybackend.engine.sparse import all_slices
+from pybackend.engine.flat import FlatExchange, StopAgreement
+from pybackend.engine.layout import Layout
+from pybackend.engine.sparse import gather_slices
 from pybackend.errors import PeerLostError
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
 
 
 class Pair:
-    """A collective of two ranks of which the other one holds ``factor`` times the same."""
+    """A collective of two ranks of which the other one has ``factor`` times the same."""
 
     rank, world_size = 0, 2
 
@@ -44,7 +45,7 @@ class Broken(Pair):
 
 def exchange(layout: Layout, collective: Any = None, **options: Any) -> FlatExchange:
     found = collective or Alone()
-    return FlatExchange(found, layout, np.float32, Agreement(), nominal=lambda: 8.0, **options)
+    return FlatExchange(found, layout, np.float32, StopAgreement(), nominal=lambda: 8.0, **options)
 
 
 @given(shapes, st.sampled_from([1, 100, 300, 1e9]))
@@ -76,7 +77,7 @@ def test_means_are_weighted_by_rows() -> None:
     assert flat.mean_loss == pytest.approx(2.0)
 
 
-def test_memory_is_used_again_only_when_nobody_holds_it() -> None:
+def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
     flat = exchange(Layout.of([(3,), (5,)], 4, 1e9))
     ones, zeros = ([np.full(n, value, "float32") for n in (3, 5)] for value in (1, 0))
     kept, _ = flat.exchange(1.0, 0.0, ones)
@@ -110,7 +111,7 @@ def test_buckets_travel_in_one_order_however_they_come(turn: list[int]) -> None:
     flat.close()
 
 
-def test_a_lost_peer_is_told_when_the_buckets_are_collected() -> None:
+def test_a_lost_peer_is_reported_when_the_buckets_are_collected() -> None:
     flat = exchange(Layout.of([(20,), (40,)], 4, 100), Broken())
     flat.post(0, 1.0, [np.ones(40, "float32")])
     flat.post(1, 1.0, [np.ones(20, "float32")])
@@ -141,20 +142,20 @@ def test_accumulated_gradients_travel_once() -> None:
     np.testing.assert_allclose(means[0], np.full(4, 9.0))
 
 
-def test_a_wish_to_stop_reaches_all() -> None:
-    agreement = Agreement()
+def test_a_request_to_stop_reaches_all() -> None:
+    agreement = StopAgreement()
     flat = FlatExchange(
         Pair(), Layout.of([(1,)], 4, 1e9), np.float32, agreement, nominal=lambda: 1.0
     )
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
-    assert not agreement.stop_agreed
-    agreement.stop_asked = True
+    assert not agreement.is_agreed
+    agreement.is_requested = True
     flat.exchange(1.0, 0.0, [np.ones(1, "float32")])
-    assert agreement.stop_agreed
+    assert agreement.is_agreed
 
 
 def test_slices_of_all_workers_stay_apart() -> None:
     indices, values = np.array([7, 3, 7]), np.array([[1.0], [2.0], [3.0]], "float32")
-    found, rows = all_slices(Pair(), indices, values)
+    found, rows = gather_slices(Pair(), indices, values)
     assert found.tolist() == [7, 3, 7, 7, 3, 7]
     assert rows.tolist() == [[1.0], [2.0], [3.0], [1.0], [2.0], [3.0]]

@@ -14,10 +14,11 @@ import pytest
 
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
-from pybackend.data.packed import layout_of
+from pybackend.data.packed import describe_layout
+from pybackend.data.ragged import Ragged
 from pybackend.data.rows import SpooledRows
 from pybackend.data.sources import FileRows
-from pybackend.data.spool import Ragged, write_columns
+from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
 
 ROWS = 300
@@ -64,7 +65,7 @@ def test_columns_are_those_of_a_parquet_file_of_it(name: str, tmp_path: Path) ->
     files = FileRows.at(tmp_path / "rows.parquet", SPECS[name], "float32", "data")
     files.spool(tmp_path / "files", 1, 0, everything=True)
     own = FrameRows.of(frame, SPECS[name], "float32", "data")
-    assert (own.rows, own.told) == (ROWS, files.told)
+    assert (own.rows, own.summary) == (ROWS, files.summary)
     write_columns(tmp_path / "frame", own.columns)
     one, other = SpooledRows(tmp_path / "files"), SpooledRows(tmp_path / "frame")
     assert one.spec == other.spec
@@ -78,8 +79,8 @@ def test_a_label_of_text_becomes_codes_in_sorted_order() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": pd.Categorical(["b", "c", "a"])})
     rows = FrameRows.of(frame, ColumnSpec(), "float32", "data")
     assert rows.columns["y"].tolist() == [1, 2, 0]
-    assert rows.told["levels"] == ["a", "b", "c"]
-    assert rows.told["features"] == ["a"]
+    assert rows.summary["levels"] == ["a", "b", "c"]
+    assert rows.summary["features"] == ["a"]
     assert rows.columns["x"].dtype == "float32"
     held_out = ColumnSpec(["a"], categories={"label": ["a", "b", "c"]}, finds_levels=False)
     assert FrameRows.of(frame[:1], held_out, "float32", "data").columns["y"].tolist() == [1]
@@ -135,7 +136,7 @@ def test_a_row_far_down_is_counted_from_the_first() -> None:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_of_one_name_are_rejected() -> None:
     frame = pd.DataFrame([[1, 2, 0]], columns=["a", "a", "label"])
     with pytest.raises(InputError, match="two columns 'a'"):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
@@ -145,8 +146,8 @@ def test_text_inputs_do_not_travel_through_spark_as_arrays() -> None:
     frame = pd.DataFrame({"title": ["a", "b"], "label": [0, 1]})
     rows = FrameRows.of(frame, ColumnSpec(["title"]), "float32", "data")
     assert isinstance(rows.columns["x"], Ragged)
-    with pytest.raises(InputError, match=r"pass spark\\.createDataFrame"):
-        layout_of({"train": rows.columns})
+    with pytest.raises(InputError, match=r"pass spark\.createDataFrame"):
+        describe_layout({"train": rows.columns})
 
 
 def test_pandas_is_not_imported_to_find_out() -> None:

@@ -125,6 +125,44 @@ def test_only_a_worker_imports_the_engine(name: str) -> None:
     assert used == set() or name.partition(".")[0] in ("engine", "worker")
 
 
+def test_launchers_are_imported_by_their_front_door_only() -> None:
+    outside = [name for name in SOURCES if name.partition(".")[0] != "launchers"]
+    assert {n: o for n in outside for o in inner(n) if o.startswith("launchers.")} == {}
+
+
+def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
+    importing = {
+        name
+        for name, tree in SOURCES.items()
+        if any(full.partition(".")[0] == "pyspark" for full in imported(running(tree)))
+    }
+    elsewhere = {n for n in importing if not n.startswith(("launchers.spark.", "doctor."))}
+    assert elsewhere <= {"data.dataframe"}
+
+
+def reach(name: str) -> set[str]:
+    """All modules of this package that importing one imports, functions included."""
+    reached: set[str] = set()
+    waiting = {name}
+    while waiting:
+        waiting = set().union(*(inner(one) for one in waiting)) - reached
+        reached |= waiting
+    return reached
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.endswith("_task")])
+def test_what_runs_on_executors_imports_no_file_of_the_driver(name: str) -> None:
+    shared = {"launchers.spark.task_failure"}
+    driver = {
+        other
+        for other in reach(name)
+        if other.partition(".")[0] in ("api", "doctor", "bridge", "cli")
+        or other == "launchers.local"
+        or (other.startswith("launchers.spark.") and not other.endswith("_task"))
+    }
+    assert driver <= shared
+
+
 def test_the_checks_see_imports_inside_functions() -> None:
     assert "model.serialization" in inner("engine.save")
     assert "tf_config" in inner("worker")

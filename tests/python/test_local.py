@@ -9,14 +9,26 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import build_dense, wait_for, worker_processes
+from cloudpickle import dumps
+from conftest import build_dense, stop_at_end, wait_for, worker_processes
 
-from pybackend import InputError, WorkerContext, WorkerFailedError, barrier_run, barrier_train
+from pybackend import (
+    InputError,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_run,
+    barrier_train,
+    make_tf_config,
+)
+from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.values import decode_value
+from pybackend.launchers.local import LocalLauncher
 
 pytestmark = pytest.mark.launcher
 
@@ -48,6 +60,29 @@ def test_barrier_run_returns_one_value_per_rank() -> None:
     assert [v["rank"] for v in values] == [0, 1]
     assert all(v["size"] == 2 and v["config"] for v in values)
     assert values[1]["array"].tolist() == [0, 10, 20]
+
+
+def test_a_process_of_a_cluster_trains_alone_only_if_it_says_so(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TF_CONFIG", make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 0))
+    rows = np.zeros((4, 8), "float32"), np.zeros(4)
+    for call in (
+        lambda: barrier_train(None, build_dense, rows),
+        lambda: barrier_run(None, lambda context: context.rank),
+    ):
+        with pytest.raises(InputError, match="each process would train a copy of everything"):
+            call()
+    result = barrier_train("local", build_dense, rows, workers=2, verbose=0)
+    assert [worker.rows for worker in result.workers] == [2, 2]
+    assert barrier_run("local", _refused, workers=2, verbose=0) == [True, True]
+
+
+def _refused(context: WorkerContext) -> bool:
+    """Whether a worker, whose TF_CONFIG is tfdist's own, must say that it means its machine."""
+    try:
+        barrier_run(None, lambda context: context.rank)
+    except InputError:
+        return True
+    return False
 
 
 def test_tensorflow_can_use_the_reserved_addresses() -> None:
@@ -211,3 +246,67 @@ def test_a_label_out_of_range_is_the_first_line_and_said_once(rows: Any) -> None
 def test_a_function_that_takes_other_arguments_is_refused_here(args: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"called as fn\(context, \*args\)"):
         barrier_run(None, (lambda: 1) if not args else (lambda context, a: a), *args, workers=2)
+
+
+def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> None:
+    with pytest.raises(WorkerFailedError, match="stopped") as caught:
+        barrier_train(
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            timeout=3,
+            callbacks=[stop_at_end(rank=1)],
+            verbose=0,
+        )
+    assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
+    assert caught.value.exception_type == "WorkerStalled"
+
+
+def test_a_function_that_is_quiet_for_longer_than_the_timeout_is_left_alone() -> None:
+    job = replace(make_job("run", {"workers": 1, "verbose": 0}), timeout=0.5)
+    outcome = LocalLauncher().launch(job, {FUNCTION: dumps((sleep, (2.0,)))}, {}, print)
+    assert decode_value(outcome.reports[0].value) == 2.0
+
+
+def sleep(context: WorkerContext, seconds: float) -> float:
+    import time
+
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_stopped_worker_ends_with_a_driver_that_is_killed() -> None:
+    before = folders()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
+    os.kill(pids[0], signal.SIGSTOP)
+    driver.kill()
+    driver.communicate(timeout=30)
+    for pid in pids:
+        wait_for_end(pid)
+    for folder in folders() - before:
+        wait_for(lambda folder=folder: not os.path.exists(folder))
+
+
+def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
+    """As a restart does: the same launcher, the same job, the same files."""
+
+    def work(context: WorkerContext, marker: str) -> int:
+        from pathlib import Path
+
+        if context.rank == 1 and not Path(marker).exists():
+            Path(marker).touch()
+            raise RuntimeError("only the first time")
+        return context.rank
+
+    launcher, job = LocalLauncher(), make_job("run", {"workers": 2, "verbose": 0})
+    files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
+    with pytest.raises(WorkerFailedError, match="only the first time"):
+        launcher.launch(job, files, {}, print)
+    for _ in range(2):
+        outcome = launcher.launch(job, files, {}, print)
+        assert [decode_value(report.value) for report in outcome.reports] == [0, 1]

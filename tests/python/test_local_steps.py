@@ -10,7 +10,7 @@ import pytest
 from replicas import Case, Trained, check_equal, chosen, difference, train_all
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
-from pybackend.data.sharding import bounds, deal, order, steps_per_epoch
+from pybackend.data.sharding import count_steps, cut_rows, deal, list_visits
 from pybackend.job.options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
@@ -52,7 +52,7 @@ def simulate(case: Case) -> Any:
         model.jit_compile, model.run_eagerly, model.steps_per_execution = False, False, 1
         replicas.append(model)
     shards = [np.arange(len(x))[deal(len(x), 2, rank)] for rank in range(2)]
-    steps = steps_per_epoch([len(shard) for shard in shards], case.batch_size)
+    steps = count_steps([len(shard) for shard in shards], case.batch_size)
     values = lambda m: [v.numpy().astype("float64") for v in m.trainable_variables]  # noqa: E731
     last = values(replicas[0])
     velocity = [np.zeros_like(value) for value in last]
@@ -60,8 +60,8 @@ def simulate(case: Case) -> Any:
     for epoch in range(case.epochs):
         for step in range(steps):
             for rank, model in enumerate(replicas):
-                visits = shards[rank][order(len(shards[rank]), 3, epoch, rank, True)]
-                edges = bounds(len(visits), steps)
+                visits = shards[rank][list_visits(len(shards[rank]), 3, epoch, rank, True)]
+                edges = cut_rows(len(visits), steps)
                 rows = visits[edges[step] : edges[step + 1]]
                 rows_since[rank] += len(rows)
                 if len(rows):

@@ -18,9 +18,10 @@ from conftest import wait_for
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
 from pybackend.job.messages import PrintedLine
+from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import greet_as_client, greet_as_server, new_token
+from pybackend.net.rendezvous import new_token
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()

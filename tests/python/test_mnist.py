@@ -1,4 +1,4 @@
-"""Where MNIST is found, in which order, and what a wrong file is told."""
+"""Where MNIST is found, in which order, and what is said about a wrong file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pybackend.api.mnist import mnist
 from pybackend.data import mnist as module
-from pybackend.data.mnist import mnist
 from pybackend.errors import InputError
 
 SUBSET = Path(module.__file__).with_name("mnist_subset.npz")
@@ -160,7 +160,7 @@ def uneven(path: Path) -> Path:
     ids=lambda make: make.__name__,
 )
 def test_a_file_that_is_no_mnist_is_told_so(tmp_path: Path, make: Any) -> None:
-    with pytest.raises(InputError, match=r"is no mnist\.npz .*expected the arrays x_train"):
+    with pytest.raises(InputError, match=r"is not an mnist\.npz .*expected the arrays x_train"):
         mnist(make(tmp_path / "wrong.npz"))
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.data.arrays import rows_of, shard
+from pybackend.data.arrays import count_rows, shard
 from pybackend.data.packed import (
     BLOB_BYTES,
     SCHEMA,
-    blobs,
-    layout_of,
+    describe_layout,
+    pack_blobs,
     spool_blobs,
 )
 from pybackend.data.rows import SpooledRows
@@ -43,14 +43,14 @@ def received(rows: list[Any], datasets: Any, workers: int, rank: int) -> Any:
     """The columns that a worker has on its disk afterwards, by data set."""
     with tempfile.TemporaryDirectory() as folder:
         counts = counts_of(datasets, workers)
-        spool_blobs(batches_of(rows), layout_of(datasets), counts, rank, Path(folder))
+        spool_blobs(batches_of(rows), describe_layout(datasets), counts, rank, Path(folder))
         spools = {name: SpooledRows(Path(folder) / name) for name in datasets}
         return {name: spool.take(np.arange(len(spool))) for name, spool in spools.items()}
 
 
 def counts_of(datasets: Any, workers: int) -> dict[str, list[int]]:
     return {
-        name: [rows_of(shard(columns, workers, rank)) for rank in range(workers)]
+        name: [count_rows(shard(columns, workers, rank)) for rank in range(workers)]
         for name, columns in datasets.items()
     }
 
@@ -71,7 +71,7 @@ def test_every_worker_gets_its_shard(rows: int, held_out: int, workers: int, ran
         "validation": {"x": rng.random((held_out, 3, 2), "float32"), "y": np.arange(held_out) > 3},
     }
     keys = [1000 + 7 * rank for rank in range(workers)]
-    everything = list(blobs(datasets, keys))
+    everything = list(pack_blobs(datasets, keys))
     for rank, key in enumerate(keys):
         mine = [row for row in everything if row[0] == key]
         random.shuffle(mine)
@@ -88,7 +88,7 @@ def test_large_columns_travel_in_pieces_that_spark_can_carry() -> None:
         "y": np.arange(400_000),
     }
     datasets = {"train": columns}
-    rows = list(blobs(datasets, [5, 6]))
+    rows = list(pack_blobs(datasets, [5, 6]))
     assert max(len(row[3]) for row in rows) <= BLOB_BYTES
     found = received([row for row in rows if row[0] == 6], datasets, 2, 1)
     np.testing.assert_array_equal(found["train"]["x"], columns["x"][1::2])
@@ -97,7 +97,7 @@ def test_large_columns_travel_in_pieces_that_spark_can_carry() -> None:
 
 def test_a_row_larger_than_a_piece_travels_alone() -> None:
     columns = {"x": np.ones((3, BLOB_BYTES // 4 + 1), "float32")}
-    assert [row[2] for row in blobs({"train": columns}, [0])] == [0, 1, 2]
+    assert [row[2] for row in pack_blobs({"train": columns}, [0])] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -106,7 +106,7 @@ def test_missing_rows_are_noticed(lost: int) -> None:
         "train": {"x": np.ones((4, 2)), "y": np.ones(4)},
         "validation": {"x": np.ones((4, 2))},
     }
-    rows = list(blobs(datasets, [0]))
+    rows = list(pack_blobs(datasets, [0]))
     size = len(rows.pop(lost)[3])
     with pytest.raises(RuntimeError, match=f"delivered {size} bytes too few to worker 0"):
         received(rows, datasets, 1, 0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.data import parquet
-from pybackend.data.files import opened
+from pybackend.data.files import open_file
 from pybackend.data.parquet import ParquetFiles
 from pybackend.errors import InputError
 
@@ -69,7 +69,7 @@ def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> N
 
 
 def test_files_may_lie_elsewhere() -> None:
-    with opened("memory://test_parquet/x.parquet", "wb") as file:
+    with open_file("memory://test_parquet/x.parquet", "wb") as file:
         pq.write_table(pa.table({"a": [1, 2, 3]}), file)
     assert numbers(ParquetFiles.at("memory://test_parquet"), 1, 3) == [2, 3]
 
@@ -108,15 +108,15 @@ def test_a_file_that_was_replaced_is_told(tmp_path: Path) -> None:
 
 def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"x\.parquet is no readable Parquet file"):
+    with pytest.raises(InputError, match=r"x\.parquet is not a readable Parquet file"):
         ParquetFiles.at(str(tmp_path))
 
 
 def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": [1.5]}), tmp_path / "2.parquet")
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         ParquetFiles.at(str(tmp_path))
-    text: Any = str(told.value)
+    text: Any = str(caught.value)
     assert "2.parquet are (a: double)" in text
     assert "1.parquet are (a: int64)" in text

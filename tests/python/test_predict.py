@@ -323,7 +323,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     [
         ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
         ({"features": None}, r"shape \(8,\), but `features` are 10 columns"),
-        ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model tells 3 classes apart"),
+        ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model has 3 classes"),
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
         ({"tensors": {"oops": ("uint8", (2,))}}, "no column 'oops'"),

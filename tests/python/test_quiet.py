@@ -12,6 +12,9 @@ import pytest
 
 from pybackend.model.quiet import is_noise
 
+# What a fresh start prints is the subject.
+pytestmark = pytest.mark.launcher
+
 NOISE = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1795328976.065510   15069 port.cc:153] oneDNN custom operations are on.

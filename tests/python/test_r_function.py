@@ -34,7 +34,7 @@ def r(code: str | bytes, **settings: object) -> RFunction:
         (None, "not NoneType"),
     ],
 )
-def test_what_is_no_function_is_refused(code: object, message: str) -> None:
+def test_what_is_not_a_function_is_rejected(code: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         RFunction(code)  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: An
 
 
 @needs_r
-def test_a_layer_of_r_is_refused_before_training_with_the_reason() -> None:
+def test_an_r_layer_is_rejected_before_training_with_the_reason() -> None:
     doubled = "model <- keras3::layer_lambda(model, function(x) x * 2)"
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
     with pytest.raises(WorkerFailedError, match="layers that are functions or classes of R"):

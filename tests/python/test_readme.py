@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import FORGE
 
 import pybackend
 
@@ -36,12 +37,13 @@ def test_the_page_about_data_runs_from_top_to_bottom(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
     assert len(blocks) >= 6
     (tmp_path / "page.py").write_text("\n".join(blocks))
+    FORGE.start()
     done = subprocess.run(
         [sys.executable, "page.py"],
         cwd=tmp_path,
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)]),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         },

@@ -170,8 +170,17 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "seconds",
         "seed",
         "epochs",
+        "epochs_of",
         "metrics",
         "model_uri",
         "levels",
         "features",
     }
+
+
+def test_figures_belong_to_epochs() -> None:
+    history = {"loss": [3.0, 2.0, 1.0], "val_loss": [2.5]}
+    found = result(history=history, epochs=3, initial_epoch=4, validation_freq=3)
+    assert (found.epochs_of("loss"), found.epochs_of("val_loss")) == ([5, 6, 7], [6])
+    found = replace(found, validation_freq=(1, 7))
+    assert found.to_dict()["epochs_of"] == {"loss": [5, 6, 7], "val_loss": [7]}

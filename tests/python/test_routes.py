@@ -14,7 +14,7 @@ import pytest
 from conftest import RLIB, needs_r, shared_spark, wait_for, worker_processes
 
 from pybackend import RFunction, barrier_train
-from pybackend.launchers.spark.sparklyr import _lacks_protobuf
+from pybackend.launchers.spark.sparklyr import _is_without_protobuf
 
 PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if PYSPARK < (4, 2):
@@ -76,7 +76,7 @@ def test_classic(classic: Any, language: str) -> None:
 
 @needs_r
 def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
-    assert _lacks_protobuf(classic, 2) is (PYSPARK >= (4, 3))
+    assert _is_without_protobuf(classic, 2) is (PYSPARK >= (4, 3))
 
 
 @pytest.mark.launcher
@@ -86,7 +86,7 @@ def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     "a jar of its own, org.apache.spark:spark-connect of Maven",
 )
 def test_connect(tmp_path: Path) -> None:
-    from test_connect import connect_server
+    from connect import connect_server
 
     # PySpark's Connect and classic sessions get in each other's way in one process.
     with connect_server(tmp_path) as (address, _):

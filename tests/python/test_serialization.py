@@ -1,4 +1,4 @@
-"""Models to and from bytes, text and files: nothing lost, nothing run, damage told."""
+"""Models to and from bytes, text and files: nothing lost, nothing run, damage reported."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Registered(keras.layers.Layer):
 
 
 class Doubled(keras.layers.Layer):
-    """A layer of the user's own, told in `custom_objects`."""
+    """A custom layer, named in `custom_objects`."""
 
     def call(self, inputs: Any) -> Any:
         return inputs * 2
 
 
-def own_loss(y_true: Any, y_pred: Any) -> Any:
-    """A loss of the user's own."""
+def custom_loss(y_true: Any, y_pred: Any) -> Any:
+    """A custom loss."""
     return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
 
 
@@ -85,11 +85,11 @@ def trained(optimizer: Any = "adam") -> Any:
     return model
 
 
-def same_predictions(one: Any, other: Any, x: Any = X) -> bool:
+def has_same_predictions(one: Any, other: Any, x: Any = X) -> bool:
     return bool(np.array_equal(one(x), other(x)))
 
 
-def steps_of(model: Any) -> int:
+def count_steps(model: Any) -> int:
     return int(model.optimizer.iterations.numpy())
 
 
@@ -123,14 +123,14 @@ def test_a_trained_model_comes_back_and_trains_on(
     again = model_from_base64(
         model_to_base64(model, format=format, include_optimizer=include_optimizer)
     )
-    assert same_predictions(again, model)
+    assert has_same_predictions(again, model)
     assert again.to_json() == model.to_json()
     assert again.loss.get_config() == model.loss.get_config()
-    assert steps_of(again) == (steps_of(model) if include_optimizer else 0)
-    before = steps_of(again)
+    assert count_steps(again) == (count_steps(model) if include_optimizer else 0)
+    before = count_steps(again)
     history = again.fit(X, Y, verbose=0).history
     assert set(history) == {"accuracy", "loss"}
-    assert steps_of(again) == before + 2
+    assert count_steps(again) == before + 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_with_its_optimizers_state_training_continues_as_if_never_interrupted(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_without_its_state_the_optimizer_starts_afresh(format: Any) -> None:
+def test_without_its_state_the_optimizer_starts_from_zero(format: Any) -> None:
     wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25, momentum=0.9))
     for model in (trained(wrapped), trained(keras.optimizers.SGD(0.25, momentum=0.9))):
         data = model_to_bytes(model, format=format)
@@ -177,11 +177,11 @@ def test_without_its_state_the_optimizer_starts_afresh(format: Any) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_saving_leaves_the_model_as_it_is(format: Any, include_optimizer: bool) -> None:
     model = trained()
-    before = json.dumps(model.get_compile_config()), model.get_weights(), steps_of(model)
+    before = json.dumps(model.get_compile_config()), model.get_weights(), count_steps(model)
     model_to_bytes(model, format=format, include_optimizer=include_optimizer)
     assert json.dumps(model.get_compile_config()) == before[0]
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before[1], strict=True))
-    assert steps_of(model) == before[2]
+    assert count_steps(model) == before[2]
     assert model_from_bytes(model_to_bytes(model, format="keras")).compiled
 
 
@@ -222,7 +222,7 @@ def test_an_h5_file_with_short_names_is_read_by_keras_alone(tmp_path: Path) -> N
     assert keras.saving.load_model(path).compiled
 
 
-def test_a_loss_that_h5_cannot_hold_is_refused_when_saving_and_fits_in_keras() -> None:
+def test_a_loss_that_h5_cannot_hold_is_rejected_when_saving_and_fits_in_keras() -> None:
     model = compiled("sgd", "crossentropy")
     with pytest.raises(SerializationError, match=r"'crossentropy' .* use format='keras'"):
         model_to_bytes(model)
@@ -234,7 +234,7 @@ def test_an_uncompiled_model_stays_uncompiled(format: Any) -> None:
     model = sequential()
     again = model_from_bytes(model_to_bytes(model, format=format, include_optimizer=True))
     assert not again.compiled
-    assert same_predictions(again, model)
+    assert has_same_predictions(again, model)
 
 
 @pytest.mark.parametrize("include_optimizer", [False, True])
@@ -243,23 +243,23 @@ def test_loading_without_compiling(model: Any, format: Any, include_optimizer: b
     data = model_to_bytes(model, format=format, include_optimizer=include_optimizer)
     again = model_from_bytes(data, compile=False)
     assert not again.compiled
-    assert same_predictions(again, model)
+    assert has_same_predictions(again, model)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_objects_of_ones_own(format: Any) -> None:
+def test_custom_objects(format: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), Registered(), Doubled(), keras.layers.Dense(3)])
-    model.compile("sgd", own_loss)
+    model.compile("sgd", custom_loss)
     data = model_to_bytes(model, format=format)
-    own = {"Doubled": Doubled, "own_loss": own_loss}
-    assert same_predictions(model_from_bytes(data, custom_objects=own), model)
+    own = {"Doubled": Doubled, "custom_loss": custom_loss}
+    assert has_same_predictions(model_from_bytes(data, custom_objects=own), model)
     with pytest.raises(SerializationError, match="custom_objects"):
         model_from_bytes(data)
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Own(keras.Model):
-    """A model of a class of its own."""
+class Custom(keras.Model):
+    """A model of a custom class."""
 
     def __init__(self, units: int = 3, **options: Any) -> None:
         super().__init__(**options)
@@ -274,20 +274,20 @@ class Own(keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class OwnStep(keras.Model):
-    """A functional model with a training step of its own."""
+class CustomStep(keras.Model):
+    """A functional model with a custom training step."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
 
 
-def own_step() -> Any:
+def custom_step() -> Any:
     inputs = keras.Input((8,))
-    return OwnStep(inputs, keras.layers.Dense(3)(inputs))
+    return CustomStep(inputs, keras.layers.Dense(3)(inputs))
 
 
-@pytest.mark.parametrize("make", [Own, own_step])
-def test_a_model_of_a_class_of_its_own_needs_the_keras_format(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("make", [Custom, custom_step])
+def test_a_model_of_a_custom_class_needs_the_keras_format(make: Callable[[], Any]) -> None:
     model = make()
     model.compile("sgd", "mse")
     model(X)
@@ -295,7 +295,7 @@ def test_a_model_of_a_class_of_its_own_needs_the_keras_format(make: Callable[[],
         model_to_bytes(model)
     again = model_from_bytes(model_to_bytes(model, format="keras"))
     assert type(again) is type(model)
-    assert same_predictions(again, model)
+    assert has_same_predictions(again, model)
 
 
 def test_a_model_that_keras_cannot_describe_is_named() -> None:
@@ -322,8 +322,8 @@ def test_nothing_is_printed_or_warned(model: Any, capfd: Any) -> None:
 def test_files_there_and_back(model: Any, format: Any, tmp_path: Path) -> None:
     path = save_model(model, tmp_path / "new" / f"model.{format}")
     assert [p.name for p in path.parent.iterdir()] == [f"model.{format}"]
-    assert same_predictions(load_model(str(path)), model)
-    assert same_predictions(keras.saving.load_model(path), model)
+    assert has_same_predictions(load_model(str(path)), model)
+    assert has_same_predictions(keras.saving.load_model(path), model)
 
 
 # Keras itself says that HDF5 is old.
@@ -333,7 +333,7 @@ def test_files_that_keras_wrote_are_read_and_train_on(format: Any, tmp_path: Pat
     model = trained(keras.optimizers.SGD(0.05, momentum=0.9))
     model.save(tmp_path / f"model.{format}")
     again = load_model(tmp_path / f"model.{format}")
-    assert same_predictions(again, model)
+    assert has_same_predictions(again, model)
     assert np.isfinite(again.fit(X, Y, verbose=0).history["loss"]).all()
 
 
@@ -356,7 +356,7 @@ def test_a_file_that_exists_is_replaced_or_kept_whole(model: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["model", "model.hdf5", "model.pb", "model.H5"])
-def test_other_file_names_are_refused(model: Any, name: str, tmp_path: Path) -> None:
+def test_other_file_names_are_rejected(model: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"name the file \*\.h5 or \*\.keras"):
         save_model(model, tmp_path / name)
 
@@ -404,39 +404,39 @@ def test_text_with_line_breaks_is_read(model: Any, width: int, end: str) -> None
 
 
 @pytest.mark.parametrize("text", ["a", "abc", "ab!=", "{}", "äöü=", "QU=D", "\x00\x00\x00\x00"])
-def test_what_is_no_base64_is_refused(text: str) -> None:
+def test_text_that_is_not_base64_is_rejected(text: str) -> None:
     with pytest.raises(SerializationError, match="this is not base64 text"):
         model_from_base64(text)
 
 
 @pytest.mark.parametrize("text", [None, 5, b"QUJD", ["QUJD"]])
-def test_what_is_no_text_is_refused(text: Any) -> None:
+def test_values_that_are_not_text_are_rejected(text: Any) -> None:
     with pytest.raises(InputError, match="expected base64 text, not "):
         model_from_base64(text)
 
 
 @pytest.mark.parametrize("content", ["QUJD", 5, None, [1, 2], Path("model.h5")])
-def test_what_is_no_bytes_is_refused(content: Any) -> None:
+def test_values_that_are_not_bytes_are_rejected(content: Any) -> None:
     with pytest.raises(InputError, match="expected the bytes of a model file, not "):
         model_from_bytes(content)
 
 
 def test_bytes_may_come_as_r_has_them(model: Any, data: bytes) -> None:
-    assert same_predictions(model_from_bytes(bytearray(data)), model)
-    assert same_predictions(model_from_bytes(memoryview(data)), model)
+    assert has_same_predictions(model_from_bytes(bytearray(data)), model)
+    assert has_same_predictions(model_from_bytes(memoryview(data)), model)
 
 
 # --- wrong models ---
 
 
 @pytest.mark.parametrize("wrong", [None, "model.h5", X, keras.layers.Dense(1), keras.Sequential])
-def test_what_is_no_model_is_refused(wrong: Any) -> None:
+def test_values_that_are_not_models_are_rejected(wrong: Any) -> None:
     with pytest.raises(InputError, match="expected a Keras model, not "):
         model_to_bytes(wrong)
 
 
 @pytest.mark.parametrize("format", ["hdf5", ".h5", "", None, "tf"])
-def test_another_format_is_refused(model: Any, format: Any) -> None:
+def test_another_format_is_rejected(model: Any, format: Any) -> None:
     with pytest.raises(InputError, match="`format` must be 'h5' or 'keras', not "):
         model_to_bytes(model, format=format)
 
@@ -445,7 +445,7 @@ def test_another_format_is_refused(model: Any, format: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x89HDF", b"hello, world", bytes(5000)])
-def test_garbage_is_no_model(content: bytes) -> None:
+def test_garbage_is_not_a_model(content: bytes) -> None:
     with pytest.raises(SerializationError, match=f"these {len(content)} bytes are neither"):
         model_from_bytes(content)
 
@@ -456,29 +456,29 @@ def test_garbage_behind_the_right_first_bytes_is_damage(magic: bytes) -> None:
         model_from_bytes(magic + bytes(range(256)) * 20)
 
 
-def test_truncation_anywhere_is_told(data: bytes) -> None:
+def test_truncation_anywhere_is_reported(data: bytes) -> None:
     for end in [*range(0, len(data), len(data) // 60), len(data) - 1]:
         with pytest.raises(SerializationError, match=r"truncated|neither|corrupted|damaged"):
             model_from_bytes(data[:end])
 
 
-def test_damage_anywhere_in_a_keras_file_is_told(model: Any) -> None:
+def test_damage_anywhere_in_a_keras_file_is_reported(model: Any) -> None:
     data = model_to_bytes(model, format="keras")
     untouched = model_from_bytes(data).get_weights()
-    refused = 0
+    rejected = 0
     for place in range(0, len(data), len(data) // 200):
         altered = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
         try:
             again = model_from_bytes(altered)
         except SerializationError:
-            refused += 1
-        else:  # a date, or another part of the archive that says nothing of the model
+            rejected += 1
+        else:  # a date, or another part of the archive that says nothing about the model
             for one, other in zip(again.get_weights(), untouched, strict=True):
                 np.testing.assert_array_equal(one, other)
-    assert refused > 150
+    assert rejected > 150
 
 
-def test_a_damaged_description_in_an_h5_file_is_told(model: Any) -> None:
+def test_a_damaged_description_in_an_h5_file_is_reported(model: Any) -> None:
     data = model_to_bytes(model)
     for text in (b'{"class_name"', b'"Dense"', b'"units"', b'"optimizer_config"', b'"Adam"'):
         assert text in data
@@ -494,7 +494,7 @@ def test_a_damaged_member_of_a_keras_file_is_named(model: Any) -> None:
         model_from_bytes(altered)
 
 
-def test_an_archive_of_something_else_is_no_model() -> None:
+def test_an_archive_of_something_else_is_not_a_model() -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("readme.txt", "hello")
@@ -502,7 +502,7 @@ def test_an_archive_of_something_else_is_no_model() -> None:
         model_from_bytes(archive.getvalue())
 
 
-def test_weights_alone_are_no_model(model: Any, tmp_path: Path) -> None:
+def test_weights_alone_are_not_a_model(model: Any, tmp_path: Path) -> None:
     model.save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(SerializationError, match=r"holds no model.* not weights alone"):
         model_from_bytes((tmp_path / "model.weights.h5").read_bytes())
@@ -512,7 +512,7 @@ def test_weights_alone_are_no_model(model: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_code_in_a_file_runs_only_where_asked_for(
+def test_code_in_a_file_runs_only_if_asked_for(
     format: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     mark = tmp_path / "ran"
@@ -547,12 +547,12 @@ def as_keras_2_wrote_it(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("safe_mode", [True, False])
-def test_files_of_keras_2_are_refused(data: bytes, safe_mode: bool) -> None:
+def test_files_of_keras_2_are_rejected(data: bytes, safe_mode: bool) -> None:
     with pytest.raises(SerializationError, match=r"written by Keras 2\.15\.0, not Keras 3"):
         model_from_bytes(as_keras_2_wrote_it(data), safe_mode=safe_mode)
 
 
-def test_a_file_without_a_version_is_refused(model: Any) -> None:
+def test_a_file_without_a_version_is_rejected(model: Any) -> None:
     file = io.BytesIO(model_to_bytes(model))
     with h5py.File(file, "r+") as opened:
         del opened.attrs["keras_version"]

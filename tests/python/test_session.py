@@ -166,6 +166,8 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
     finally:
         server[1].send_signal(signal.SIGCONT)
         thread.join()
+        # Else PySpark would ask the server for minutes when this process ends.
+        session.client.close()
     wait_for(lambda: not worker_processes())
 
 

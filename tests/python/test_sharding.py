@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pybackend.data import sharding
 from pybackend.data.sharding import (
     Visits,
-    bounds,
+    count_steps,
+    cut_rows,
     deal,
-    global_batches,
-    order,
-    permuted,
-    steps_per_epoch,
+    list_visits,
+    permute,
+    replay_batches,
 )
 
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
@@ -32,10 +32,10 @@ seeds = st.integers(0, 2**31 - 1)
 def test_every_row_is_used_exactly_once_in_the_same_number_of_steps(
     counts: list[int], batch_size: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
-    steps = steps_per_epoch(counts, batch_size)
+    steps = count_steps(counts, batch_size)
     for rank, count in enumerate(counts):
-        edges = bounds(count, steps)
-        visited = order(count, seed, epoch, rank, shuffle)
+        edges = cut_rows(count, steps)
+        visited = list_visits(count, seed, epoch, rank, shuffle)
         batches = [visited[edges[s] : edges[s + 1]] for s in range(steps)]
         assert sorted(np.concatenate(batches).tolist()) == list(range(count))
         assert max(map(len, batches)) <= batch_size
@@ -46,12 +46,12 @@ def test_every_row_is_used_exactly_once_in_the_same_number_of_steps(
 @settings(deadline=None)
 @given(counts_of_workers, batch_sizes)
 def test_no_smaller_number_of_steps_would_do(counts: list[int], batch_size: int) -> None:
-    steps = steps_per_epoch(counts, batch_size)
+    steps = count_steps(counts, batch_size)
     assert (steps - 1) * batch_size < max(counts) <= steps * batch_size
 
 
 def test_equal_shards_are_cut_as_keras_cuts_them() -> None:
-    assert bounds(128, steps_per_epoch([128, 128], 32)).tolist() == [0, 32, 64, 96, 128]
+    assert cut_rows(128, count_steps([128, 128], 32)).tolist() == [0, 32, 64, 96, 128]
 
 
 @settings(deadline=None)
@@ -59,24 +59,24 @@ def test_equal_shards_are_cut_as_keras_cuts_them() -> None:
 def test_the_order_is_a_permutation_that_can_be_repeated(
     count: int, seed: int, epoch: int, rank: int
 ) -> None:
-    visited = order(count, seed, epoch, rank, shuffle=True)
+    visited = list_visits(count, seed, epoch, rank, shuffle=True)
     assert visited.dtype == np.int64
     assert sorted(visited.tolist()) == list(range(count))
-    again = order(count, seed, epoch, rank, shuffle=True)
+    again = list_visits(count, seed, epoch, rank, shuffle=True)
     np.testing.assert_array_equal(visited, again)
 
 
 def test_the_order_is_the_same_on_every_machine_and_version() -> None:
-    assert order(8, 7, 1, 2, shuffle=True).tolist() == [3, 2, 6, 0, 7, 4, 1, 5]
+    assert list_visits(8, 7, 1, 2, shuffle=True).tolist() == [3, 2, 6, 0, 7, 4, 1, 5]
 
 
 @settings(deadline=None)
 @given(seeds, st.integers(0, 9), st.integers(0, 9))
 def test_the_order_differs_by_seed_epoch_and_rank(seed: int, epoch: int, rank: int) -> None:
-    one = order(100, seed, epoch, rank, shuffle=True).tolist()
-    assert one != order(100, seed + 1, epoch, rank, shuffle=True).tolist()
-    assert one != order(100, seed, epoch + 1, rank, shuffle=True).tolist()
-    assert one != order(100, seed, epoch, rank + 1, shuffle=True).tolist()
+    one = list_visits(100, seed, epoch, rank, shuffle=True).tolist()
+    assert one != list_visits(100, seed + 1, epoch, rank, shuffle=True).tolist()
+    assert one != list_visits(100, seed, epoch + 1, rank, shuffle=True).tolist()
+    assert one != list_visits(100, seed, epoch, rank + 1, shuffle=True).tolist()
 
 
 @settings(deadline=None)
@@ -85,7 +85,7 @@ def test_parts_of_an_order_are_those_of_the_whole(data: Any, rows: int, together
     workers = data.draw(st.one_of(st.none(), st.integers(1, 4)))
     rank = data.draw(st.integers(0, (workers or 4) - 1))
     own = np.arange(rows) if workers is None else np.arange(rank, rows, workers)
-    whole = permuted(own, rows, 3, 1, *([rank] if workers is None else []))
+    whole = permute(own, rows, 3, 1, *([rank] if workers is None else []))
     first = data.draw(st.integers(0, len(own)))
     last = data.draw(st.integers(first, len(own)))
     with mock.patch.object(sharding, "_TOGETHER", together):
@@ -99,11 +99,11 @@ def test_an_order_of_many_rows_is_a_permutation_in_any_parts() -> None:
     visits = Visits(20_000, 7, 0, True)
     found = np.concatenate([visits.between(a, a + 100, 0) for a in range(0, 20_000, 100)])
     assert sorted(found.tolist()) == list(range(20_000))
-    assert found.tolist() == order(20_000, 7, 0, 0, shuffle=True).tolist()
+    assert found.tolist() == list_visits(20_000, 7, 0, 0, shuffle=True).tolist()
 
 
 def test_without_shuffling_the_order_is_that_of_the_rows() -> None:
-    assert order(5, 1, 2, 3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+    assert list_visits(5, 1, 2, 3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
 @settings(deadline=None)
@@ -126,7 +126,7 @@ def test_sorted_rows_stay_mixed() -> None:
 def test_global_batches_are_a_partition_of_the_rows(
     rows: int, workers: int, batch_size: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
-    batches = global_batches(rows, workers, batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
+    batches = replay_batches(rows, workers, batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
     assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
     assert max(map(len, batches)) <= workers * batch_size
     assert len(batches) == math.ceil(math.ceil(rows / workers) / batch_size)
@@ -134,21 +134,21 @@ def test_global_batches_are_a_partition_of_the_rows(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
-    batches = global_batches(10, 2, 3, seed=4, epoch=1, shuffle=shuffle)
+    batches = replay_batches(10, 2, 3, seed=4, epoch=1, shuffle=shuffle)
     expected = []
     for step in range(2):
         used = []
         for rank in range(2):
             shard = np.arange(10)[deal(10, 2, rank)]
-            edges = bounds(5, 2)
-            visited = shard[order(5, 4, 1, rank, shuffle)]
+            edges = cut_rows(5, 2)
+            visited = shard[list_visits(5, 4, 1, rank, shuffle)]
             used += visited[edges[step] : edges[step + 1]].tolist()
         expected.append(used)
     assert [batch.tolist() for batch in batches] == expected
 
 
 def test_one_worker_without_shuffling_has_keras_own_batches_where_they_are_full() -> None:
-    batches = global_batches(96, 1, 32, seed=0, epoch=0, shuffle=False)
+    batches = replay_batches(96, 1, 32, seed=0, epoch=0, shuffle=False)
     assert [batch.tolist() for batch in batches] == [
         list(range(first, first + 32)) for first in (0, 32, 64)
     ]

@@ -73,7 +73,7 @@ def test_a_label_of_text_becomes_codes_in_sorted_order(tmp_path: Path) -> None:
     path = write(tmp_path, 3, label=pa.array(["b", "a", "c"]))
     source = FileRows.at(path, ColumnSpec(), "float32", "data")
     assert rows_of_worker(source, 1, 0)["y"].tolist() == [1, 0, 2]
-    assert source.choice.categories == {"label": ["a", "b", "c"]}
+    assert source.spec.categories == {"label": ["a", "b", "c"]}
 
 
 def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
     assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
     with pytest.raises(InputError, match="its codes are those of the training: give their values"):
         FileRows.at(path, narrow_columns(ColumnSpec(), {}), "float32", "validation_data")
-    with pytest.raises(InputError, match="give their values in order, categories="):
+    with pytest.raises(InputError, match="give their values in order, DataOptions"):
         barrier_evaluate(None, lambda: None, path)
 
 
@@ -115,9 +115,9 @@ def test_what_does_not_fit_the_files_is_told_before_they_are_read(
     choice: ColumnSpec, message: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path, 3, label=pa.array([0, 1, 2]))
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         FileRows.at(path, choice, "float32", "data")
-    assert message in str(told.value)
+    assert message in str(caught.value)
 
 
 def test_a_column_in_the_names_of_folders_is_told(tmp_path: Path) -> None:

@@ -6,14 +6,23 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference, shared_spark, wait_for, worker_processes
+from cloudpickle import dumps
+from conftest import (
+    build_dense,
+    largest_difference,
+    shared_spark,
+    stop_at_end,
+    wait_for,
+    worker_processes,
+)
 from pyspark import InheritableThread
 
 import pybackend
@@ -26,11 +35,14 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.api.mnist import digit_model
+from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.options import DataOptions
+from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
+from pybackend.net.meeting import MeetingServer
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +340,90 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert "on the way" in caught.value.log
     wait_for(lambda: not worker_processes())
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
+
+
+@pytest.mark.launcher
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_stopped_after_the_last_step_is_named(
+    spark: Any, rows: Any, rank: int
+) -> None:
+    with pytest.raises(WorkerFailedError, match="stopped") as caught:
+        barrier_train(
+            spark,
+            build_dense,
+            rows,
+            workers=2,
+            timeout=3,
+            callbacks=[stop_at_end(rank)],
+            verbose=0,
+        )
+    assert (caught.value.rank, caught.value.exception_type) == (rank, "WorkerStalled")
+    assert caught.value.host == "127.0.0.1"
+    wait_for(lambda: not worker_processes())
+    assert list(Path(tempfile.gettempdir()).glob("tfdist-[01]-*")) == []
+
+
+class Watched(MeetingServer):
+    """Notes how the workers met; ``rejected`` ranks do not get through to it."""
+
+    rejected: tuple[int, ...] = ()
+    answers: ClassVar[list[bytes | None]] = []
+
+    def _welcome(self, stream: Any, rank: int) -> None:
+        if rank in self.rejected:
+            stream.close()
+        else:
+            super()._welcome(stream, rank)
+
+    def __exit__(self, *error: object) -> None:
+        self.answers.append(self._answer)
+        super().__exit__(*error)
+
+
+class Halved(Watched):
+    rejected = (1,)
+
+
+class Closed(Watched):
+    rejected = (0, 1)
+
+
+@pytest.mark.launcher
+@pytest.mark.parametrize(
+    ("server", "answer"), [(Watched, b"Everyone"), (Halved, b"MeetElsewhere"), (Closed, None)]
+)
+def test_workers_meet_at_the_driver_or_all_by_spark(
+    spark: Any, monkeypatch: Any, server: Any, answer: bytes | None
+) -> None:
+    monkeypatch.setattr(spark_launcher, "MeetingServer", server)
+    monkeypatch.setattr(spark_launcher, "_MEET_SECONDS", 5.0)
+    assert barrier_run(spark, lambda context: context.rank, workers=2, verbose=0) == [0, 1]
+    found = Watched.answers.pop()
+    assert answer in found if found and answer else found is answer
+
+
+@pytest.mark.launcher
+def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
+    """As a restart does: the same launcher, the same job, the same files."""
+
+    def work(context: WorkerContext, marker: str) -> int:
+        from pathlib import Path
+
+        if context.rank == 1 and not Path(marker).exists():
+            Path(marker).touch()
+            raise RuntimeError("only the first time")
+        return context.rank
+
+    launcher, job = (
+        spark_launcher.SparkLauncher(spark),
+        make_job("run", {"workers": 2, "verbose": 0}),
+    )
+    files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
+    with pytest.raises(WorkerFailedError, match="only the first time"):
+        launcher.launch(job, files, {}, print)
+    for _ in range(2):
+        outcome = launcher.launch(job, files, {}, print)
+        assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
 
 
 @pytest.mark.launcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.launchers.spark.sparklyr import _explained
+from pybackend.launchers.spark.sparklyr import _explain
 
 PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuilder"
 
@@ -18,20 +18,20 @@ PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuild
     ],
 )
 def test_a_spark_without_protobuf_is_told_the_settings(text: str, missed: list[str]) -> None:
-    told = str(_explained(text, "10.0.0.1:4000", missed))
+    told = str(_explain(text, "10.0.0.1:4000", missed))
     assert 'config[["sparklyr.shell.driver-class-path"]]' in told
     assert 'config[["spark.executor.extraClassPath"]]' in told
     assert "libprotobuf-java" in told
 
 
 def test_what_the_examination_found_comes_first() -> None:
-    told = str(_explained("status 255", "10.0.0.1:4000", ["on a: there is no Python at /p"]))
+    told = str(_explain("status 255", "10.0.0.1:4000", ["on a: there is no Python at /p"]))
     assert told.startswith("sparklyr could not run the workers: on a: there is no Python at /p\n")
     assert "10.0.0.1:4000" in told
     assert "status 255" in told
 
 
 def test_without_a_finding_sparks_own_words_come_first() -> None:
-    told = str(_explained("it broke Driver stacktrace: much more", "10.0.0.1:4000", []))
+    told = str(_explain("it broke Driver stacktrace: much more", "10.0.0.1:4000", []))
     assert told.startswith("sparklyr could not run the workers: it broke\n")
     assert "executors' logs" in told

@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pybackend.data import rows as rows_module
-from pybackend.data.rows import SpooledRows, row_of_zeros
-from pybackend.data.spool import (
-    Kind,
-    Ragged,
-    SpoolWriter,
-    check_layouts,
-    layouts_in,
-    link_columns,
-    settle,
-    write_columns,
-)
+from pybackend.data.layout import Kind, check_layouts, read_layouts
+from pybackend.data.ragged import Ragged
+from pybackend.data.rows import SpooledRows, make_zero_row
+from pybackend.data.spool import SpoolWriter, link_columns, settle_layout, write_columns
 from pybackend.errors import InputError
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
@@ -117,33 +110,33 @@ def test_a_worker_without_rows_learns_what_the_others_have(tmp_path: Path) -> No
         with SpoolWriter(tmp_path / name / "train") as writer:
             if rows:
                 writer.append({"x": ragged(*rows), "y": np.array([1.5])})
-    layouts = [layouts_in(tmp_path / name) for name in "abc"]
+    layouts = [read_layouts(tmp_path / name) for name in "abc"]
     check_layouts(layouts)
     for name in "abc":
-        settle(tmp_path / name / "train", [layout["train"] for layout in layouts])
+        settle_layout(tmp_path / name / "train", [layout["train"] for layout in layouts])
     spools = {name: SpooledRows(tmp_path / name / "train") for name in "abc"}
     assert [len(spool) for spool in spools.values()] == [1, 1, 0]
     assert everything(tmp_path / "b" / "train")["x"].tolist() == [[1, 0, 0]]
-    zeros = row_of_zeros(spools["c"])
+    zeros = make_zero_row(spools["c"])
     assert zeros["x"].shape == (1, 3)
     assert zeros["y"].dtype == "float64"
 
 
-def test_rows_that_differ_between_workers_are_refused(tmp_path: Path) -> None:
+def test_rows_that_differ_between_workers_are_rejected(tmp_path: Path) -> None:
     for name, width in {"a": 2, "b": 3}.items():
         (tmp_path / name).mkdir()
         write_columns(tmp_path / name / "train", {"x": np.ones((1, width))})
     with pytest.raises(InputError, match="rows of `data` differ in width or type"):
-        check_layouts([layouts_in(tmp_path / name) for name in "ab"])
+        check_layouts([read_layouts(tmp_path / name) for name in "ab"])
 
 
-def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
+def test_no_rows_at_all_are_rejected(tmp_path: Path) -> None:
     write_columns(tmp_path / "validation", {"x": np.ones((0, 2))})
     with pytest.raises(InputError, match="`validation_data` has no rows"):
-        check_layouts([layouts_in(tmp_path)])
+        check_layouts([read_layouts(tmp_path)])
 
 
-def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_width_are_rejected(tmp_path: Path) -> None:
     with SpoolWriter(tmp_path / "train") as writer:
         writer.append({"x": np.ones((2, 3))})
         with pytest.raises(InputError, match=r"shape \(1,\) .* after rows of \(3,\)"):

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_for
-from pybackend.net.events import EventClient, EventServer
 from test_collective import mesh, together
 from tls import use_tls
 
 import pybackend
 from pybackend.collective import Compression
 from pybackend.errors import ClusterError, PeerLostError
+from pybackend.job.messages import PrintedLine
 from pybackend.net import rendezvous
 from pybackend.net.meeting import MeetingClient, MeetingServer
 from pybackend.net.rendezvous import listen, new_token
@@ -237,34 +237,33 @@ def test_errors_of_collectives_over_tls() -> None:
 
 
 @pytest.mark.usefixtures("tls")
-def test_events_over_tls() -> None:
-    token = new_token()
-    with EventServer("127.0.0.1", token) as server:
-        client = EventClient(server.address, token, 1)
-        client({"event": "line", "text": "x" * 100_000})
-        assert server.queue.get(timeout=LONG) == {"event": "line", "text": "x" * 100_000}
-        client.close()
-        stranger = EventClient(server.address, new_token(), 0)
-        stranger({"event": "never"})
-        stranger.close()
-        assert server.queue.empty()
-
-
-@pytest.mark.usefixtures("tls")
-def test_a_meeting_over_tls() -> None:
-    token, content, lost = new_token(), bytes(range(256)) * 10_000, threading.Event()
+def test_a_meeting_with_events_and_results_over_tls() -> None:
+    token, content = new_token(), bytes(range(256)) * 10_000
+    event, lost = PrintedLine("x" * 100_000, 1), threading.Event()
     with (
         MeetingServer("127.0.0.1", token, 2) as server,
         ThreadPoolExecutor(2) as pool,
         ExitStack() as stack,
     ):
         clients = [
-            stack.enter_context(closing(MeetingClient(server.address, token, rank, lost.set)))
+            stack.enter_context(MeetingClient(server.address, token, rank, LONG, lost.set))
             for rank in range(2)
         ]
-        met = list(pool.map(lambda client, rank: client.gather({"rank": rank}), clients, range(2)))
-        assert met == [[{"rank": 0}, {"rank": 1}]] * 2
+        assert list(pool.map(MeetingClient.gather, clients, "ab")) == [["a", "b"]] * 2
+        clients[1](event)
         clients[1].send("report", content)
+        assert server.queue.get(timeout=LONG) == event
         wait_for(lambda: server.result(1, "report") == content)
         server.__exit__()
         assert lost.wait(LONG)
+
+
+@pytest.mark.usefixtures("tls")
+def test_a_stranger_is_rejected_over_tls_too() -> None:
+    with (
+        MeetingServer("127.0.0.1", new_token(), 1) as server,
+        MeetingClient(server.address, new_token(), 0, 0.5) as stranger,
+    ):
+        with pytest.raises(ClusterError, match="cannot reach the driver"):
+            stranger.require()
+        assert server.missing()[0] == [0]

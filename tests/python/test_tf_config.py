@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 from pybackend.tf_config import (
     ClusterSpec,
     check_resolves,
     check_same_cluster,
+    check_single_process,
     make_tf_config,
     parse_address,
     read_tf_config,
@@ -182,7 +183,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "expected"),
     [
         ("a:0", "has port '0': choose a free one from 1 to 65535"),
         ("a:99999", "has port '99999'"),
@@ -202,7 +203,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
         (":1", "has no host"),
         ("fd77::10:2222", "write an IPv6 address as in '[fd00::1]:2222'"),
         ("::1", "several colons"),
-        ("[::::]:1", "'[::::]' is no host name or IP address"),
+        ("[::::]:1", "'[::::]' is not a host name or IP address"),
         ("[a]:1", "no host name or IP address"),
         ("[::1:1", "no host name or IP address"),
         ("999.1.1.1:1", "no host name or IP address"),
@@ -210,22 +211,22 @@ def test_addresses(text: str, host: str, port: int) -> None:
         ("-a:1", "no host name or IP address"),
         ("a/b:1", "no host name or IP address"),
         ("x" * 64 + ":1", "no host name or IP address"),
-        (2222, "is no text: expected 'host:port'"),
-        (None, "is no text"),
+        (2222, "is not text: expected 'host:port'"),
+        (None, "is not text"),
     ],
 )
-def test_bad_addresses_are_named(address: Any, told: str) -> None:
+def test_bad_addresses_are_named(address: Any, expected: str) -> None:
     with pytest.raises(ClusterError) as caught:
         make_tf_config(["ok:1", address], 0)
     assert str(caught.value) == message(config({"worker": ["ok:1", address]}))
     assert str(caught.value).startswith(f"worker[1] = {address!r}")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "told"),
+    ("tasks", "expected"),
     [
-        ({"worker": ["a:1", "a:1"]}, ["worker[1] = 'a:1'", "worker[0]", "port of its own"]),
+        ({"worker": ["a:1", "a:1"]}, ["worker[1] = 'a:1'", "worker[0]", "its own port"]),
         ({"worker": ["a:1"], "ps": ["b:2", "A:01"]}, ["ps[1] = 'A:01'", "worker[0]"]),
         ({"worker": ["[::1]:1", "[0::1]:1"]}, ["worker[1]", "worker[0]"]),
         ({"chief": ["a:1"], "worker": ["a:1"]}, ["worker[0] = 'a:1'", "chief[0]"]),
@@ -243,16 +244,16 @@ def test_bad_addresses_are_named(address: Any, told: str) -> None:
         ({"worker": {"0": "a:1", "00": "b:1"}}, ["worker['00']", "only once"]),
     ],
 )
-def test_bad_clusters_are_named(tasks: Any, told: list[str]) -> None:
+def test_bad_clusters_are_named(tasks: Any, expected: list[str]) -> None:
     error = message(config(tasks))
-    for part in told:
+    for part in expected:
         assert part in error
 
 
 @pytest.mark.parametrize("index", [-1, 2, None, True, False, 1.0, 0.5, "-1", "x", "", [0]])
 def test_bad_indices_are_named(index: Any) -> None:
-    told = "is missing" if index is None else f"is {index!r}"
-    expected = f"`index` {told}: expected the whole number of a worker, of 0, 1"
+    expected = "is missing" if index is None else f"is {index!r}"
+    expected = f"`index` {expected}: expected the whole number of a worker, of 0, 1"
     assert message(config({"worker": PAIR}, index=index)) == expected
     with pytest.raises(ClusterError) as caught:
         make_tf_config(PAIR, index)
@@ -284,11 +285,48 @@ def test_unknown_roles(role: Any) -> None:
     "text", ["", "{}", "null", "[]", "1", '{"cluster": {}}', '{"cluster": [1]}', '{"task": {}}']
 )
 def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
-    assert told in message(text)
+    expected = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    assert expected in message(text)
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ClusterError, match="silently"):
         read_tf_config()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{}",
+        '{"cluster": {}, "environment": "cloud"}',
+        make_tf_config(["a:1"], 0),
+        make_tf_config([], role="chief", chief="a:1", ps=["b:2"]),
+    ],
+)
+def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    check_single_process()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (make_tf_config(PAIR, 1), "describes a cluster, in which this process is worker 1,"),
+        (make_tf_config(["a:1"], chief="b:2", role="chief"), "this process is chief 0,"),
+        (make_tf_config(["a:1"], role="ps", ps=["b:2"], index=0), "this process is ps 0,"),
+        ("{'cluster'", r"is not that of a single process \(TF_CONFIG is "),
+        ("[1]", "is not that of a single process"),
+    ],
+)
+def test_a_process_of_a_cluster_does_not_train_a_copy(
+    text: str, found: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    advice = 'Pass a SparkSession.*; pass "local" to train on this machine alone; or unset'
+    with pytest.raises(InputError, match=f"{found}.*{advice}"):
+        check_single_process()
 
 
 def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +336,9 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("worker", "use make_tf_config()"),
         ('{"cluster": {"worker": ["a:1"]}}', "has no `task`"),
         (
@@ -309,8 +347,8 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_texts_without_a_task(text: str, told: str) -> None:
-    assert told in message(text)
+def test_texts_without_a_task(text: str, expected: str) -> None:
+    assert expected in message(text)
 
 
 @pytest.mark.parametrize("workers", [8080, None, [], (), {}, {"a:1"}, "a:1", b"a:1"])
@@ -376,12 +414,12 @@ def texts(*lists: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("given_texts", "told"),
+    ("given_texts", "expected"),
     [
         (texts(PAIR, PAIR[::-1]), ["number 1, of worker[1]", "another order, b:2, a:1"]),
         (texts(PAIR, PAIR, [*PAIR, "c:3"]), ["number 2, of worker[2]", "3 worker instead of 2"]),
         (texts(PAIR, ["a:1", "c:3"]), ["worker[1] is 'c:3' instead of 'b:2'", "the same lists"]),
-        (texts(PAIR)[:1] * 2, ["numbers 0 and 1 both are of worker[0]", "index of its own"]),
+        (texts(PAIR)[:1] * 2, ["numbers 0 and 1 both are for worker[0]", "its own index"]),
         ([*texts(PAIR), config({"worker": ["a:1", "b:0"]})], ["number 1: worker[1] = 'b:0'"]),
         (
             [
@@ -393,10 +431,10 @@ def texts(*lists: Any) -> list[str]:
         (texts({0: "a:1", 5: "b:1"}, {1: "c:1", 5: "d:1"}), ["worker[5] is 'd:1'"]),
     ],
 )
-def test_clusters_that_differ(given_texts: list[str], told: list[str]) -> None:
+def test_clusters_that_differ(given_texts: list[str], expected: list[str]) -> None:
     with pytest.raises(ClusterError) as caught:
         check_same_cluster(given_texts)
-    for part in told:
+    for part in expected:
         assert part in str(caught.value)
 
 

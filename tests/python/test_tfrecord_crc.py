@@ -21,9 +21,12 @@ def test_numpy_gives_what_the_library_gives(pieces: list[bytes]) -> None:
     lengths = np.array([len(piece) for piece in pieces], np.int64)
     starts = np.cumsum(lengths) - lengths
     expected = [library.value(piece) for piece in pieces]
-    assert crc.crcs_by_numpy(data, starts, lengths).tolist() == expected
-    assert crc.crcs_by_library(library.value, data, starts, lengths).tolist() == expected
-    assert crc.crcs_by_library(library.value, data.copy(), starts, lengths).tolist() == expected
+    assert crc.compute_crcs_by_numpy(data, starts, lengths).tolist() == expected
+    assert crc.compute_crcs_by_library(library.value, data, starts, lengths).tolist() == expected
+    assert (
+        crc.compute_crcs_by_library(library.value, data.copy(), starts, lengths).tolist()
+        == expected
+    )
 
 
 def test_known_values() -> None:
@@ -31,7 +34,7 @@ def test_known_values() -> None:
     pieces = [bytes(32), b"\xff" * 32, bytes(range(32))]
     data = np.frombuffer(b"".join(pieces), np.uint8)
     starts, lengths = np.arange(3) * 32, np.full(3, 32)
-    found = crc.crcs_by_numpy(data, starts, lengths)
+    found = crc.compute_crcs_by_numpy(data, starts, lengths)
     assert found.tolist() == [0x8A9136AA, 0x62A8AB43, 0x46DD794E]
 
 
@@ -39,19 +42,21 @@ def test_a_long_piece_among_short_ones() -> None:
     library = pytest.importorskip("google_crc32c")
     data = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
     starts, lengths = np.array([5, 0, 299_999]), np.array([299_000, 3, 1])
-    found = crc.crcs_by_numpy(data, starts, lengths)
-    assert found.tolist() == crc.crcs_by_library(library.value, data, starts, lengths).tolist()
+    found = crc.compute_crcs_by_numpy(data, starts, lengths)
+    assert (
+        found.tolist() == crc.compute_crcs_by_library(library.value, data, starts, lengths).tolist()
+    )
 
 
 def test_without_the_library_the_masked_checksums_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments: tuple[Any, ...] = (np.arange(99, dtype=np.uint8), np.array([0, 9]), np.array([9, 9]))
-    expected = crc.masked_crcs(*arguments)
+    expected = crc.compute_masked_crcs(*arguments)
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     crc._library.cache_clear()
     try:
-        assert crc.masked_crcs(*arguments).tolist() == expected.tolist()
+        assert crc.compute_masked_crcs(*arguments).tolist() == expected.tolist()
     finally:
         monkeypatch.undo()
         crc._library.cache_clear()

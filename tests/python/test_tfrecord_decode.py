@@ -1,4 +1,4 @@
-"""Arrow batches from records: whatever order and encoding protobuf allows, and what is refused."""
+"""Arrow batches from records: whatever order and encoding protobuf allows, and what is rejected."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from records import entry, example, field, frame
 
 from pybackend import InputError
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.decode import decoded
-from pybackend.data.tfrecord.encode import framed
-from pybackend.data.tfrecord.framing import whole_records
+from pybackend.data.tfrecord.decode import decode_chunk
+from pybackend.data.tfrecord.encode import encode_batch
+from pybackend.data.tfrecord.framing import find_records
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64
-from pybackend.data.tfrecord.varint import encoded, varint
+from pybackend.data.tfrecord.varint import encode_one, encode_varints
 
 VALUES: list[tuple[pa.DataType, Any]] = [
     (pa.int8(), st.integers(-128, 127)),
@@ -40,14 +40,14 @@ VALUES: list[tuple[pa.DataType, Any]] = [
 def chunk(*records: bytes) -> Chunk:
     """Records as they are read from a file."""
     content = b"".join(records)
-    starts, lengths, end = whole_records(content)
+    starts, lengths, end = find_records(content)
     assert end == len(content)
     return Chunk("a.tfrecord", 0, 0, content, starts, lengths)
 
 
 def rows(schema: pa.Schema, *records: bytes) -> list[dict[str, Any]]:
     """The rows of these messages."""
-    found: list[dict[str, Any]] = decoded(chunk(*map(frame, records)), schema).to_pylist()
+    found: list[dict[str, Any]] = decode_chunk(chunk(*map(frame, records)), schema).to_pylist()
     return found
 
 
@@ -62,12 +62,12 @@ def columns(draw: Any) -> pa.Array:
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=9), columns(), max_size=5))
 def test_what_was_encoded_comes_back(data: dict[str, pa.Array]) -> None:
     batch = pa.record_batch({**data, "#": pa.array(range(6))})
-    content = framed(batch).content
-    found = decoded(chunk(content.tobytes()), batch.schema)
+    content = encode_batch(batch).content
+    found = decode_chunk(chunk(content.tobytes()), batch.schema)
     found.validate(full=True)
     assert found.equals(batch)
     backwards = pa.schema(list(batch.schema)[::-1])
-    assert decoded(chunk(content.tobytes()), backwards).equals(batch.select(backwards.names))
+    assert decode_chunk(chunk(content.tobytes()), backwards).equals(batch.select(backwards.names))
 
 
 NUMBERS = pa.schema([("i", pa.list_(pa.int64())), ("f", pa.list_(pa.float32()))])
@@ -85,7 +85,7 @@ def test_numbers_may_be_packed_or_not_and_in_several_pieces(
     for values in lists:
         integers, floats = b"", b""
         for value in values:
-            data = encoded(np.array([value], np.int64))[0].tobytes()
+            data = encode_varints(np.array([value], np.int64))[0].tobytes()
             number = struct.pack("<f", value)
             is_packed = next(flags)
             integers += field(1, data) if is_packed else b"\x08" + data
@@ -135,48 +135,48 @@ def test_what_protobuf_allows_is_understood(record: bytes, value: int | None) ->
         example(entry("x", INT64, b"\x0dabcd")),  # a float
     ],
 )
-def test_what_is_no_example_is_refused(record: bytes) -> None:
+def test_what_is_not_an_example_is_rejected(record: bytes) -> None:
     with pytest.raises(InputError, match=r"record 1 of a.tfrecord \(at byte .* no tf.train.Exam"):
         rows(ONE, example(X), record, example(X))
 
 
-def test_half_a_float_is_refused() -> None:
-    with pytest.raises(InputError, match=r"record 0 of a.tfrecord .* is no tf.train.Example"):
+def test_half_a_float_is_rejected() -> None:
+    with pytest.raises(InputError, match=r"record 0 of a.tfrecord .* is not a tf.train.Example"):
         rows(NUMBERS, example(entry("f", FLOAT, field(1, b"abc"))))
 
 
 @pytest.mark.parametrize(
-    ("kind", "record", "told"),
+    ("kind", "record", "expected"),
     [
         (pa.float32(), example(X), "'x' as int64_list, and a column of float needs float_list"),
         (pa.int64(), example(entry("x", INT64, field(1, b"\x01\x02"))), "holds 2 values"),
         (pa.int64(), example(entry("x", INT64, b"")), "holds 0 values .* '\\[\\]' behind"),
-        (pa.int8(), example(entry("x", INT64, field(1, varint(300)))), "no int8 can: .*300"),
+        (pa.int8(), example(entry("x", INT64, field(1, encode_one(300)))), "no int8 can: .*300"),
         (pa.string(), example(entry("x", BYTES, field(1, b"\xff"))), "no string can: .*UTF8"),
         (
             pa.list_(pa.int8()),
-            example(entry("x", INT64, field(1, b"\x01" + varint(300)))),
+            example(entry("x", INT64, field(1, b"\x01" + encode_one(300)))),
             "no int8 can",
         ),
     ],
 )
-def test_what_does_not_fit_the_column_is_refused_by_name(
-    kind: pa.DataType, record: bytes, told: str
+def test_what_does_not_fit_the_column_is_rejected_by_name(
+    kind: pa.DataType, record: bytes, expected: str
 ) -> None:
-    with pytest.raises(InputError, match=f"record 1 of a.tfrecord .*{told}") as caught:
+    with pytest.raises(InputError, match=f"record 1 of a.tfrecord .*{expected}") as caught:
         rows(pa.schema([("x", kind)]), example(), record)
     assert "'x'" in str(caught.value)
 
 
 def test_many_features_with_names_of_one_length() -> None:
     batch = pa.record_batch({f"f{number:02}": pa.array([number, None]) for number in range(99)})
-    content = framed(batch).content
+    content = encode_batch(batch).content
     schema = pa.schema([("f98", pa.int64()), ("f9", pa.int64()), ("f07", pa.int64())])
-    assert decoded(chunk(content.tobytes()), schema).to_pylist() == [
+    assert decode_chunk(chunk(content.tobytes()), schema).to_pylist() == [
         {"f98": 98, "f9": None, "f07": 7},
         {"f98": None, "f9": None, "f07": None},
     ]
 
 
 def test_no_column_is_rows_without_any(tmp_path: Path) -> None:
-    assert decoded(chunk(frame(example(X))), pa.schema([])).num_columns == 0
+    assert decode_chunk(chunk(frame(example(X))), pa.schema([])).num_columns == 0

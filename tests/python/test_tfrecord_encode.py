@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend import InputError
-from pybackend.data.tfrecord.encode import framed
+from pybackend.data.tfrecord.encode import encode_batch
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 MICROSECOND = datetime.timedelta(microseconds=1)
@@ -69,7 +69,7 @@ def test_the_bytes_are_those_of_protobuf(data: dict[str, pa.Array]) -> None:
 
 def records(batch: pa.RecordBatch) -> list[bytes]:
     """The data of a batch's records; their frames are TensorFlow's own."""
-    content, offsets, _ = framed(batch)
+    content, offsets, _ = encode_batch(batch)
     found = []
     for first, last in pairwise(offsets):
         frame = content[first:last].tobytes()
@@ -135,19 +135,19 @@ def test_a_double_beyond_float32_is_infinite() -> None:
     assert found == [np.inf, -np.inf, np.float32(1 / 3)]
 
 
-def test_a_null_in_an_array_is_refused_by_column_and_row() -> None:
+def test_a_null_in_an_array_is_rejected_by_column_and_row() -> None:
     column = pa.array([None, [1], [2, None], [None]], pa.list_(pa.int64()))
     with pytest.raises(InputError, match=r"column 'x' .* array of row 12 .*array_compact"):
-        framed(pa.record_batch({"x": column}), first_row=10)
+        encode_batch(pa.record_batch({"x": column}), first_row=10)
 
 
-def test_a_type_that_no_record_can_hold_is_refused() -> None:
+def test_a_type_that_no_record_can_hold_is_rejected() -> None:
     with pytest.raises(InputError, match=r"column 'x' has the type struct"):
-        framed(pa.record_batch({"x": pa.array([{"a": 1}])}))
+        encode_batch(pa.record_batch({"x": pa.array([{"a": 1}])}))
 
 
 def test_no_rows_are_no_bytes() -> None:
-    content, offsets, _ = framed(pa.record_batch({"x": pa.array([], pa.binary())}))
+    content, offsets, _ = encode_batch(pa.record_batch({"x": pa.array([], pa.binary())}))
     assert len(content) == 0
     assert offsets.tolist() == [0]
 

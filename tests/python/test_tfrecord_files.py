@@ -20,7 +20,7 @@ from pybackend.data.tfrecord import chunks, files
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import INT64, fields_of
+from pybackend.data.tfrecord.types import INT64, to_spark_fields
 
 X = pa.schema([("x", pa.int64())])
 
@@ -49,7 +49,7 @@ def written(folder: Path, compression: Any = None, ends: tuple[int, ...] = (7, 7
         part = write_part([batch_of(first, last)], str(folder / name), name, compression)
         parts += [part] if part else []
         first = last
-    manifest = Manifest(fields_of(batch_of(0, 1).schema), compression, tuple(parts))
+    manifest = Manifest(to_spark_fields(batch_of(0, 1).schema), compression, tuple(parts))
     (folder / "_tfdist.json").write_text(json.dumps(manifest.to_json()))
     return str(folder)
 
@@ -81,7 +81,7 @@ def test_a_compressed_file_is_decompressed_once_for_ranges_in_order(
     found = [pa.Table.from_batches(data.batches(*pair, ["x"]))["x"].to_pylist() for pair in ranges]
     assert found == [list(range(*pair)) for pair in ranges]
     assert len(opened) == 1
-    # Two readers at a time take no rows from each other, and one may begin anew.
+    # Two readers at a time take no rows from each other, and one may begin again.
     pairs = zip(data.batches(0, 300, ["x"]), data.batches(0, 300, ["x"]), strict=True)
     rows = [batch["x"].to_pylist() for pair in pairs for batch in pair]
     assert sorted(chain.from_iterable(rows)) == sorted([*range(300), *range(300)])
@@ -176,7 +176,7 @@ def test_a_spec_says_what_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         ({}, "must map the names"),
         (["x"], "must map the names"),
@@ -185,18 +185,20 @@ def test_a_spec_says_what_is_read(tmp_path: Path) -> None:
         ({"x": int}, "the type <class 'int'> for 'x'"),
     ],
 )
-def test_a_wrong_spec_is_refused(tmp_path: Path, spec: Any, told: str) -> None:
-    with pytest.raises(InputError, match=f"`tfrecord_spec` {told}|`tfrecord_spec` has {told}"):
+def test_a_wrong_spec_is_rejected(tmp_path: Path, spec: Any, expected: str) -> None:
+    with pytest.raises(
+        InputError, match=f"`tfrecord_spec` {expected}|`tfrecord_spec` has {expected}"
+    ):
         RecordFiles.at(str(tmp_path), spec)
 
 
-def test_an_unknown_column_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_column_is_rejected(tmp_path: Path) -> None:
     data = RecordFiles.at(written(tmp_path / "data"))
     with pytest.raises(InputError, match="no feature 'y': they have x, note"):
         list(data.batches(0, 1, ["y"]))
 
 
-def test_features_of_two_kinds_are_refused(tmp_path: Path) -> None:
+def test_features_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     one = example(entry("x", INT64, field(1, b"\x07")))
     path = write(tmp_path / "a", [one, example(entry("x", 2, b"")), one])
     with pytest.raises(InputError, match=r"record 1 of .*'x' in another kind .*int64_list"):
@@ -212,7 +214,7 @@ def test_records_without_features_need_a_spec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 4, 11, 13, 20])
-def test_a_truncated_file_is_refused_by_record_and_byte(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file_is_rejected_by_record_and_byte(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a"
     part = write_part([batch_of(20, 40)], str(path), "a")
     assert part is not None
@@ -234,14 +236,14 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
         list(data.batches(0, 20, ["x"]))
 
 
-def test_what_is_no_file_of_records_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_a_file_of_records_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
-    with pytest.raises(InputError, match=r"a.csv is no TFRecord file: it begins with 78 2c"):
+    with pytest.raises(InputError, match=r"a.csv is not a TFRecord file: it begins with 78 2c"):
         RecordFiles.at(str(tmp_path))
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
-def test_a_truncated_or_damaged_stream_is_refused(tmp_path: Path, compression: Any) -> None:
+def test_a_truncated_or_damaged_stream_is_rejected(tmp_path: Path, compression: Any) -> None:
     path = tmp_path / "a"
     write_part([batch_of(0, 400)], str(path), "a", compression)
     content = path.read_bytes()
@@ -278,7 +280,7 @@ def test_a_manifest_must_fit_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 2}', '{"version": 1}'])
-def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_manifest_that_cannot_be_read_is_rejected(tmp_path: Path, content: str) -> None:
     path = Path(written(tmp_path / "data"))
     (path / "_tfdist.json").write_text(content)
     with pytest.raises(InputError, match=r"_tfdist.json cannot be read .*: remove it"):
@@ -293,7 +295,7 @@ def test_what_is_being_written_is_not_read(tmp_path: Path) -> None:
         RecordFiles.at(str(path))
 
 
-def test_a_file_that_shrank_meanwhile_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_shrank_meanwhile_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_part([batch_of(0, 20)], str(path), "a")
     data = RecordFiles.at(str(path))
@@ -305,7 +307,7 @@ def test_a_file_that_shrank_meanwhile_is_refused(tmp_path: Path) -> None:
         list(data.batches(0, 20, ["x"]))
 
 
-def test_another_file_of_the_same_size_is_refused(tmp_path: Path) -> None:
+def test_another_file_of_the_same_size_is_rejected(tmp_path: Path) -> None:
     data = RecordFiles.at(written(tmp_path / "data"))
     other = pa.record_batch({"x": range(1, 8), "note": batch_of(0, 7).column("note")})
     write_part([other], data.files[0], "a")

@@ -16,7 +16,7 @@ from pybackend.data.tfrecord import publish
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.types import fields_of
+from pybackend.data.tfrecord.types import to_spark_fields
 
 TOKEN = "0123456789abcdef"
 
@@ -33,9 +33,9 @@ def attempt(uri: str, value: int, token: str = TOKEN) -> dict[str, Any]:
     """What a job with one task has written, and its manifest."""
     batch = pa.record_batch({"x": [value]})
     name = f"00000-{value}"
-    part = write_part([batch], publish.place_of(uri, token, name), name)
+    part = write_part([batch], publish.choose_path(uri, token, name), name)
     assert part is not None
-    return Manifest(fields_of(batch.schema), None, (part,)).to_json()
+    return Manifest(to_spark_fields(batch.schema), None, (part,)).to_json()
 
 
 def values(uri: str) -> list[int]:
@@ -54,8 +54,8 @@ def test_only_attempts_that_count_are_published(uri: str, tmp_path: Path) -> Non
     manifest = publish.finish(uri, TOKEN, attempt(uri, 2), False)
     assert values(uri) == [2]
     assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]
-    told = json.loads((tmp_path / "data" / "_tfdist.json").read_text())
-    assert Manifest.from_json(told) == Manifest.from_json(manifest)
+    report = json.loads((tmp_path / "data" / "_tfdist.json").read_text())
+    assert Manifest.from_json(report) == Manifest.from_json(manifest)
 
 
 def test_what_was_there_goes_when_the_new_is_complete(uri: str, tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_what_was_there_goes_when_the_new_is_complete(uri: str, tmp_path: Path) 
     with pytest.raises(InputError, match=r"not empty, it holds _SUCCESS: .*overwrite=True"):
         publish.begin(uri, other, False)
     assert not publish.begin(uri, other, True)
-    told = attempt(uri, 2, other)
+    report = attempt(uri, 2, other)
     assert values(uri) == [1]
-    publish.finish(uri, other, told, True)
+    publish.finish(uri, other, report, True)
     assert values(uri) == [2]
     assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-fedcba98.tfrecord"]
 
@@ -80,7 +80,7 @@ def test_what_was_there_stays_when_publishing_fails(
     publish.begin(uri, TOKEN, False)
     publish.finish(uri, TOKEN, attempt(uri, 1), False)
     publish.begin(uri, "f" * 16, True)
-    told = attempt(uri, 2, "f" * 16)
+    report = attempt(uri, 2, "f" * 16)
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the disk is full")
@@ -91,7 +91,7 @@ def test_what_was_there_stays_when_publishing_fails(
         else:
             patch.setattr(publish.json, "dumps", fail)
         with pytest.raises(OSError, match="full"):
-            publish.finish(uri, "f" * 16, told, True)
+            publish.finish(uri, "f" * 16, report, True)
     publish.discard(uri, "f" * 16, False)
     assert values(uri) == [1]
     assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]
@@ -112,21 +112,21 @@ def test_an_empty_folder_stays_where_a_job_failed(uri: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("prepare", "told"),
+    ("prepare", "report"),
     [
         (lambda path: path.write_text("a"), r"is a file; expected a folder"),
         (lambda path: (path / "sub").mkdir(parents=True), "holds sub, and overwrite=True replaces"),
     ],
 )
 def test_what_is_not_ours_is_not_replaced(
-    uri: str, tmp_path: Path, prepare: Callable[[Path], Any], told: str
+    uri: str, tmp_path: Path, prepare: Callable[[Path], Any], report: str
 ) -> None:
     prepare(tmp_path / "data")
-    with pytest.raises(InputError, match=f"`path`: .*{told}"):
+    with pytest.raises(InputError, match=f"`path`: .*{report}"):
         publish.begin(uri, TOKEN, True)
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         publish.begin(str(tmp_path / "file" / "data"), TOKEN, False)
@@ -134,15 +134,15 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_what_came_meanwhile_is_not_mixed_in(uri: str, tmp_path: Path) -> None:
     publish.begin(uri, TOKEN, False)
-    told = attempt(uri, 1)
+    report = attempt(uri, 1)
     (tmp_path / "data" / "notes.txt").write_text("")
     with pytest.raises(InputError, match=r"notes.txt has come into"):
-        publish.finish(uri, TOKEN, told, False)
+        publish.finish(uri, TOKEN, report, False)
 
 
 def test_files_that_this_machine_does_not_see_are_told(uri: str, tmp_path: Path) -> None:
     publish.begin(uri, TOKEN, False)
-    told = attempt(uri, 1)
+    report = attempt(uri, 1)
     (tmp_path / "data" / f"_temporary-{TOKEN}" / "00000-1").unlink()
     with pytest.raises(InputError, match=r"which this machine does not see: .*share"):
-        publish.finish(uri, TOKEN, told, False)
+        publish.finish(uri, TOKEN, report, False)

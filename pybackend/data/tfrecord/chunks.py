@@ -8,22 +8,26 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.files import opened
-from pybackend.data.tfrecord.compression import Compression, Inflated, compression_of
+from pybackend.data.files import open_file
+from pybackend.data.tfrecord.compression import (
+    Compression,
+    DecompressingReader,
+    recognize_compression,
+)
 from pybackend.data.tfrecord.crc import Checksums
 from pybackend.data.tfrecord.framing import (
     FOOT,
     HEAD,
-    checksums,
-    length_of_first,
-    whole_records,
-    wrong_data,
-    wrong_head,
+    find_records,
+    find_wrong_data,
+    find_wrong_head,
+    read_checksums,
+    read_first_length,
 )
 from pybackend.data.tfrecord.pieces import Index
 from pybackend.errors import InputError
 
-# More takes the memory anew for each chunk, which costs more than what is saved.
+# More would allocate memory again for each chunk, which costs more than it saves.
 CHUNK_BYTES = 4 << 20
 
 
@@ -55,29 +59,29 @@ class Chunk:
         starts, lengths = self.starts[rows], self.lengths[rows]
         return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
 
-    def named(self, row: int) -> str:
+    def name_record(self, row: int) -> str:
         """A record of the chunk for messages: its file, number and place."""
-        return _named(self, row, int(self.starts[row]) - HEAD)
+        return _name_record(self, row, int(self.starts[row]) - HEAD)
 
     def check(self) -> Checksums:
         """Compare and return the data's checksums; `InputError` names the first that is wrong."""
-        row = wrong_data(self.content, self.starts, self.lengths)
+        row = find_wrong_data(self.content, self.starts, self.lengths)
         if row is not None:
-            raise _damaged(self.named(row), "data")
-        return checksums(self.content, self.starts, self.lengths)
+            raise _damaged_error(self.name_record(row), "data")
+        return read_checksums(self.content, self.starts, self.lengths)
 
 
-def compression_at(uri: str) -> Compression:
-    """How a file is compressed; `InputError` where it is no TFRecord file."""
-    with opened_here(uri) as file:
+def detect_compression(uri: str) -> Compression:
+    """How a file is compressed; `InputError` if it is not a TFRecord file."""
+    with open_for_reading(uri) as file:
         first_bytes = file.read(HEAD)
     try:
-        return compression_of(first_bytes)
+        return recognize_compression(first_bytes)
     except ValueError as error:
-        raise InputError(f"{uri} is no TFRecord file: {error}") from error
+        raise InputError(f"{uri} is not a TFRecord file: {error}") from error
 
 
-def chunks_of(
+def read_chunks(
     uri: str,
     compression: Compression,
     mark: tuple[int, int] = (0, 0),
@@ -93,15 +97,15 @@ def chunks_of(
         Names the file, and the record and byte at which it ends too early or is damaged.
     """
     first, place = mark
-    with opened_here(uri) as file:
+    with open_for_reading(uri) as file:
         file.seek(place)
-        stream = Inflated(file, compression) if compression else file
+        stream = DecompressingReader(file, compression) if compression else file
         content = _read(uri, stream, size)
         while content:
-            starts, lengths, end = whole_records(content)
+            starts, lengths, end = find_records(content)
             chunk = Chunk(uri, first, place, content, starts, lengths)
             if not len(starts):
-                content += _rest_of_record(chunk, stream)
+                content += _read_rest(chunk, stream)
                 continue
             _check_heads(chunk)
             yield chunk
@@ -109,7 +113,7 @@ def chunks_of(
             content += _read(uri, stream, size - len(content))
 
 
-class Onward:
+class ForwardReader:
     """A compressed file, of which each range of rows lies behind the one read before.
 
     It is decompressed once for all ranges, and not from its beginning for each.
@@ -117,7 +121,7 @@ class Onward:
 
     def __init__(self, uri: str, compression: Compression) -> None:
         self._last: Chunk | None = None
-        self._rest = chunks_of(uri, compression)
+        self._rest = read_chunks(uri, compression)
 
     def has(self, row: int) -> bool:
         """Whether a row is still to come."""
@@ -133,10 +137,10 @@ class Onward:
 
 
 @contextmanager
-def opened_here(uri: str) -> Iterator[Any]:
-    """A file to read; `InputError` tells the host that cannot."""
+def open_for_reading(uri: str) -> Iterator[Any]:
+    """A file to read; `InputError` names the host that cannot."""
     try:
-        file = opened(uri)
+        file = open_file(uri)
     except OSError as error:
         raise InputError(
             f"{uri} cannot be read on {socket.gethostname()}: {error}. Every machine that reads it "
@@ -146,25 +150,25 @@ def opened_here(uri: str) -> Iterator[Any]:
         yield file
 
 
-def _rest_of_record(chunk: Chunk, stream: Any) -> bytes:
+def _read_rest(chunk: Chunk, stream: Any) -> bytes:
     """What is missing of a record that is longer than its chunk."""
     content = chunk.content
     if len(content) < HEAD:
-        raise _truncated(chunk)
-    length = length_of_first(content)
+        raise _truncated_error(chunk)
+    length = read_first_length(content)
     if length is None:
-        raise _damaged(_named(chunk), "length")
+        raise _damaged_error(_name_record(chunk), "length")
     missing = HEAD + length + FOOT - len(content)
     rest = _read(chunk.file, stream, missing)
     if len(rest) < missing:
-        raise _truncated(chunk)
+        raise _truncated_error(chunk)
     return rest
 
 
 def _check_heads(chunk: Chunk) -> None:
-    row = wrong_head(chunk.content, chunk.starts, chunk.lengths)
+    row = find_wrong_head(chunk.content, chunk.starts, chunk.lengths)
     if row is not None:
-        raise _damaged(chunk.named(row), "length")
+        raise _damaged_error(chunk.name_record(row), "length")
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
@@ -174,17 +178,17 @@ def _read(uri: str, stream: Any, size: int) -> bytes:
         raise InputError(f"{uri} cannot be read: {error}") from error
 
 
-def _named(chunk: Chunk, row: int = 0, place: int = 0) -> str:
+def _name_record(chunk: Chunk, row: int = 0, place: int = 0) -> str:
     return f"record {chunk.first + row} of {chunk.file} (at byte {chunk.place + place})"
 
 
-def _damaged(record: str, what: str) -> InputError:
+def _damaged_error(record: str, what: str) -> InputError:
     return InputError(
         f"{record} is damaged: the checksum of its {what} is wrong. Write or copy the file again"
     )
 
 
-def _truncated(chunk: Chunk) -> InputError:
+def _truncated_error(chunk: Chunk) -> InputError:
     return InputError(
-        f"{_named(chunk)} is not complete: the file is truncated. Write or copy it again"
+        f"{_name_record(chunk)} is not complete: the file is truncated. Write or copy it again"
     )

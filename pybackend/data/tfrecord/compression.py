@@ -5,44 +5,44 @@ from __future__ import annotations
 import zlib
 from typing import Any, Literal
 
-from pybackend.data.tfrecord.framing import HEAD, length_of_first
+from pybackend.data.tfrecord.framing import HEAD, read_first_length
 from pybackend.errors import InputError
 
 Compression = Literal["gzip", "zlib"] | None
 
 SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
 _WINDOW = {"gzip": 31, "zlib": 15}
-# As fast as it gets: records are mostly read more often than written, but by cores that wait.
+# The fastest: records are read more often than written, but by cores that would wait anyway.
 _LEVEL = 1
 _READ_BYTES = 1 << 20
 
 
-def checked_compression(compression: Any) -> Compression:
-    """What the caller asks for; ``InputError`` where there is no such compression."""
+def check_compression(compression: Any) -> Compression:
+    """The compression that the caller asks for; ``InputError`` if there is no such one."""
     if compression is None or compression in _WINDOW:
         return compression  # type: ignore[no-any-return]
     raise InputError(f"`compression` must be None, 'gzip' or 'zlib', not {compression!r}")
 
 
-def compression_of(first_bytes: bytes) -> Compression:
+def recognize_compression(first_bytes: bytes) -> Compression:
     """How a file with these first bytes is compressed.
 
     Raises
     ------
     ValueError
-        Where it is no TFRecord file.
+        It is not a TFRecord file.
     """
-    if not first_bytes or length_of_first(first_bytes) is not None:
+    if not first_bytes or read_first_length(first_bytes) is not None:
         return None
     if first_bytes[:2] == b"\x1f\x8b":
         return "gzip"
     # A stream of zlib begins with its method, 8, and a number that 31 divides.
     if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
         return "zlib"
-    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is no record's head")
+    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record's head")
 
 
-class Deflated:
+class CompressingWriter:
     """Compresses what is written into a file; to be finished."""
 
     def __init__(self, file: Any, compression: str) -> None:
@@ -58,7 +58,7 @@ class Deflated:
         self._file.write(self._stream.flush())
 
 
-class Inflated:
+class DecompressingReader:
     """Reads a compressed file, also one of several streams one after another."""
 
     def __init__(self, file: Any, compression: str) -> None:
@@ -68,20 +68,20 @@ class Inflated:
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """So many bytes of the content; fewer only at its end.
+        """The next ``size`` bytes of the content; fewer only at its end.
 
         Raises
         ------
         ValueError
-            Where the stream is damaged or ends too early.
+            The stream is damaged or ends too early.
         """
         parts: list[bytes] = []
-        while size > 0 and (part := self._some(size)):
+        while size > 0 and (part := self._read_some(size)):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def _some(self, size: int) -> bytes:
+    def _read_some(self, size: int) -> bytes:
         while True:
             if self._stream.eof:
                 self._left = self._stream.unused_data or self._left

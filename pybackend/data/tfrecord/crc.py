@@ -1,6 +1,6 @@
 """CRC-32C of many pieces of a buffer at once, masked as TFRecord files hold it.
 
-By google-crc32c where it is installed with its C part, otherwise by numpy. The checksum is linear:
+By google-crc32c if it is installed with its C part, otherwise by numpy. The checksum is linear:
 bytes of zero in front of a piece leave a register of zero as it is, so that all pieces can be cut
 into blocks of one length, and all blocks go through the table in lockstep.
 """
@@ -27,14 +27,18 @@ _BLOCK = 256
 _TOGETHER = 8192
 
 
-def masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
     """Masked CRC-32C of ``data[start:start + length]`` for every start and length."""
-    value = _library()
-    crcs = crcs_by_numpy if value is None else functools.partial(crcs_by_library, value)
-    return _masked(crcs(data, starts, lengths))
+    value = _load_library()
+    crcs = (
+        compute_crcs_by_numpy
+        if value is None
+        else functools.partial(compute_crcs_by_library, value)
+    )
+    return _mask(crcs(data, starts, lengths))
 
 
-def crcs_by_library(
+def compute_crcs_by_library(
     value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
 ) -> Checksums:
     """CRC-32C of every piece by a function for one."""
@@ -47,34 +51,34 @@ def crcs_by_library(
     return np.fromiter(map(value, map(content.__getitem__, pieces)), np.uint32, len(starts))
 
 
-def crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
     """CRC-32C of every piece, without the library."""
     blocks = -(-lengths // _BLOCK)
     padding = blocks * _BLOCK - lengths
     firsts = np.cumsum(blocks) - blocks
     begun = blocks > 0
     registers = np.zeros(int(blocks.sum()), np.uint32)
-    registers[firsts[begun]] = _before_zeros()[padding[begun]]
+    registers[firsts[begun]] = _build_start_registers()[padding[begun]]
     cleared = np.zeros(len(registers), np.int64)
     cleared[firsts[begun]] = padding[begun]
     begins = np.repeat(starts - padding - firsts * _BLOCK, blocks)
     begins += np.arange(len(registers)) * _BLOCK
-    _through_blocks(data, begins, cleared, registers)
-    return _joined(registers, firsts, blocks) ^ _ONES
+    _apply_blocks(data, begins, cleared, registers)
+    return _join(registers, firsts, blocks) ^ _ONES
 
 
-def _through_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
+def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
     """Take every register through its block, of whose bytes the first may count as zeros."""
     padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
     windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
     for first in range(0, len(registers), _TOGETHER):
         group = slice(first, first + _TOGETHER)
         matrix = windows[begins[group] + _BLOCK]
-        _clear(matrix, cleared[group])
-        registers[group] = _through_table(matrix, registers[group])
+        _apply_zeros(matrix, cleared[group])
+        registers[group] = _apply_table(matrix, registers[group])
 
 
-def _joined(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
+def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
     """The registers of pieces from those of their blocks."""
     register = np.full(len(blocks), _ONES)
     # The longest first: the pieces that have a block left are then always in front.
@@ -83,11 +87,11 @@ def _joined(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
     for number in range(int(blocks.max(initial=0))):
         rows = order[: np.searchsorted(left, -number)]
         following = of_blocks[firsts[rows] + number]
-        register[rows] = following if number == 0 else _past_zeros(register[rows]) ^ following
+        register[rows] = following if number == 0 else _skip_zeros(register[rows]) ^ following
     return register
 
 
-def _clear(matrix: Bytes, counts: Index) -> None:
+def _apply_zeros(matrix: Bytes, counts: Index) -> None:
     """Put zeros into the first bytes of rows: the block reaches back beyond its piece."""
     reach = np.flatnonzero(counts)
     part = matrix[reach]
@@ -95,17 +99,17 @@ def _clear(matrix: Bytes, counts: Index) -> None:
     matrix[reach] = part
 
 
-def _through_table(matrix: Bytes, register: Checksums) -> Checksums:
+def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
     """The registers after a row of bytes each, two bytes a step."""
-    _, two = _tables()
+    _, two = _build_tables()
     for pair in np.ascontiguousarray(matrix.view("<u2").T):
         register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
     return register
 
 
-def _past_zeros(register: Checksums) -> Checksums:
+def _skip_zeros(register: Checksums) -> Checksums:
     """The registers after a block of zeros: the sum of what each of their bytes becomes."""
-    table = _block_of_zeros()
+    table = _build_block_table()
     found: Checksums = table[0][register & np.uint32(0xFF)]
     for place in range(1, 4):
         found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
@@ -113,19 +117,19 @@ def _past_zeros(register: Checksums) -> Checksums:
 
 
 @functools.cache
-def _block_of_zeros() -> Checksums:
+def _build_block_table() -> Checksums:
     """What a block of zeros makes of a register with one byte set, by place and byte."""
     low = np.arange(256, dtype=np.uint32)
     registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
     zeros = np.zeros((len(registers), _BLOCK), np.uint8)
-    table: Checksums = np.reshape(_through_table(zeros, registers), (4, 256))
+    table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
     return table
 
 
 @functools.cache
-def _before_zeros() -> Checksums:
+def _build_start_registers() -> Checksums:
     """The registers that become all ones, with which a piece begins, after so many zero bytes."""
-    one, _ = _tables()
+    one, _ = _build_tables()
     last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
     found = [0xFFFFFFFF]
     for _ in range(_BLOCK):
@@ -135,7 +139,7 @@ def _before_zeros() -> Checksums:
 
 
 @functools.cache
-def _tables() -> tuple[Checksums, Checksums]:
+def _build_tables() -> tuple[Checksums, Checksums]:
     """The register's change by one byte, and by two."""
     one = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -145,12 +149,12 @@ def _tables() -> tuple[Checksums, Checksums]:
     return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
 
 
-def _masked(crcs: Checksums) -> Checksums:
+def _mask(crcs: Checksums) -> Checksums:
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 
 @functools.cache
-def _library() -> Callable[[bytes], int] | None:
+def _load_library() -> Callable[[bytes], int] | None:
     try:
         library = importlib.import_module("google_crc32c")
     except ImportError:

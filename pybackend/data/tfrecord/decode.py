@@ -7,49 +7,49 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.features import Lists, by_name, features_of, lists_of
-from pybackend.data.tfrecord.pieces import Index, offsets_of
-from pybackend.data.tfrecord.types import LISTS, is_list, kind_of
-from pybackend.data.tfrecord.values import values_of
+from pybackend.data.tfrecord.features import Lists, parse_features, parse_lists, select_by_name
+from pybackend.data.tfrecord.pieces import Index, to_offsets
+from pybackend.data.tfrecord.types import LISTS, choose_list, is_list
+from pybackend.data.tfrecord.values import read_values
 from pybackend.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def decoded(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-    """The features of a schema, in its order; null where a record lacks one.
+def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    """The features of a schema, in its order; null if a record does not have one.
 
     Raises
     ------
     InputError
-        Names the record and the feature that is of another kind, does not have one value where
+        Names the record and the feature that is of another kind, does not have one value though
         the schema has one, or has a value that its type cannot hold.
     """
     import pyarrow as pa
 
-    features = by_name(chunk, features_of(chunk), schema.names)
+    features = select_by_name(chunk, parse_features(chunk), schema.names)
     columns = [
-        _column(chunk, lists_of(chunk, entries), field)
+        _build_column(chunk, parse_lists(chunk, entries), field)
         for entries, field in zip(features, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
-    kind = kind_of(field.type)
+def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
+    kind = choose_list(field.type)
     assert kind is not None, "schemas hold only types that records can"
     _check_kinds(chunk, lists, field, kind)
-    values, counts = values_of(chunk, lists, kind)
+    values, counts = read_values(chunk, lists, kind)
     if is_list(field.type):
         values = _cast(chunk, values, counts, lists, field)
-        return _as_lists(values, counts, lists.records, len(chunk.starts), field.type)
+        return _to_lists(values, counts, lists.records, len(chunk.starts), field.type)
     if (counts != 1).any():
         row = int(np.argmax(counts != 1))
         raise InputError(
-            f"{chunk.named(int(lists.records[row]))} holds {counts[row]} values in the feature "
+            f"{chunk.name_record(int(lists.records[row]))} has {counts[row]} values in the feature "
             f"{field.name!r}, and a column of {field.type} needs one: read it as an array, with "
-            "'[]' behind its type in `tfrecord_spec`"
+            "'[]' after its type in `tfrecord_spec`"
         )
     values = _cast(chunk, values, counts, lists, field)
     return _spread(values, lists.records, len(chunk.starts))
@@ -60,12 +60,12 @@ def _check_kinds(chunk: Chunk, lists: Lists, field: pa.Field, kind: int) -> None
     if other.any():
         row = int(np.argmax(other))
         raise InputError(
-            f"{chunk.named(int(lists.records[row]))} holds the feature {field.name!r} as "
+            f"{chunk.name_record(int(lists.records[row]))} holds the feature {field.name!r} as "
             f"{LISTS[int(lists.kinds[row])]}, and a column of {field.type} needs {LISTS[kind]}"
         )
 
 
-def _as_lists(
+def _to_lists(
     values: pa.Array, counts: Index, records: Index, rows: int, kind: pa.DataType
 ) -> pa.Array:
     import pyarrow as pa
@@ -74,7 +74,7 @@ def _as_lists(
     lengths[records] = counts
     absent = np.ones(rows, np.bool_)
     absent[records] = False
-    offsets = pa.array(offsets_of(lengths), pa.int32())
+    offsets = pa.array(to_offsets(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(absent))
 
 
@@ -96,13 +96,13 @@ def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa
 
     kind = field.type.value_type if is_list(field.type) else field.type
     try:
-        return _as_type(values, kind)
+        return _to_type(values, kind)
     except pa.ArrowInvalid as error:
         value = next(place for place in range(len(values)) if not _fits(values[place], kind))
         row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
         raise InputError(
-            f"{chunk.named(int(lists.records[row]))} holds in the feature {field.name!r} what no "
-            f"{kind} can: {error}"
+            f"{chunk.name_record(int(lists.records[row]))} has a value in the feature "
+            f"{field.name!r} that does not fit into {kind}: {error}"
         ) from error
 
 
@@ -110,13 +110,13 @@ def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     try:
-        _as_type(pa.array([value]), kind)
+        _to_type(pa.array([value]), kind)
     except pa.ArrowInvalid:
         return False
     return True
 
 
-def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _to_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
     of = pa.types

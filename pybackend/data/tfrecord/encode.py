@@ -1,7 +1,7 @@
 """Arrow batches as TFRecord files hold them: one tf.train.Example per row, framed.
 
 The bytes are those of protobuf's deterministic serialization: features in the order of their
-names' bytes, numbers packed. A null is a feature that the record lacks.
+names' bytes, numbers packed. A null is a feature that the record does not have.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pybackend.data.tfrecord.crc import Checksums, masked_crcs
-from pybackend.data.tfrecord.framing import FOOT, HEAD, heads_of
-from pybackend.data.tfrecord.payload import Payload, payload_of
-from pybackend.data.tfrecord.pieces import Bytes, Index, bytes_of, joined, per_size, pieces
+from pybackend.data.tfrecord.crc import Checksums, compute_masked_crcs
+from pybackend.data.tfrecord.framing import FOOT, HEAD, build_heads
+from pybackend.data.tfrecord.payload import Payload, build_payload
+from pybackend.data.tfrecord.pieces import (
+    Bytes,
+    Index,
+    build_per_size,
+    get_bytes,
+    join_columns,
+    split_bytes,
+)
 from pybackend.data.tfrecord.types import BYTES
-from pybackend.data.tfrecord.varint import varint
+from pybackend.data.tfrecord.varint import encode_one
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +34,7 @@ _FIRST = b"\x0a"
 _SECOND = b"\x12"
 
 
-class Framed(NamedTuple):
+class EncodedBatch(NamedTuple):
     """Records as a file holds them.
 
     Attributes
@@ -43,7 +50,7 @@ class Framed(NamedTuple):
     checksums: Checksums
 
 
-def framed(batch: pa.RecordBatch, first_row: int = 0) -> Framed:
+def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
     """All records of a batch.
 
     Parameters
@@ -54,58 +61,60 @@ def framed(batch: pa.RecordBatch, first_row: int = 0) -> Framed:
     Raises
     ------
     InputError
-        As in `payload_of`.
+        As in `build_payload`.
     """
     import pyarrow as pa
 
     columns = []
     sizes = np.zeros(batch.num_rows, np.int64)
-    for name in sorted(batch.schema.names, key=_order):
-        payload = payload_of(batch.column(name), name, first_row)
-        heads = per_size(payload.sizes, partial(_entry_heads, name.encode(), payload))
-        sizes += np.maximum(payload.sizes, 0) + np.diff(bytes_of(heads)[1])
-        columns += [heads, pieces(payload.content, payload.offsets)]
+    for name in sorted(batch.schema.names, key=_sort_key):
+        payload = build_payload(batch.column(name), name, first_row)
+        heads = build_per_size(payload.sizes, partial(_build_entry_heads, name.encode(), payload))
+        sizes += np.maximum(payload.sizes, 0) + np.diff(get_bytes(heads)[1])
+        columns += [heads, split_bytes(payload.content, payload.offsets)]
     foot = pa.scalar(bytes(FOOT), pa.large_binary())
-    content, offsets = bytes_of(joined([per_size(sizes, _record_heads), *columns, foot]))
+    content, offsets = get_bytes(
+        join_columns([build_per_size(sizes, _build_record_heads), *columns, foot])
+    )
     content = np.require(content, requirements="W")
-    return Framed(content, offsets, _with_checksums(content, offsets))
+    return EncodedBatch(content, offsets, _write_checksums(content, offsets))
 
 
-def _order(name: str) -> tuple[int, ...]:
+def _sort_key(name: str) -> tuple[int, ...]:
     # By their bytes, but of two names that begin alike, the longer comes first: so protobuf's own
     # Python has it, which sorts them from behind.
     return (*name.encode(), 256)
 
 
-def _record_heads(sizes: Index) -> list[bytes]:
+def _build_record_heads(sizes: Index) -> list[bytes]:
     """The frame's head and that of Example's one field, before ``sizes`` bytes of features."""
-    fields = [_FIRST + varint(size) for size in sizes.tolist()]
+    fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
     lengths = sizes + np.array([len(field) for field in fields], np.int64)
-    frames = heads_of(lengths)
+    frames = build_heads(lengths)
     return [frame + field for frame, field in zip(frames, fields, strict=True)]
 
 
-def _entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
+def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
     """What comes before payloads of these sizes, from the map's entry to the list's one field."""
-    name = _FIRST + varint(len(key)) + key
-    return [b"" if size < 0 else _entry_head(name, payload, size) for size in sizes.tolist()]
+    name = _FIRST + encode_one(len(key)) + key
+    return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
 
 
-def _entry_head(name: bytes, payload: Payload, size: int) -> bytes:
+def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
     # From the inside out: every message begins with the length of what is in it. Numbers are one
     # packed field, which an empty list has not.
     is_there = payload.is_one_field and (size > 0 or payload.kind == BYTES)
-    field = _FIRST + varint(size) if is_there else b""
+    field = _FIRST + encode_one(size) if is_there else b""
     tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
-    values = tag + varint(len(field) + size) + field
-    feature = name + _SECOND + varint(len(values) + size) + values
-    return _FIRST + varint(len(feature) + size) + feature
+    values = tag + encode_one(len(field) + size) + field
+    feature = name + _SECOND + encode_one(len(values) + size) + values
+    return _FIRST + encode_one(len(feature) + size) + feature
 
 
-def _with_checksums(content: Bytes, offsets: Index) -> Checksums:
+def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
     """The data's checksums, which are also written behind them."""
     starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
-    found = masked_crcs(content, starts, ends - starts)
+    found = compute_masked_crcs(content, starts, ends - starts)
     for place in range(FOOT):
         content[ends + place] = (found >> np.uint32(8 * place)).astype(np.uint8)
     return found

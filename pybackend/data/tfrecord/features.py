@@ -1,4 +1,4 @@
-"""The features of a chunk's records: by which name, and where their lists lie."""
+"""The features of a chunk's records: their names, and where their lists lie."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.framing import windows
-from pybackend.data.tfrecord.message import LENGTH_DELIMITED, Fields, Malformed, fields_of
-from pybackend.data.tfrecord.pieces import Bytes, Index, cut_out
+from pybackend.data.tfrecord.framing import slide_window
+from pybackend.data.tfrecord.message import LENGTH_DELIMITED, Fields, Malformed, parse_fields
+from pybackend.data.tfrecord.pieces import Bytes, Index, cut_bytes
 from pybackend.data.tfrecord.types import LISTS
 from pybackend.data.tfrecord.varint import Flags
 from pybackend.errors import InputError
@@ -71,21 +71,21 @@ class Lists:
     ends: Index
 
 
-def features_of(chunk: Chunk) -> Features:
+def parse_features(chunk: Chunk) -> Features:
     """All features of a chunk's records.
 
     Raises
     ------
     InputError
-        Names the first record that is no tf.train.Example.
+        Names the first record that is not a tf.train.Example.
     """
     records = np.arange(len(chunk.starts))
-    features = fields_in(chunk, records, chunk.starts, chunk.starts + chunk.lengths)
+    features = parse_record_fields(chunk, records, chunk.starts, chunk.starts + chunk.lengths)
     features = features.messages(_FEATURES)
     records = records[features.owners]
-    entries = fields_in(chunk, records, features.starts, features.ends).messages(_ENTRY)
+    entries = parse_record_fields(chunk, records, features.starts, features.ends).messages(_ENTRY)
     records = records[entries.owners]
-    parts = fields_in(chunk, records, entries.starts, entries.ends)
+    parts = parse_record_fields(chunk, records, entries.starts, entries.ends)
     keys, values = parts.messages(_KEY), parts.messages(_VALUE)
     places = np.zeros((4, len(records)), np.int64)
     # Of several the last counts, which is assigned last.
@@ -94,9 +94,9 @@ def features_of(chunk: Chunk) -> Features:
     return Features(records, *places)
 
 
-def by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
+def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
     """The entries with each of some names; of several in a record the last, as in protobuf."""
-    numbers = _numbers(np.frombuffer(chunk.content, np.uint8), features, names)
+    numbers = _match_names(np.frombuffer(chunk.content, np.uint8), features, names)
     order = np.argsort(numbers, kind="stable")
     edges = np.searchsorted(numbers[order], np.arange(len(names) + 1))
     found = []
@@ -107,8 +107,8 @@ def by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Feat
     return found
 
 
-def _numbers(data: Bytes, features: Features, names: Sequence[str]) -> Index:
-    """The place of each entry's name among ``names``; behind the last where it is none of them."""
+def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index:
+    """The place of each entry's name among ``names``; after the last if it is none of them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -121,7 +121,7 @@ def _numbers(data: Bytes, features: Features, names: Sequence[str]) -> Index:
             continue
         kind = pa.binary(length)
         content = pa.py_buffer(
-            np.ascontiguousarray(windows(data, length)[features.key_starts[rows]])
+            np.ascontiguousarray(slide_window(data, length)[features.key_starts[rows]])
         )
         found = pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, content])
         wanted = [key if len(key) == length else None for key in keys]
@@ -130,18 +130,18 @@ def _numbers(data: Bytes, features: Features, names: Sequence[str]) -> Index:
     return numbers
 
 
-def names_in(chunk: Chunk, features: Features) -> list[str]:
+def list_names(chunk: Chunk, features: Features) -> list[str]:
     """The names of all features, sorted."""
     import pyarrow as pa
 
     data = np.frombuffer(chunk.content, np.uint8)
-    keys = cut_out(data, features.key_starts, features.key_ends).unique()
+    keys = cut_bytes(data, features.key_starts, features.key_ends).unique()
     return sorted(keys.cast(pa.binary()).cast(pa.string()).to_pylist())
 
 
-def lists_of(chunk: Chunk, features: Features) -> Lists:
+def parse_lists(chunk: Chunk, features: Features) -> Lists:
     """The lists of features of one name; a Feature that holds none counts as absent."""
-    fields = fields_in(chunk, features.records, features.starts, features.ends)
+    fields = parse_record_fields(chunk, features.records, features.starts, features.ends)
     is_list = (fields.wires == LENGTH_DELIMITED) & (fields.numbers <= max(LISTS))
     fields = fields.where(is_list)
     fields = fields.where(_is_last(fields.owners))
@@ -149,22 +149,23 @@ def lists_of(chunk: Chunk, features: Features) -> Lists:
 
 
 def _is_last(owners: Index) -> Flags:
-    """Whether an entry is the last of its owner, in order of the owners."""
+    """Whether each entry is the last of its owner; entries are in the order of their owners."""
     last = np.ones(len(owners), np.bool_)
     last[:-1] = owners[1:] != owners[:-1]
     return last
 
 
-def fields_in(chunk: Chunk, records: Index, starts: Index, ends: Index) -> Fields:
+def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index) -> Fields:
     """The fields of messages of these records; `InputError` names the record that is none."""
     try:
-        return fields_of(np.frombuffer(chunk.content, np.uint8), starts, ends)
+        return parse_fields(np.frombuffer(chunk.content, np.uint8), starts, ends)
     except Malformed as error:
-        raise malformed(chunk, int(records[error.owner])) from error
+        raise malformed_error(chunk, int(records[error.owner])) from error
 
 
-def malformed(chunk: Chunk, record: int) -> InputError:
+def malformed_error(chunk: Chunk, record: int) -> InputError:
     """The error for a record that holds something else."""
     return InputError(
-        f"{chunk.named(record)} is no tf.train.Example: only files of these can be read as columns"
+        f"{chunk.name_record(record)} is not a tf.train.Example: only files of these can be read "
+        "as columns"
     )

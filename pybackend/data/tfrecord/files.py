@@ -8,17 +8,23 @@ from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pybackend.data.files import found, size_of
-from pybackend.data.folder import Folder, folder_at
-from pybackend.data.tfrecord.chunks import CHUNK_BYTES, Chunk, Onward, chunks_of, compression_at
+from pybackend.data.files import find_files, get_size
+from pybackend.data.folder import Folder, open_folder
+from pybackend.data.tfrecord.chunks import (
+    CHUNK_BYTES,
+    Chunk,
+    ForwardReader,
+    detect_compression,
+    read_chunks,
+)
 from pybackend.data.tfrecord.compression import Compression
-from pybackend.data.tfrecord.decode import decoded
+from pybackend.data.tfrecord.decode import decode_chunk
 from pybackend.data.tfrecord.manifest import NAME as MANIFEST
-from pybackend.data.tfrecord.manifest import TEMPORARY, Manifest, manifest_in
-from pybackend.data.tfrecord.part import Marks, checksum_of
-from pybackend.data.tfrecord.schema import schema_of_spec
-from pybackend.data.tfrecord.survey import count_of, sampled_spec
-from pybackend.data.tfrecord.types import fields_of, schema_of
+from pybackend.data.tfrecord.manifest import TEMPORARY, Manifest, read_manifest
+from pybackend.data.tfrecord.part import Marks, update_checksum
+from pybackend.data.tfrecord.schema import spec_to_schema
+from pybackend.data.tfrecord.survey import count_records, sample_spec
+from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
 
@@ -40,7 +46,7 @@ class RecordFiles:
         How each file is compressed, and places in it from which it can be read: the number of a
         record, and its first byte.
     checksums
-        Those of all files' records, as in `Part`; empty where no manifest tells.
+        Those of all files' records, as in `Part`; empty if there is no manifest.
     """
 
     files: tuple[str, ...]
@@ -51,7 +57,9 @@ class RecordFiles:
     marks: tuple[Marks, ...]
     checksums: tuple[int, ...] = ()
     # The compressed file that was read last.
-    _onward: dict[str, Onward] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _reader: dict[str, ForwardReader] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @classmethod
     def at(
@@ -76,18 +84,18 @@ class RecordFiles:
         """
         if tfrecord_spec is not None:
             check_tfrecord_spec(tfrecord_spec)
-        folder = folder_at(uri)
-        manifest = manifest_in(folder)
+        folder = open_folder(uri)
+        manifest = read_manifest(folder)
         if manifest is None:
-            return _counted(uri, folder, tfrecord_spec, name)
+            return _count_files(uri, folder, tfrecord_spec, name)
         manifest.check(folder)
-        _refuse_others(uri, folder, manifest, name)
+        _reject_others(uri, folder, manifest, name)
         parts = manifest.parts
         return cls(
             files=tuple(folder.path(part.name) for part in parts),
             counts=tuple(part.rows for part in parts),
             sizes=tuple(part.size for part in parts),
-            schema=schema_of_spec(tfrecord_spec) if tfrecord_spec else manifest.schema,
+            schema=spec_to_schema(tfrecord_spec) if tfrecord_spec else manifest.schema,
             compressions=(manifest.compression,) * len(parts),
             marks=tuple(part.marks for part in parts),
             checksums=tuple(part.checksum for part in parts),
@@ -95,18 +103,18 @@ class RecordFiles:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        told = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        return {**told, "schema": fields_of(self.schema)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return {**values, "schema": to_spark_fields(self.schema)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> RecordFiles:
+    def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
         """The inverse of `to_json`, also after a way through text."""
-        lists = {name: tuple(value) for name, value in told.items() if name != "schema"}
-        marks = tuple(tuple((row, place) for row, place in pairs) for pairs in told["marks"])
-        return cls(**{**lists, "schema": schema_of(told["schema"]), "marks": marks})
+        lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
+        marks = tuple(tuple((row, place) for row, place in pairs) for pairs in values["marks"])
+        return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_onward": {}}
+        return {**vars(self), "_reader": {}}
 
     @property
     def rows(self) -> int:
@@ -126,12 +134,12 @@ class RecordFiles:
         InputError
             Names the file and the record that is damaged, or does not fit the schema.
         """
-        schema = self._part_of_schema(columns)
+        schema = self._select_schema(columns)
         begin = 0
         for number, count in enumerate(self.counts):
             own = max(first - begin, 0), min(last - begin, count)
             if own[0] < own[1]:
-                yield from self._of_file(number, *own, schema)
+                yield from self._read_file(number, *own, schema)
             begin += count
 
     def pieces(
@@ -156,7 +164,7 @@ class RecordFiles:
                     begin = edge
         return [pair for pair in [*found, (begin[0], row)] if pair[0] < pair[1]]
 
-    def _part_of_schema(self, columns: Sequence[str]) -> pa.Schema:
+    def _select_schema(self, columns: Sequence[str]) -> pa.Schema:
         import pyarrow as pa
 
         for column in columns:
@@ -167,15 +175,15 @@ class RecordFiles:
                 )
         return pa.schema([self.schema.field(column) for column in columns])
 
-    def _of_file(
+    def _read_file(
         self, number: int, first: int, last: int, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         file, read, checksum = self.files[number], 0, 0
-        for chunk in self._chunks(number, first, last):
+        for chunk in self._read_file_chunks(number, first, last):
             wanted = chunk.between(first, last)
             if len(wanted.starts):
-                checksum = checksum_of(wanted.check(), checksum)
-                yield decoded(wanted, schema)
+                checksum = update_checksum(wanted.check(), checksum)
+                yield decode_chunk(wanted, schema)
             read += len(wanted.starts)
             if read == last - first:
                 break
@@ -186,32 +194,32 @@ class RecordFiles:
                 "written or counted: it was replaced. Write it again"
             )
 
-    def _chunks(self, number: int, first: int, last: int) -> Iterator[Chunk]:
+    def _read_file_chunks(self, number: int, first: int, last: int) -> Iterator[Chunk]:
         """Chunks of a file that hold, among others, these rows."""
         file, marks = self.files[number], self.marks[number] or ((0, 0),)
         if compression := self.compressions[number]:
             # Taken out while it is used: somebody else may read the same file.
-            onward = self._onward.pop(file, None)
-            if onward is None or not onward.has(first):
-                onward = Onward(file, compression)
+            reader = self._reader.pop(file, None)
+            if reader is None or not reader.has(first):
+                reader = ForwardReader(file, compression)
             try:
-                yield from onward.chunks()
+                yield from reader.chunks()
             finally:
-                self._onward.clear()
-                self._onward[file] = onward
+                self._reader.clear()
+                self._reader[file] = reader
             return
         before = bisect_right(marks, first, key=itemgetter(0)) - 1
         after = bisect_left(marks, last, key=itemgetter(0))
         # Not beyond the mark behind the range: of a remote file each byte is a transfer.
         end = marks[after][1] if after < len(marks) else self.sizes[number]
         size = min(CHUNK_BYTES, end - marks[before][1])
-        yield from chunks_of(file, None, marks[before], size)
+        yield from read_chunks(file, None, marks[before], size)
 
 
-def _refuse_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
-    """Refuse files that the manifest does not know: are they data or not?"""
+def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
+    """Reject files that the manifest does not know: they may be data or not."""
     known = {folder.path(part.name) for part in manifest.parts}
-    others = [file for file in found(uri, name) if file not in known] if known else []
+    others = [file for file in find_files(uri, name) if file not in known] if known else []
     if others:
         raise InputError(
             f"`{name}`: {others[0]} is not among the files that {MANIFEST} names: move it "
@@ -219,7 +227,9 @@ def _refuse_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> N
         )
 
 
-def _counted(uri: str, folder: Folder, spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+def _count_files(
+    uri: str, folder: Folder, spec: Mapping[str, str] | None, name: str
+) -> RecordFiles:
     """Files without a manifest."""
     unfinished = [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]
     if unfinished:
@@ -227,16 +237,16 @@ def _counted(uri: str, folder: Folder, spec: Mapping[str, str] | None, name: str
             f"`{name}`: {uri!r} is being written, or was left behind by a process that ended: it "
             f"holds {unfinished[0]}"
         )
-    files = found(uri, name)
-    compressions = [compression_at(file) for file in files]
+    files = find_files(uri, name)
+    compressions = [detect_compression(file) for file in files]
     if spec is None:
-        spec = sampled_spec(files, compressions, name)
-    counted = [count_of(*pair) for pair in zip(files, compressions, strict=True)]
+        spec = sample_spec(files, compressions, name)
+    counted = [count_records(*pair) for pair in zip(files, compressions, strict=True)]
     return RecordFiles(
         files=tuple(files),
         counts=tuple(count for count, _ in counted),
-        sizes=tuple(size_of(file) for file in files),
-        schema=schema_of_spec(spec),
+        sizes=tuple(get_size(file) for file in files),
+        schema=spec_to_schema(spec),
         compressions=tuple(compressions),
         marks=tuple(marks for _, marks in counted),
     )

@@ -1,7 +1,7 @@
 """Records in a buffer of a TFRecord file.
 
-A record is its length (8 bytes, the lowest first), the length's masked CRC-32C (4 bytes), so many
-bytes of data, and the data's masked CRC-32C (4 bytes).
+A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
+and the data's masked CRC-32C (4 bytes).
 """
 
 from __future__ import annotations
@@ -10,82 +10,84 @@ import struct
 
 import numpy as np
 
-from pybackend.data.tfrecord.crc import Checksums, masked_crcs
+from pybackend.data.tfrecord.crc import Checksums, compute_masked_crcs
 from pybackend.data.tfrecord.pieces import Bytes, Index
 from pybackend.data.tfrecord.varint import Flags
 
 HEAD, FOOT = 12, 4
 _LENGTH = 8
-# After so many records of one length, the next ones are expected to have it, too.
+# After this many records of one length, the next ones are expected to have it, too.
 _STREAK = 32
 
 
-def heads_of(lengths: Index) -> list[bytes]:
+def build_heads(lengths: Index) -> list[bytes]:
     """What comes before data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
     places = np.arange(len(lengths)) * _LENGTH
-    crcs = masked_crcs(words, places, np.full(len(lengths), _LENGTH))
+    crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
     table = np.empty((len(lengths), HEAD), np.uint8)
     table[:, :_LENGTH] = words.reshape(-1, _LENGTH)
     table[:, _LENGTH:] = crcs.astype("<u4").view(np.uint8).reshape(-1, HEAD - _LENGTH)
     return [row.tobytes() for row in table]
 
 
-def whole_records(content: bytes) -> tuple[Index, Index, int]:
+def find_records(content: bytes) -> tuple[Index, Index, int]:
     """Where the data of each whole record begin, their lengths, and where the last record ends.
 
-    Lengths are believed: `wrong_head` tells whether they may be.
+    Lengths are not verified here: that is `find_wrong_head`'s part.
     """
-    starts, lengths, place, is_streak = _hopped(content, 0)
+    starts, lengths, place, is_streak = _hop(content, 0)
     parts = [(starts, lengths)]
     while is_streak:
-        starts, lengths, place = _strided(content, place, int(lengths[-1]))
+        starts, lengths, place = _stride(content, place, int(lengths[-1]))
         parts.append((starts, lengths))
-        starts, lengths, place, is_streak = _hopped(content, place)
+        starts, lengths, place, is_streak = _hop(content, place)
         parts.append((starts, lengths))
     return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts]), place
 
 
-def length_of_first(content: bytes) -> int | None:
+def read_first_length(content: bytes) -> int | None:
     """The length of the first record, of which the head at least must be there; None: damaged."""
     length = int.from_bytes(content[:_LENGTH], "little")
-    is_whole = length < 1 << 63 and heads_of(np.array([length]))[0] == content[:HEAD]
+    is_whole = length < 1 << 63 and build_heads(np.array([length]))[0] == content[:HEAD]
     return length if is_whole else None
 
 
-def wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """The first record whose length does not fit its checksum; None: there is none."""
+def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
+    """The first record whose length does not match its checksum, or None."""
     distinct, places = np.unique(lengths, return_inverse=True)
-    expected = np.frombuffer(b"".join(heads_of(distinct)), np.uint8).reshape(-1, HEAD)
-    found = windows(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
-    return _first((found != expected[places]).any(axis=1))
+    expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
+    found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
+    return _find_first((found != expected[places]).any(axis=1))
 
 
-def wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """The first record whose data do not fit their checksum; None: there is none."""
+def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
+    """The first record whose data do not match their checksum, or None."""
     data = np.frombuffer(content, np.uint8)
-    return _first(checksums(content, starts, lengths) != masked_crcs(data, starts, lengths))
+    return _find_first(
+        read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
+    )
 
 
-def checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
-    """The checksums of the records' data, as they stand behind them."""
-    found = windows(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
+def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
+    """The checksums that are stored behind the records' data."""
+    found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
     stored: Checksums = found.view("<u4").reshape(-1)
     return stored
 
 
-def windows(data: Bytes, width: int) -> Bytes:
-    """All stretches of so many bytes, by their first one; nothing is copied."""
+def slide_window(data: Bytes, width: int) -> Bytes:
+    """All windows of so many bytes, by their first byte; nothing is copied."""
     if len(data) < width:
         return np.empty((0, width), np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)
 
 
-def _first(wrong: Flags) -> int | None:
+def _find_first(wrong: Flags) -> int | None:
     return int(np.argmax(wrong)) if wrong.any() else None
 
 
-def _hopped(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
+def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
     """From record to record, up to the end or the first streak of records of one length."""
     starts: list[int] = []
     lengths: list[int] = []
@@ -101,9 +103,9 @@ def _hopped(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
     return np.array(starts, np.int64), np.array(lengths, np.int64), place, streak == _STREAK
 
 
-def _strided(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
+def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
     """As many records as there are, one after another, of the same length."""
-    words = windows(np.frombuffer(content, np.uint8), _LENGTH)
+    words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
     stride = HEAD + length + FOOT
     # Ever more at once, so that a short run costs little and a long one few steps.
     begin, run = place, _STREAK

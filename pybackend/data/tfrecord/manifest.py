@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pybackend.data.folder import Folder
 from pybackend.data.tfrecord.compression import Compression
 from pybackend.data.tfrecord.part import Part
-from pybackend.data.tfrecord.types import schema_of
+from pybackend.data.tfrecord.types import to_schema
 from pybackend.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Manifest:
     @property
     def schema(self) -> pa.Schema:
         """The columns with their Arrow types."""
-        return schema_of(self.fields)
+        return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -54,18 +54,18 @@ class Manifest:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Manifest:
+    def from_json(cls, values: dict[str, Any]) -> Manifest:
         """The inverse of `to_json`."""
         parts = [
             Part(**{**part, "marks": tuple((row, place) for row, place in part["marks"])})
-            for part in told["files"]
+            for part in values["files"]
         ]
         if any("/" in part.name or part.name in ("", ".", "..") for part in parts):
             raise ValueError("it names files outside of its folder")
-        return cls(told["schema"], told["compression"], tuple(parts))
+        return cls(values["schema"], values["compression"], tuple(parts))
 
     def check(self, folder: Folder) -> None:
-        """Refuse a folder whose files are not those that were written.
+        """Reject a folder whose files are not those that were written.
 
         Raises
         ------
@@ -82,22 +82,22 @@ class Manifest:
                 )
 
 
-def manifest_in(folder: Folder) -> Manifest | None:
-    """The manifest of a folder; None where it has none.
+def read_manifest(folder: Folder) -> Manifest | None:
+    """The manifest of a folder, or None.
 
     Raises
     ------
     InputError
-        Where it cannot be read.
+        It cannot be read.
     """
     content = folder.read(NAME)
     if content is None:
         return None
     try:
-        told = json.loads(content)
-        if told["version"] != _VERSION:
-            raise ValueError(f"its version is {told['version']}, expected {_VERSION}")
-        return Manifest.from_json(told)
+        values = json.loads(content)
+        if values["version"] != _VERSION:
+            raise ValueError(f"its version is {values['version']}, expected {_VERSION}")
+        return Manifest.from_json(values)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder.path(NAME)} cannot be read ({type(error).__name__}: {error}): remove it to "

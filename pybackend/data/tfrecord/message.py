@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pybackend.data.tfrecord.pieces import Bytes, Index
-from pybackend.data.tfrecord.varint import Flags, read
+from pybackend.data.tfrecord.varint import Flags, decode_varints
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
 
 class Malformed(Exception):
-    """Bytes are no message; ``owner`` is the index of the first that is none."""
+    """Bytes are not a message; ``owner`` is the index of the first that is not."""
 
     def __init__(self, owner: int) -> None:
         super().__init__(owner)
@@ -31,7 +31,7 @@ class Fields:
     numbers, wires
         The field's number and wire type.
     starts, ends
-        Where its content lies: behind the tag, and behind the length where it has one.
+        Where its content lies: behind the tag, and behind the length if it has one.
     """
 
     owners: Index
@@ -56,13 +56,13 @@ class Fields:
         return self if chosen.all() else self.where(chosen)
 
 
-def fields_of(data: Bytes, starts: Index, ends: Index) -> Fields:
+def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
     """All fields of the messages ``data[start:end]``, which lie one behind another.
 
     Raises
     ------
     Malformed
-        Where bytes are no message.
+        Some bytes are not a message.
     """
     steps: list[Fields] = []
     owners, places, limits = np.arange(len(starts)), starts, ends
@@ -75,14 +75,14 @@ def fields_of(data: Bytes, starts: Index, ends: Index) -> Fields:
         step = _next_field(data, owners, places, limits)
         steps.append(step)
         places = step.ends
-    return _together(steps)
+    return _merge(steps)
 
 
 def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fields:
-    tags, after, whole = read(data, places)
+    tags, after, whole = decode_varints(data, places)
     numbers, wires = tags >> 3, tags & 7
     # What follows a tag is a number, or begins with one: the length.
-    values, begins, whole_value = read(data, after)
+    values, begins, whole_value = decode_varints(data, after)
     if (wires == LENGTH_DELIMITED).all():
         ends = begins + values
         valid = whole & whole_value & (values >= 0) & (values <= len(data)) & (ends <= limits)
@@ -102,7 +102,7 @@ def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fie
     return Fields(owners, numbers, wires, begins, ends)
 
 
-def _together(steps: list[Fields]) -> Fields:
+def _merge(steps: list[Fields]) -> Fields:
     """The fields of all steps, sorted by their places."""
     if len(steps) == 1:
         return steps[0]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pybackend.data.files import opened
-from pybackend.data.tfrecord.compression import Compression, Deflated
+from pybackend.data.files import open_file
+from pybackend.data.tfrecord.compression import CompressingWriter, Compression
 from pybackend.data.tfrecord.crc import Checksums
-from pybackend.data.tfrecord.encode import framed
+from pybackend.data.tfrecord.encode import encode_batch
 from pybackend.data.tfrecord.pieces import Index
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Part:
         of the whole file, and found by the way.
     marks
         Numbers of records and where they begin, so that a reader need not begin at the first
-        record; empty where the file is compressed.
+        record; empty if the file is compressed.
     """
 
     name: str
@@ -56,40 +56,40 @@ class Part:
 def write_part(
     batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: Compression = None
 ) -> Part | None:
-    """Write a file; None, and no file, where there are no rows.
+    """Write a file; None, and no file, if there are no rows.
 
     Raises
     ------
     InputError
         Names the column and the row that no record can hold.
     """
-    slices = _slices(batches)
+    slices = _slice_batches(batches)
     first = next(slices, None)
     if first is None:
         return None
     rows, place, checksum = 0, 0, 0
     marks: list[Mark] = []
-    with closing(opened(uri, "wb")) as file:
-        counted = _Counted(file)
-        target = Deflated(counted, compression) if compression else counted
+    with closing(open_file(uri, "wb")) as file:
+        counted = _CountingFile(file)
+        target = CompressingWriter(counted, compression) if compression else counted
         for batch in chain([first], slices):
-            some = framed(batch, rows)
+            some = encode_batch(batch, rows)
             if not compression:
-                marks += marks_at(some.offsets[:-1], rows, place)
+                marks += place_marks(some.offsets[:-1], rows, place)
             target.write(some.content.data)
-            checksum = checksum_of(some.checksums, checksum)
+            checksum = update_checksum(some.checksums, checksum)
             rows, place = rows + batch.num_rows, place + len(some.content)
-        if isinstance(target, Deflated):
+        if isinstance(target, CompressingWriter):
             target.finish()
     return Part(name, rows, counted.size, checksum, tuple(marks))
 
 
-def checksum_of(checksums: Checksums, before: int = 0) -> int:
+def update_checksum(checksums: Checksums, before: int = 0) -> int:
     """A `Part`'s checksum of these records and those ``before`` them."""
     return zlib.crc32(checksums.astype("<u4").tobytes(), before)
 
 
-def marks_at(offsets: Index, row: int, place: int) -> list[Mark]:
+def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
     """The first of some records and about one in a megabyte: its number and where it begins.
 
     Parameters
@@ -104,7 +104,7 @@ def marks_at(offsets: Index, row: int, place: int) -> list[Mark]:
     return [(row + int(index), place + int(offsets[index])) for index in np.unique(chosen)]
 
 
-class _Counted:
+class _CountingFile:
     """A file, and how much was written into it."""
 
     def __init__(self, file: Any) -> None:
@@ -116,7 +116,7 @@ class _Counted:
         self.size += len(content)
 
 
-def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _slice_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = max(1, batch.num_rows * _BYTES_TOGETHER // max(1, batch.nbytes))
         for first in range(0, batch.num_rows, rows):

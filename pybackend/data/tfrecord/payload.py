@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.tfrecord.pieces import Bytes, Index, bytes_of, joined, offsets_of, per_size
-from pybackend.data.tfrecord.pieces import pieces as rows_of
-from pybackend.data.tfrecord.types import BYTES, INT64, is_list, kind_of
-from pybackend.data.tfrecord.varint import encoded, varint
+from pybackend.data.tfrecord.pieces import (
+    Bytes,
+    Index,
+    build_per_size,
+    get_bytes,
+    join_columns,
+    to_offsets,
+)
+from pybackend.data.tfrecord.pieces import split_bytes as rows_of
+from pybackend.data.tfrecord.types import BYTES, INT64, choose_list, is_list
+from pybackend.data.tfrecord.varint import encode_one, encode_varints
 from pybackend.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,10 +36,10 @@ class Payload:
     content, offsets
         The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
     sizes
-        How many bytes each row has, -1 where it has no value at all.
+        How many bytes each row has; -1: it has no value at all.
     is_one_field
         Whether a row's bytes are the content of one field of the list, so that its tag and length
-        come before them; False where they are whole fields.
+        come before them; False: they are whole fields.
     """
 
     kind: int
@@ -42,28 +49,28 @@ class Payload:
     is_one_field: bool
 
 
-def payload_of(column: pa.Array, name: str, first_row: int = 0) -> Payload:
-    """The payload of a column of any type for which `kind_of` knows a list.
+def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
+    """The payload of a column of any type for which `choose_list` knows a list.
 
     Raises
     ------
     InputError
-        Where the type is another, or an array holds a null; rows are counted from ``first_row``.
+        The type is another, or an array has a null; rows are counted from ``first_row``.
     """
-    kind = kind_of(column.type)
+    kind = choose_list(column.type)
     if kind is None:
         raise InputError(f"column {name!r} has the type {column.type}, which no record can hold")
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
     if not is_list(values.type):
-        content, offsets = _content(values, kind)
+        content, offsets = _encode_values(values, kind)
         return _spread(Payload(kind, content, offsets, np.diff(offsets), True), given, len(column))
-    values, places = _flat(values)
+    values, places = _flatten(values)
     if values.null_count:
-        _refuse_null(values, places, given + first_row, name)
-    content, offsets = _content(values, kind)
+        _reject_null(values, places, given + first_row, name)
+    content, offsets = _encode_values(values, kind)
     if kind == BYTES:
-        content, offsets = _as_fields(content, offsets)
+        content, offsets = _wrap_fields(content, offsets)
     offsets = offsets[places]
     whole = Payload(kind, content, offsets, np.diff(offsets), kind != BYTES)
     return _spread(whole, given, len(column))
@@ -75,20 +82,20 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
         return given
     sizes = np.full(count, -1)
     sizes[rows] = given.sizes
-    offsets = offsets_of(np.maximum(sizes, 0))
+    offsets = to_offsets(np.maximum(sizes, 0))
     return Payload(given.kind, given.content, offsets, sizes, given.is_one_field)
 
 
-def _flat(lists: pa.Array) -> tuple[pa.Array, Index]:
+def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
     """The elements of lists without nulls, and where each list begins among them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(lists).cast(pa.int64()).to_numpy()
-    return lists.flatten(), offsets_of(lengths)
+    return lists.flatten(), to_offsets(lengths)
 
 
-def _refuse_null(values: pa.Array, places: Index, rows: Index, name: str) -> None:
+def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> None:
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
     row = rows[np.searchsorted(places, first, side="right") - 1]
     raise InputError(
@@ -97,21 +104,21 @@ def _refuse_null(values: pa.Array, places: Index, rows: Index, name: str) -> Non
     )
 
 
-def _content(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
+def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
     """The bytes of values without nulls, and where each begins."""
     import pyarrow as pa
 
     if kind == INT64:
-        return encoded(_integers(values))
+        return encode_varints(_to_integers(values))
     if kind == BYTES:
         if pa.types.is_fixed_size_binary(values.type):
             values = values.cast(pa.binary())
-        return bytes_of(values.cast(pa.large_binary()))
-    content = _floats(values).view(np.uint8)
+        return get_bytes(values.cast(pa.large_binary()))
+    content = _to_floats(values).view(np.uint8)
     return content, np.arange(len(values) + 1, dtype=np.int64) * 4
 
 
-def _integers(values: pa.Array) -> Index:
+def _to_integers(values: pa.Array) -> Index:
     """Dates as days and timestamps as microseconds, both since 1970."""
     import pyarrow as pa
 
@@ -122,7 +129,7 @@ def _integers(values: pa.Array) -> Index:
     return np.ascontiguousarray(values.cast(pa.int64()).to_numpy())
 
 
-def _floats(values: pa.Array) -> npt.NDArray[np.float32]:
+def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
     import pyarrow as pa
 
     if pa.types.is_decimal(values.type):
@@ -132,7 +139,9 @@ def _floats(values: pa.Array) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(values.to_numpy(), "<f4")
 
 
-def _as_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
-    """Every value as a field of its own: tag, length, bytes."""
-    heads = per_size(np.diff(offsets), lambda sizes: [b"\x0a" + varint(s) for s in sizes.tolist()])
-    return bytes_of(joined([heads, rows_of(content, offsets)]))
+def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
+    """Each value as one field: tag, length, bytes."""
+    heads = build_per_size(
+        np.diff(offsets), lambda sizes: [b"\x0a" + encode_one(s) for s in sizes.tolist()]
+    )
+    return get_bytes(join_columns([heads, rows_of(content, offsets)]))

@@ -15,22 +15,22 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 
 
-def offsets_of(lengths: Index) -> Index:
-    """Where each of the pieces begins that stand one after another, and the end of the last."""
+def to_offsets(lengths: Index) -> Index:
+    """Where each of some consecutive pieces begins, and the end of the last."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
-def pieces(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
-    """Rows that stand one after another; nothing is copied."""
+def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
+    """Consecutive bytes as rows; nothing is copied."""
     import pyarrow as pa
 
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def cut_out(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
+def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
     """Rows ``content[start:end]`` in order of their places, with gaps between them."""
     import pyarrow as pa
 
@@ -38,10 +38,10 @@ def cut_out(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
     offsets = np.empty(2 * len(starts) + 1, np.int64)
     offsets[0:-1:2], offsets[1::2] = starts, ends
     offsets[-1] = ends[-1] if len(ends) else 0
-    return pieces(content, offsets).take(pa.array(np.arange(0, 2 * len(starts), 2)))
+    return split_bytes(content, offsets).take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
-def joined(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     """The rows of several columns side by side."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -49,7 +49,7 @@ def joined(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
-def bytes_of(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
+def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
     """The bytes of all rows, one after another, and where each begins; nothing is copied."""
     _, places, content = rows.buffers()
     # Arrow may leave out the buffers of a column without rows.
@@ -60,8 +60,10 @@ def bytes_of(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
     return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def per_size(sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]) -> pa.LargeBinaryArray:
-    """Rows that depend on a size each, made once for every size that there is.
+def build_per_size(
+    sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]
+) -> pa.LargeBinaryArray:
+    """Rows that each depend on a size, built once for every size that occurs.
 
     A buffer of n bytes has rows of at most sqrt(2 n) sizes.
     """

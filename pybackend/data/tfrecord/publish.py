@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pybackend.data.folder import Folder, folder_at
+from pybackend.data.folder import Folder, open_folder
 from pybackend.data.tfrecord.compression import SUFFIX
 from pybackend.data.tfrecord.manifest import NAME, SUCCESS, TEMPORARY, Manifest
 from pybackend.errors import InputError
@@ -32,12 +32,12 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     Raises
     ------
     InputError
-        Where there is something else already, or nothing can be written.
+        There is something else already, or nothing can be written.
     """
-    folder = folder_at(uri)
+    folder = open_folder(uri)
     if folder.is_file():
         raise InputError(f"`path`: {uri!r} is a file; expected a folder, new or empty")
-    old = _old_names(folder)
+    old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
             f"`path`: {uri!r} is not empty, it holds {old[0]}: choose another folder, or replace "
@@ -52,40 +52,42 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     try:
         is_new = folder.make()
         folder.write(f"{TEMPORARY}{token}/{_STARTED}", b"")
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise InputError(f"`path`: {uri!r} cannot be written: {error}") from error
     return is_new
 
 
 def is_begun(uri: str, token: str) -> bool:
     """Whether this machine sees what `begin` has made."""
-    return folder_at(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
+    return open_folder(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
 
 
-def place_of(uri: str, token: str, attempt: str) -> str:
-    """Where an attempt of a task writes its file."""
-    return folder_at(uri).path(f"{TEMPORARY}{token}/{attempt}")
+def choose_path(uri: str, token: str, attempt: str) -> str:
+    """The path to which an attempt of a task writes its file."""
+    return open_folder(uri).path(f"{TEMPORARY}{token}/{attempt}")
 
 
-def finish(uri: str, token: str, told: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Make the files of the attempts in a manifest the data, and return the new manifest.
 
     Raises
     ------
     InputError
-        Where this machine does not see the files, or others have come meanwhile.
+        This machine does not see the files, or others have come meanwhile.
     """
-    folder = folder_at(uri)
-    written = Manifest.from_json(told)
-    old = _old_names(folder)
+    folder = open_folder(uri)
+    written = Manifest.from_json(values)
+    old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(f"`path`: {old[0]} has come into {uri!r} while the records were written")
-    names = {part.name: _name(number, token, written) for number, part in enumerate(written.parts)}
+    names = {
+        part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
+    }
     for part in written.parts:
         if folder.size(f"{TEMPORARY}{token}/{part.name}") != part.size:
             raise InputError(
-                f"`path`: a task has written {place_of(uri, token, part.name)}, which this machine "
-                "does not see: use a file system that all machines share, or a URI"
+                f"`path`: a task has written {choose_path(uri, token, part.name)}, which this "
+                "machine does not see: use a file system that all machines share, or a URI"
             )
     parts = tuple(replace(part, name=names[part.name]) for part in written.parts)
     manifest = replace(written, parts=parts).to_json()
@@ -100,7 +102,7 @@ def finish(uri: str, token: str, told: dict[str, Any], overwrite: bool) -> dict[
 
 def discard(uri: str, token: str, is_new: bool) -> None:
     """Remove what a job that failed has written."""
-    folder = folder_at(uri)
+    folder = open_folder(uri)
     # Tasks of the job may still be writing there.
     for _ in range(3):
         with suppress(Exception):
@@ -127,10 +129,10 @@ def _publish(folder: Folder, token: str, names: dict[str, str], manifest: dict[s
         raise
 
 
-def _old_names(folder: Folder) -> list[str]:
+def _list_old_names(folder: Folder) -> list[str]:
     return [name for name in folder.names() or [] if not name.startswith(TEMPORARY)]
 
 
-def _name(number: int, token: str, manifest: Manifest) -> str:
+def _build_name(number: int, token: str, manifest: Manifest) -> str:
     # The token keeps the names of new files apart from those of the files that they replace.
     return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.features import by_name, features_of, lists_of, names_in
+from pybackend.data.tfrecord.features import list_names, parse_features, parse_lists, select_by_name
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64, LISTS
-from pybackend.data.tfrecord.values import values_of
+from pybackend.data.tfrecord.values import read_values
 from pybackend.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _NAMES = {INT64: "int64", FLOAT: "float32", BYTES: "bytes"}
 _LIST = "[]"
 
 
-def schema_of_spec(spec: Mapping[str, str]) -> pa.Schema:
+def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
     """The schema for a checked `tfrecord_spec`, in its order."""
     import pyarrow as pa
 
@@ -32,33 +32,33 @@ def schema_of_spec(spec: Mapping[str, str]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def inferred_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
+def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
     """The `tfrecord_spec` that fits a sample, by name.
 
-    A feature is a scalar where each record that has it holds one value, otherwise a list. Bytes
+    A feature is a scalar if each record that has it has one value, otherwise a list. Bytes
     stay bytes: whether they are text, the records do not say.
 
     Raises
     ------
     InputError
-        Names the feature that is of two kinds, or that no type can be told of.
+        Names the feature that is of two kinds, or whose type cannot be inferred.
     """
     kinds: dict[str, int] = {}
     single: dict[str, bool] = {}
     for chunk in chunks:
-        features = features_of(chunk)
-        names = names_in(chunk, features)
-        for name, entries in zip(names, by_name(chunk, features, names), strict=True):
-            lists = lists_of(chunk, entries)
+        features = parse_features(chunk)
+        names = list_names(chunk, features)
+        for name, entries in zip(names, select_by_name(chunk, features, names), strict=True):
+            lists = parse_lists(chunk, entries)
             if not len(lists.kinds):
                 continue
             kind = kinds.setdefault(name, int(lists.kinds[0]))
             if (lists.kinds != kind).any():
                 row = int(lists.records[np.argmax(lists.kinds != kind)])
                 raise InputError(
-                    f"{chunk.named(row)} holds the feature {name!r} in another kind of list than "
-                    f"records before it ({LISTS[kind]}): no column can hold both"
+                    f"{chunk.name_record(row)} has the feature {name!r} in another kind of list "
+                    f"than records before it ({LISTS[kind]}): no column can hold both"
                 )
-            _, counts = values_of(chunk, lists, kind)
+            _, counts = read_values(chunk, lists, kind)
             single[name] = single.get(name, True) and bool((counts == 1).all())
     return {name: _NAMES[kinds[name]] + ("" if single[name] else _LIST) for name in sorted(kinds)}

@@ -1,15 +1,15 @@
-"""What files hold of which no manifest tells: how many records, and which features."""
+"""What files without a manifest contain: how many records, and which features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
 
-from pybackend.data.tfrecord.chunks import chunks_of
+from pybackend.data.tfrecord.chunks import read_chunks
 from pybackend.data.tfrecord.compression import Compression
 from pybackend.data.tfrecord.framing import HEAD
-from pybackend.data.tfrecord.part import Mark, Marks, marks_at
-from pybackend.data.tfrecord.schema import inferred_spec
+from pybackend.data.tfrecord.part import Mark, Marks, place_marks
+from pybackend.data.tfrecord.schema import infer_spec
 from pybackend.errors import InputError
 
 _SAMPLE_ROWS = 1000
@@ -17,7 +17,7 @@ _SAMPLE_BYTES = 1 << 20
 _SAMPLE_FILES = 8
 
 
-def count_of(file: str, compression: Compression) -> tuple[int, Marks]:
+def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
     """How many records a file has, and places from which it can be read.
 
     Raises
@@ -27,13 +27,13 @@ def count_of(file: str, compression: Compression) -> tuple[int, Marks]:
     """
     count = 0
     marks: list[Mark] = []
-    for chunk in chunks_of(file, compression):
+    for chunk in read_chunks(file, compression):
         count += len(chunk.starts)
-        marks += marks_at(chunk.starts - HEAD, chunk.first, chunk.place)
+        marks += place_marks(chunk.starts - HEAD, chunk.first, chunk.place)
     return count, () if compression else tuple(marks)
 
 
-def sampled_spec(
+def sample_spec(
     files: Sequence[str], compressions: Sequence[Compression], name: str
 ) -> dict[str, str]:
     """The `tfrecord_spec` for the first records of eight files at most.
@@ -41,20 +41,20 @@ def sampled_spec(
     Raises
     ------
     InputError
-        Where they have no features, or are damaged.
+        They have no features, or are damaged.
     """
     pairs = list(zip(files, compressions, strict=True))
     samples = [
         chunk.between(0, _SAMPLE_ROWS)
         for file, compression in pairs[:: -(-len(pairs) // _SAMPLE_FILES)]
-        for chunk in islice(chunks_of(file, compression, size=_SAMPLE_BYTES), 1)
+        for chunk in islice(read_chunks(file, compression, size=_SAMPLE_BYTES), 1)
     ]
     for chunk in samples:
         chunk.check()
-    spec = inferred_spec(samples)
+    spec = infer_spec(samples)
     if not spec:
         raise InputError(
-            f"`{name}`: there is no feature in the first records of {files[0]}: say in "
+            f"`{name}`: the first records of {files[0]} have no feature: say in "
             "`tfrecord_spec` what the records hold"
         )
     return spec

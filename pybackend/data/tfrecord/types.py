@@ -32,7 +32,7 @@ _EXPECTED = (
 )
 
 
-def arrow_type(spark: Any, column: str) -> pa.DataType:
+def to_arrow_type(spark: Any, column: str) -> pa.DataType:
     """The Arrow type of a type in Spark's JSON.
 
     Raises
@@ -43,7 +43,7 @@ def arrow_type(spark: Any, column: str) -> pa.DataType:
     import pyarrow as pa
 
     if isinstance(spark, dict) and spark.get("type") == "array":
-        element = arrow_type(spark["elementType"], column)
+        element = to_arrow_type(spark["elementType"], column)
         if not is_list(element):
             return pa.list_(element)
     elif isinstance(spark, str):
@@ -53,15 +53,15 @@ def arrow_type(spark: Any, column: str) -> pa.DataType:
             return pa.timestamp("us", "UTC" if spark == "timestamp" else None)
         if decimal := re.fullmatch(r"decimal\((\d+),\s*(-?\d+)\)", spark):
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    raise InputError(f"column {column!r} has the type {_name(spark)}: {_EXPECTED}")
+    raise InputError(f"column {column!r} has the type {_name_type(spark)}: {_EXPECTED}")
 
 
-def spark_type(arrow: pa.DataType) -> Any:
-    """The type in Spark's JSON for an Arrow type that `arrow_type` gives."""
+def to_spark_type(arrow: pa.DataType) -> Any:
+    """The type in Spark's JSON for an Arrow type that `to_arrow_type` gives."""
     import pyarrow as pa
 
     if is_list(arrow):
-        element = spark_type(arrow.value_type)
+        element = to_spark_type(arrow.value_type)
         return {"type": "array", "elementType": element, "containsNull": True}
     if pa.types.is_timestamp(arrow):
         return "timestamp" if arrow.tz else "timestamp_ntz"
@@ -70,8 +70,8 @@ def spark_type(arrow: pa.DataType) -> Any:
     return next(name for name, alias in _ARROW.items() if pa.type_for_alias(alias) == arrow)
 
 
-def schema_of(fields: Any) -> pa.Schema:
-    """The Arrow schema of a struct in Spark's JSON; `InputError` as in `arrow_type`."""
+def to_schema(fields: Any) -> pa.Schema:
+    """The Arrow schema of a struct in Spark's JSON; `InputError` as in `to_arrow_type`."""
     import pyarrow as pa
 
     names = [field["name"] for field in fields["fields"]]
@@ -79,26 +79,26 @@ def schema_of(fields: Any) -> pa.Schema:
         raise InputError(
             f"there are several columns {twice[0]!r}, and a record has each name once: rename them"
         )
-    types = [arrow_type(field["type"], field["name"]) for field in fields["fields"]]
+    types = [to_arrow_type(field["type"], field["name"]) for field in fields["fields"]]
     return pa.schema(list(zip(names, types, strict=True)))
 
 
-def fields_of(schema: pa.Schema) -> dict[str, Any]:
-    """The struct in Spark's JSON; every column can be null, as records can lack any feature."""
+def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
+    """The struct in Spark's JSON; every column is nullable, as any feature may be absent."""
     fields = [
-        {"name": field.name, "type": spark_type(field.type), "nullable": True, "metadata": {}}
+        {"name": field.name, "type": to_spark_type(field.type), "nullable": True, "metadata": {}}
         for field in schema
     ]
     return {"type": "struct", "fields": fields}
 
 
-def kind_of(arrow: pa.DataType) -> int | None:
+def choose_list(arrow: pa.DataType) -> int | None:
     """The list that holds values of a type, or of its elements; None: no list does."""
     import pyarrow as pa
 
     of = pa.types
     if is_list(arrow):
-        return None if is_list(arrow.value_type) else kind_of(arrow.value_type)
+        return None if is_list(arrow.value_type) else choose_list(arrow.value_type)
     whole = of.is_integer(arrow) or of.is_boolean(arrow) or of.is_date(arrow)
     if whole or of.is_timestamp(arrow):
         return INT64
@@ -117,9 +117,9 @@ def is_list(arrow: pa.DataType) -> bool:
     return bool(of.is_list(arrow) or of.is_large_list(arrow) or of.is_fixed_size_list(arrow))
 
 
-def _name(spark: Any) -> str:
+def _name_type(spark: Any) -> str:
     if not isinstance(spark, dict):
         return str(spark)
     if spark.get("type") == "array":
-        return f"array<{_name(spark['elementType'])}>"
+        return f"array<{_name_type(spark['elementType'])}>"
     return str(spark.get("class") or spark.get("type"))

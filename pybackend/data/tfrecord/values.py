@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.features import Lists, fields_in, malformed
+from pybackend.data.tfrecord.features import Lists, malformed_error, parse_record_fields
 from pybackend.data.tfrecord.message import FIXED32, LENGTH_DELIMITED, VARINT
-from pybackend.data.tfrecord.pieces import Bytes, Index, bytes_of, cut_out, offsets_of
+from pybackend.data.tfrecord.pieces import Bytes, Index, cut_bytes, get_bytes, to_offsets
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64
-from pybackend.data.tfrecord.varint import Flags, read
+from pybackend.data.tfrecord.varint import Flags, decode_varints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ _WIRES = {
 _FLOAT_BYTES = 4
 
 
-def values_of(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
+def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
     """All values of lists of one kind, and how many each list has.
 
     Returns
@@ -45,35 +45,35 @@ def values_of(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
     """
     import pyarrow as pa
 
-    items = fields_in(chunk, lists.records, lists.starts, lists.ends)
+    items = parse_record_fields(chunk, lists.records, lists.starts, lists.ends)
     items = items.where(items.numbers == _ITEM)
     wrong = ~np.isin(items.wires, _WIRES[kind])
-    rows = cut_out(np.frombuffer(chunk.content, np.uint8), items.starts, items.ends)
+    rows = cut_bytes(np.frombuffer(chunk.content, np.uint8), items.starts, items.ends)
     if kind == BYTES:
         values, sizes = rows, np.ones(len(rows), np.int64)
     else:
-        numbers, sizes, broken = _READERS[kind](*bytes_of(rows))
+        numbers, sizes, broken = _READERS[kind](*get_bytes(rows))
         values, wrong = pa.array(numbers), wrong | broken
     if wrong.any():
-        raise malformed(chunk, int(lists.records[items.owners[np.argmax(wrong)]]))
+        raise malformed_error(chunk, int(lists.records[items.owners[np.argmax(wrong)]]))
     counts = np.bincount(items.owners, sizes, len(lists.records)).astype(np.int64)
     return values, counts
 
 
-def _floats(content: Bytes, offsets: Index) -> Numbers:
+def _read_floats(content: Bytes, offsets: Index) -> Numbers:
     lengths = np.diff(offsets)
     whole = content[: len(content) // _FLOAT_BYTES * _FLOAT_BYTES]
     return whole.view("<f4"), lengths // _FLOAT_BYTES, lengths % _FLOAT_BYTES != 0
 
 
-def _integers(content: Bytes, offsets: Index) -> Numbers:
+def _read_integers(content: Bytes, offsets: Index) -> Numbers:
     lengths = np.diff(offsets)
     is_last = content <= 0x7F
     if is_last.all():
         return content.astype(np.int64), lengths, np.zeros(len(lengths), np.bool_)
-    places = offsets_of(is_last.astype(np.int64))[offsets]
+    places = to_offsets(is_last.astype(np.int64))[offsets]
     begins = np.append(0, np.flatnonzero(is_last) + 1)[: places[-1]]
-    values, _, whole = read(content, begins)
+    values, _, whole = decode_varints(content, begins)
     broken = np.zeros(len(lengths), np.bool_)
     broken[np.searchsorted(places, np.flatnonzero(~whole), side="right") - 1] = True
     # One that ends inside a number would run into the next.
@@ -83,4 +83,7 @@ def _integers(content: Bytes, offsets: Index) -> Numbers:
 
 # Numbers, how many each row of bytes has, and which rows are not made of whole ones.
 Numbers = tuple[npt.NDArray[Any], Index, Flags]
-_READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {FLOAT: _floats, INT64: _integers}
+_READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {
+    FLOAT: _read_floats,
+    INT64: _read_integers,
+}

@@ -14,7 +14,7 @@ MOST_BYTES = 10
 _LOW = np.uint64(0x7F)
 
 
-def varint(value: int) -> bytes:
+def encode_one(value: int) -> bytes:
     """One number that is not negative."""
     found = bytearray()
     while value > 0x7F:
@@ -24,12 +24,12 @@ def varint(value: int) -> bytes:
     return bytes(found)
 
 
-def encoded(values: Index) -> tuple[Bytes, Index]:
+def encode_varints(values: Index) -> tuple[Bytes, Index]:
     """The numbers' bytes, one after another, and where each begins; the last entry is the end."""
     left = values.view(np.uint64)
     if not (left > _LOW).any():
         return values.astype(np.uint8), np.arange(len(values) + 1, dtype=np.int64)
-    sizes = _sizes(left)
+    sizes = _measure(left)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     found = np.empty(offsets[-1], np.uint8)
     places = offsets[:-1]
@@ -40,7 +40,7 @@ def encoded(values: Index) -> tuple[Bytes, Index]:
     return found, offsets
 
 
-def _sizes(values: npt.NDArray[np.uint64]) -> Index:
+def _measure(values: npt.NDArray[np.uint64]) -> Index:
     sizes = np.ones(len(values), np.int64)
     for place in range(1, MOST_BYTES):
         longer = values >= np.uint64(1 << 7 * place)
@@ -50,7 +50,7 @@ def _sizes(values: npt.NDArray[np.uint64]) -> Index:
     return sizes
 
 
-def read(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
+def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
     """The number at each place, where it ends, and whether it is one: complete, and of 64 bits."""
     first = data.take(begins, mode="clip")
     values = (first & 0x7F).astype(np.uint64)

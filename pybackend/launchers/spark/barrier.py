@@ -1,7 +1,7 @@
 """Workers in the tasks of one Spark barrier stage: PySpark sessions, classic or Connect.
 
 The whole job is ``DataFrame.mapInArrow(task, barrier=True)``: Spark starts all tasks together or
-none, and each task runs one worker process (`spark_task`).
+none, and each task runs one worker process (`barrier_task`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
-from pybackend.data.packed import Counts, blobs, layout_of, rows_to_send
+from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
@@ -44,7 +44,7 @@ from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.deadline import within
-from pybackend.net.dialing import network_advice
+from pybackend.net.dialing import advise_on_network
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -122,15 +122,15 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
         ):
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
-        "Spark has run the workers, but has not delivered what they returned: mostly its driver "
+        "Spark has run the workers, but has not delivered what they returned: usually its driver "
         "has too little memory. Raise spark.driver.memory, or give `model_uri`"
     )
 
 
 def _with_model_limit(session: Any, job: Job) -> Job:
     """Spark fails a job whose results are larger than the driver is set to take."""
-    told = read_setting(session, "spark.driver.maxResultSize") or "1g"
-    known = re.fullmatch(r"(\d+)([kmgtp]?)b?", told.strip().lower())
+    limit = read_setting(session, "spark.driver.maxResultSize") or "1g"
+    known = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     if known is None or int(known[1]) == 0:  # 0: as large as they are
         return job
     most = int(known[1]) << 10 * " kmgtp".index(known[2] or " ")
@@ -169,9 +169,9 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
     if len(frames) > 1:
         marked = [f.selectExpr("*", f"{place} AS {SET_COLUMN}") for place, f in enumerate(frames)]
         frame = marked[0].unionByName(marked[1])
-    if not next(iter(datasets.values())).choice.repartition:
+    if not next(iter(datasets.values())).spec.repartition:
         return frame, source
-    # Spread evenly, and mixed where partitions are sorted by label.
+    # Spread evenly, and mixed in case partitions are sorted by label.
     frame = frame.repartition(job.workers)
     if job.is_seeded:
         # Rows come out of a shuffle in any order; a seed is to repeat theirs.
@@ -182,7 +182,7 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
 
 
 def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows]) -> None:
-    if datasets[0].choice.repartition:
+    if datasets[0].spec.repartition:
         return
     if len(datasets) > 1:
         raise InputError(
@@ -204,9 +204,9 @@ def _frame_of_blobs(
 ) -> tuple[Any, Blobs, Counts]:
     keys = _partition_keys(session, job.workers)
     to_all = ("train",) if job.shuffle == "global" else ()
-    counts = rows_to_send(datasets, job.workers)
-    sent = rows_to_send(datasets, job.workers, to_all)
-    rows = list(blobs(datasets, keys, to_all))
+    counts = count_rows_to_send(datasets, job.workers)
+    sent = count_rows_to_send(datasets, job.workers, to_all)
+    rows = list(pack_blobs(datasets, keys, to_all))
 
     def send() -> Any:
         if is_connect(session):
@@ -218,7 +218,7 @@ def _frame_of_blobs(
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
     frame = ask(session, "a DataFrame of the rows", send, size)
-    return frame, Blobs(layout_of(datasets), sent), counts
+    return frame, Blobs(describe_layout(datasets), sent), counts
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
@@ -238,10 +238,10 @@ def _places(session: Any, candidates: int, workers: int) -> list[Any]:
     return list(ids.selectExpr("id", f"pmod(hash(id), {workers}) AS place").collect())
 
 
-def driver_place(session: Any) -> tuple[str | None, str | None]:
-    """Where the driver listens, and by which address executors reach it, as Spark was told.
+def driver_addresses(session: Any) -> tuple[str | None, str | None]:
+    """The address on which the driver listens, and the one by which executors reach it.
 
-    In a container, or behind an address translation, the two differ.
+    In a container, or behind an address translation, the two differ; Spark's settings name both.
     """
     if is_one_machine(session):
         return "127.0.0.1", None
@@ -253,11 +253,11 @@ def driver_place(session: Any) -> tuple[str | None, str | None]:
 def _meeting_server(
     stack: ExitStack, session: Any, token: str, workers: int
 ) -> MeetingServer | None:
-    """Listen where executors may reach this process; None if there is no such address."""
+    """Listen on an address by which executors may reach this process; None if there is none."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
     else:
-        host, announced = driver_place(session)
+        host, announced = driver_addresses(session)
     if not host:
         return None
     try:
@@ -281,7 +281,7 @@ def _collect(
 
     def collect() -> list[Any] | Exception:
         try:
-            return rows_returned(result)
+            return collect_rows(result)
         except Exception as error:
             return error
         finally:
@@ -295,7 +295,7 @@ def _collect(
         with suppress(queue.Empty):
             handle(_LOOK_SECONDS)
         if time.monotonic() > deadline:
-            raise ClusterError(TOO_LONG + network_advice())
+            raise ClusterError(TOO_LONG + advise_on_network())
 
     with quiet_log(session):
         finished = run_watched(session, collect, pause)
@@ -313,8 +313,8 @@ def _collect(
     return finished
 
 
-def rows_returned(result: Any) -> list[Any]:
-    """All rows; as Arrow where this release of pyspark can, which copies bytes less often."""
+def collect_rows(result: Any) -> list[Any]:
+    """All rows; as Arrow if this release of pyspark can, which copies bytes less often."""
     if hasattr(result, "toArrow"):
         rows: list[Any] = result.toArrow().to_pylist()
         return rows

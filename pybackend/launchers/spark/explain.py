@@ -63,31 +63,33 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
         return None
     name = next(filter(None, found.groups()))
     package = _PACKAGES.get(name, name.partition(".")[0])
-    python = _find_python(session, package)
+    host, python = _find_python(session, package)
     shown = f"the executors' Python{f' ({python})' if python else ''}"
-    host = find_host(text)
-    where = f" on {host}" if host else ""
-    what = "has too old a" if found[3] else "has no module"
+    host = find_host(text) or host
+    place = f" on {host}" if host else ""
+    fault = f"too old a version of {package!r}" if found[3] else f"no module {package!r}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
     return (
-        f"{shown}{where} {what} {package!r}",
-        f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has it",
+        f"{shown}{place} has {fault}",
+        f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has it. "
+        "A module of your own can be sent by addPyFile() or, over Connect, addArtifacts()",
     )
 
 
-def _find_python(session: Any, package: str) -> str | None:
-    """The Python of an executor, one that has no such package if there is one; None: not known."""
+def _find_python(session: Any, package: str) -> tuple[str | None, str | None]:
+    """Host and Python of an executor, of one without the package if there is one."""
     if session is None:
-        return None
+        return None, None
 
     # A function inside this one travels as code: executors may not be able to import this module.
-    def look() -> tuple[str, bool]:
+    def look() -> tuple[bool, str, str]:
+        import socket
         import sys
         from importlib.util import find_spec
 
-        return sys.executable, find_spec(package) is not None
+        return find_spec(package) is not None, socket.gethostname(), sys.executable
 
     with suppress(Exception):
-        found = ask_executors(session, look)
-        return str(next((python for python, has in found if not has), found[0][0]))
-    return None
+        _, host, python = min(ask_executors(session, look))
+        return host, python
+    return None, None

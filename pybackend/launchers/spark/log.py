@@ -16,6 +16,10 @@ _LOG4J = "org.apache.logging.log4j"
 # To return to, though log4j may say INFO: Spark's shells hide that by a filter, which setLogLevel()
 # removes.
 _USUAL = "WARN"
+# Jobs that need silence, and the levels to return to after the last one.
+_jobs = 0
+_before: dict[str, str] = {}
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -39,14 +43,33 @@ def quiet_log(session: Any) -> Iterator[None]:
 
 def _silence_until(session: Any, is_over: threading.Event) -> None:
     with suppress(Exception):
-        before = _levels(session)
-        _set_levels(session, dict.fromkeys(before, "OFF"))
-        is_over.wait()
-        _set_levels(session, before)
+        _begin(session)
+    is_over.wait()
+    with suppress(Exception):
+        _end(session)
+
+
+def _begin(session: Any) -> None:
+    global _jobs
+    with _lock:
+        _jobs += 1
+        if not _before:
+            _before.update(_levels(session))
+            _set_levels(session, dict.fromkeys(_before, "OFF"))
+
+
+def _end(session: Any) -> None:
+    global _jobs
+    with _lock:
+        _jobs -= 1
+        if not _jobs:
+            levels = dict(_before)
+            _before.clear()
+            _set_levels(session, levels)
 
 
 def _levels(session: Any) -> dict[str, str]:
-    """Loggers to silence with the level to return to; one at OFF is silenced by another job."""
+    """Loggers to silence, with the level to return to; the user may have silenced one already."""
     names = [f"'{_LOG4J}.LogManager', 'getLogger', '{name}'" for name in _LOGGERS]
     found = (re.match(r"([\w.]+):(\w+)", text) for text in _evaluate(session, names))
     levels = {match[1]: match[2] for match in found if match}

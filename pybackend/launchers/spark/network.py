@@ -11,7 +11,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask
-from pybackend.net.dialing import unreached
+from pybackend.net.dialing import find_unreachable
 
 SCHEMA = "rank int, problem string"
 # Spark itself may wait for a peer to hand on the task's code: then this stage does not end.
@@ -62,7 +62,7 @@ def look(_: Iterator[Any]) -> Iterator[Any]:
     rank = context.partitionId()
     peers = [str(info.address) for info in context.getTaskInfos()]
     others = [(rank + step) % len(peers) for step in range(1, min(len(peers), _MOST + 1))]
-    problem = unreached(peers, rank, others)
+    problem = find_unreachable(peers, rank, others)
     if problem:
         yield pa.RecordBatch.from_arrays(
             [pa.array([rank], pa.int32()), pa.array([problem])], names=["rank", "problem"]

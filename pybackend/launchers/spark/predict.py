@@ -13,8 +13,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.columns import ColumnSpec, column_groups_of
-from pybackend.data.dataframe import kind_of
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.dataframe import describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
@@ -43,8 +44,8 @@ def add_predictions(
     columns = read_schema(frame).fields
     _reject_taken_names([field.name for field in columns], predictions)
     types = {field.name: field.dataType for field in columns}
-    kinds = {name: kind_of(kind) for name, kind in types.items()}
-    column_groups, read = column_groups_of(choice, kinds, job.floatx, "df")
+    kinds = {name: describe_type(kind) for name, kind in types.items()}
+    column_groups, read = group_columns(choice, kinds, job.floatx, "df")
     # Vectors follow as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     places = {field.name: place for place, field in enumerate(columns)}

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.arrays import structure
+from pybackend.data.arrays import nest
 from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
-from pybackend.data.spool import Ragged, dense
+from pybackend.data.ragged import Ragged, to_dense
 from pybackend.job.job import EXTRAS, MODEL_FILE, Job
 from pybackend.model.quiet import import_tensorflow
 
@@ -137,17 +137,17 @@ def predicted(
     import keras
     import tensorflow as tf
 
-    from pybackend.data.rows import as_rows
+    from pybackend.data.rows import to_rows
     from pybackend.model.inputs import reshape_rows
 
     widths = _widths(model, tensors)
-    rows = as_rows({key: dense(tensors[key], widths.get(key, 0)) for key in tensors})
+    rows = to_rows({key: to_dense(tensors[key], widths.get(key, 0)) for key in tensors})
     rows = reshape_rows(rows, model)
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))
         some = rows.take(np.arange(first, last))
-        (x,) = structure({key: tf.convert_to_tensor(array) for key, array in some.items()})
+        (x,) = nest({key: tf.convert_to_tensor(array) for key, array in some.items()})
         parts.append(keras.tree.flatten(model.predict_on_batch(x)))
         size += sum(output.nbytes for output in parts[-1])
         if size >= _BLOCK_BYTES or last == len(rows):

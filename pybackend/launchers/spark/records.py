@@ -13,7 +13,7 @@ from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.publish import begin, discard, finish
-from pybackend.data.tfrecord.types import fields_of, schema_of
+from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import run_watched
@@ -83,7 +83,7 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
     files = RecordFiles.from_json(_call_at_tasks(session, _find_files, uri, spec))
     share = sum(files.sizes) // (2 * count_slots(session))
     ranges = files.ranges(min(max(share, _LEAST_BYTES), _MOST_BYTES))
-    kind = StructType.fromJson(fields_of(files.schema))
+    kind = StructType.fromJson(to_spark_fields(files.schema))
     if not ranges:
         return ask(session, "a DataFrame", lambda: session.createDataFrame([], kind))
 
@@ -110,7 +110,7 @@ def _fields_of(kind: Any) -> dict[str, Any]:
             "elementType": "float",
             "containsNull": False,
         }
-    schema_of(fields)
+    to_schema(fields)
     if not fields["fields"]:
         raise InputError("`df` has no columns: a record needs a feature at least")
     return fields

@@ -14,7 +14,7 @@ from typing import Any
 from pybackend.data.tfrecord.compression import Compression
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.publish import is_begun, place_of
+from pybackend.data.tfrecord.publish import choose_path, is_begun
 from pybackend.errors import InputError
 from pybackend.net.rendezvous import new_token
 
@@ -45,7 +45,7 @@ class WriteTask:
                 )
             # Spark may run a task twice, even at the same time: only one of the rows counts.
             attempt = f"{partition:05d}-{new_token()[:12]}"
-            place = place_of(self.uri, self.token, attempt)
+            place = choose_path(self.uri, self.token, attempt)
             part = write_part(map(self._named, batches), place, attempt, self.compression)
         if part is not None:
             yield _row(asdict(part))

@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from pybackend.data.text import TEXT_SCHEMA, lines_of
+from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode
 from pybackend.job.job import Job
@@ -31,7 +31,7 @@ from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
-from pybackend.launchers.spark.barrier import check_hosts, driver_place, input_frame
+from pybackend.launchers.spark.barrier import check_hosts, driver_addresses, input_frame
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
 from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import package_sources, ship_package
@@ -59,12 +59,12 @@ class SparklyrWorkers:
     session
         The PySpark session joined to sparklyr's JVM.
     run_stage
-        A function of R, called as ``run_stage(view, archive, group, cores)`` with the name of a
+        An R function, called as ``run_stage(view, archive, group, cores)`` with the name of a
         temporary view, the path of the workers' archive, a name for the Spark job, and the cores of
         a task. It returns when the stage has ended.
     examine
-        A function of R, called as ``examine(view, driver, group)`` after a stage that failed before
-        its workers could tell why; it runs tasks that look, and returns what they miss as texts.
+        An R function, called as ``examine(view, driver, group)`` after a stage that failed before
+        its workers could report why; it runs tasks that look, and returns what is missing as texts.
     """
 
     session: Any
@@ -84,14 +84,14 @@ class SparklyrWorkers:
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)
-        host, announced = driver_place(session)
+        host, announced = driver_addresses(session)
         check_hosts(session, job, datasets)
         with ExitStack() as stack:
             frame, source, counts = input_frame(session, job, datasets)
             meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
-            lines = ask(session, "a plan", lambda: frame.mapInArrow(lines_of, TEXT_SCHEMA))
+            lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
@@ -111,15 +111,15 @@ class SparklyrWorkers:
             watch.stop()
             watch.raise_any(_unwrap(error) if error else "")
             if error is not None:
-                missed = _missed(self, job, meeting) if meeting.missing()[0] else []
-                raise _explained(_unwrap(error), meeting.address, missed) from error
+                missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
+                raise _explain(_unwrap(error), meeting.address, missed) from error
             return _outcome(meeting, job.workers, bool(datasets))
 
 
 def _meeting(host: str | None, token: str, workers: int, announced: str | None) -> MeetingServer:
     try:
         if host is None:
-            raise ClusterError("the session does not tell spark.driver.host")
+            raise ClusterError("the session does not show spark.driver.host")
         return MeetingServer(host, token, workers, announced)
     except ClusterError as error:
         raise ClusterError(
@@ -208,7 +208,7 @@ class _Watch:
             except ClusterError as trouble:
                 self.trouble = trouble
                 self._job.cancel()
-            except Exception:  # Spark does not answer now: R's own call will tell why
+            except Exception:  # Spark does not answer now: R's own call will show why
                 self._stopped.wait(1)
 
     def _pass_on(self, event: Event | None) -> None:
@@ -218,7 +218,7 @@ class _Watch:
             self.failures(event)
 
     def _look(self, idle: IdleWatch) -> None:
-        """`ClusterError` where the workers will not meet any more."""
+        """Raise `ClusterError` if the workers will not meet any more."""
         missing, seconds = self._meeting.missing()
         if not missing:
             return
@@ -234,7 +234,7 @@ class _Watch:
         idle.look()
 
 
-def _missed(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
+def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
     """What the executors lack to run workers at all; limited in time as every job is."""
     session = workers.session
     examination = ClassicJob(session)
@@ -245,7 +245,7 @@ def _missed(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[
         with _view(session, session.range(0, job.workers, 1, job.workers)) as view:
             found = workers.examine(view, meeting.address, examination.group)
     except Exception as error:
-        if _lacks_protobuf(session, job.workers):
+        if _is_without_protobuf(session, job.workers):
             return [f"the executors have no class {_PROTOBUF}"]
         return [f"the executors cannot be examined either: {error}".splitlines()[0]]
     finally:
@@ -253,8 +253,8 @@ def _missed(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[
     return [found] if isinstance(found, str) else list(found)
 
 
-def _lacks_protobuf(session: Any, workers: int) -> bool:
-    """Whether sparklyr's R cannot start for want of that class: only executors' logs tell it."""
+def _is_without_protobuf(session: Any, workers: int) -> bool:
+    """Whether sparklyr's R cannot start for want of that class: only executors' logs show it."""
     if tuple(map(int, session.version.split(".")[:2])) < (4, 3):
         return False
     ask = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
@@ -281,8 +281,8 @@ def _unwrap(error: Exception) -> str:
     return " ".join(line for line in lines if line and not line.startswith("at "))
 
 
-def _explained(text: str, address: str, missed: list[str]) -> ClusterError:
-    """A stage that failed, though no worker has told why."""
+def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
+    """The error for a stage that failed, though no worker has reported why."""
     headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
     headline = "; ".join(missed) or headline
     advice = "see the executors' logs in the Spark web interface"

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from pybackend.data.text import batches_of
+from pybackend.data.text import decode_lines
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
 from pybackend.launchers.member import Member
@@ -79,7 +79,7 @@ def main(archive: str, rows: str, options: str) -> None:
     with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
         meeting.require()
         group = SparklyrGroup(given, meeting)
-        report, model = member.work(group, batches_of(Path(rows)), meeting, given["rscript"])
+        report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:
             fail_task(report.failure, meeting)
         if model is not None:

@@ -187,11 +187,14 @@ end_pyspark_connection <- function(sc) {
 }
 
 # On the cluster, a model is evaluated and predicts as in this session, and leaves no views behind.
-expect_scored_as_here <- function(sc, session, fit, table, rows) {
+expect_scored_as_here <- function(sc, session, fit, table, rows, before) {
   on_table <- barrier_evaluate(sc, fit, table)
   alone <- evaluate_here(fit$model, list(as.matrix(rows[1:4]), rows$label))
   expect_equal(on_table[names(alone)], alone, tolerance = 1e-5)
   expect_equal(barrier_predict(sc, fit, rows), predict(fit, rows), tolerance = 1e-5)
-  views <- vapply(session$catalog$listTables(), function(view) view$name, "")
-  expect_false(any(grepl("^tfdist_", views)))
+  expect_false(any(grepl("^tfdist_", setdiff(list_views(session), before))))
+}
+
+list_views <- function(session) {
+  vapply(session$catalog$listTables(), function(view) view$name, "")
 }

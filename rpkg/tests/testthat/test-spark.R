@@ -55,6 +55,7 @@ test_that("a local connection trains as this machine does", {
   expect_identical(dim(predict(from_frame, data.frame(b = 1, a = 2))), c(1L, 3L))
 
   # A table reaches the workers through a view that is removed afterwards.
+  before <- list_views(session)
   rows <- iris
   names(rows) <- c("a", "b", "c", "d", "label")
   rows$label <- as.integer(rows$label) - 1L
@@ -62,7 +63,7 @@ test_that("a local connection trains as this machine does", {
   from_table <- train(sc, table)
   expect_identical(sum(from_table$workers$rows), 150L)
   expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
-  expect_scored_as_here(sc, session, from_table, table, rows)
+  expect_scored_as_here(sc, session, from_table, table, rows, before)
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 

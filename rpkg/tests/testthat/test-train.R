@@ -260,3 +260,17 @@ test_that("Python alone gives the same model from the same seed", {
   digest <- system2(reticulate::py_exe(), script, stdout = TRUE, stderr = FALSE)
   expect_identical(seed_fit("local")$model_sha256, utils::tail(digest, 1))
 })
+
+test_that("a process of a cluster trains alone only if it says so", {
+  skip_if_no_pybackend()
+  environ <- reticulate::import("os")$environ
+  environ$update(list(TF_CONFIG = make_tf_config(c("10.0.0.1:2222", "10.0.0.2:2222"), 0)))
+  withr::defer(environ$pop("TF_CONFIG"))
+  expect_error(
+    barrier_train(NULL, dense_model(), iris_arrays(), workers = 1, verbose = 0),
+    "each process would train a copy of everything",
+    class = "tfdist_error_input"
+  )
+  fit <- barrier_train("local", dense_model(), iris_arrays(), workers = 1, verbose = 0)
+  expect_length(fit$history$loss, 1)
+})

@@ -162,7 +162,7 @@ def serve(path: str) -> None:
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    import pybackend.engine.evaluate
+    import pybackend.engine.score
     import pybackend.engine.train  # noqa: F401
 
     with socket.socket(socket.AF_UNIX) as server:

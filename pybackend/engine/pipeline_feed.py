@@ -1,4 +1,4 @@
-"""Feeds what the user's own pipeline gives: local batches of any sizes, on any number of steps."""
+"""Feeds the batches of the user's own pipeline: of any sizes, on any number of steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
-from pybackend.data.arrays import leaves_of
+from pybackend.data.arrays import flatten
 from pybackend.data.rows import ArrayRows
 from pybackend.errors import InputError
 
 
-class StreamFeed:
-    """A ``tf.data.Dataset`` of the user's as local batches; stands where `Feed` stands otherwise.
+class PipelineFeed:
+    """A user's ``tf.data.Dataset`` as local batches; takes the place of a `Feed`.
 
     An epoch has as many steps as the longest worker's data set has batches, or ``limit``. Batches
-    without rows follow where a worker's own end earlier. A data set that does not know its length
+    without rows follow if a worker's own end earlier. A data set that does not know its length
     is read once to count them, unless there is a ``limit``.
 
     Parameters
@@ -26,7 +26,7 @@ class StreamFeed:
     data
         Of ``(x, y)`` or ``(x, y, sample_weight)``.
     limit
-        Steps per epoch; needed where any worker's data set is endless, which then goes on from
+        Steps per epoch; needed if any worker's data set is endless, which then goes on from
         epoch to epoch.
 
     Attributes
@@ -54,18 +54,18 @@ class StreamFeed:
         self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
-        found = collective.all_gather(np.array([own, unknown], np.int64))
-        batches = [int(count) for count, _ in found]
-        self.steps = self._steps(batches, limit)
+        everyone = collective.all_gather(np.array([own, unknown], np.int64))
+        batches = [int(count) for count, _ in everyone]
+        self.steps = self._count_epoch_steps(batches, limit)
         # What a pipeline gave once it need not give again.
-        is_sure = not any(unknown for _, unknown in found)
+        is_sure = not any(unknown for _, unknown in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
         first = next(iter(data.take(1).as_numpy_iterator()), None)
-        self.sample = ArrayRows(leaves_of(self._no_arrays() if first is None else first))
+        self.sample = ArrayRows(flatten(self._make_empty_arrays() if first is None else first))
 
     @staticmethod
-    def _steps(batches: list[int], limit: int | None) -> int:
-        """Steps of an epoch; workers' numbers of batches are negative where endless or unknown."""
+    def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
+        """Steps of an epoch; workers' numbers of batches are negative if endless or unknown."""
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
@@ -113,26 +113,26 @@ class StreamFeed:
     def begin_epoch(self, epoch: int) -> None:
         """Count the rows of an epoch from here."""
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
-        if not self._is_endless:  # it begins anew, whatever was read ahead
+        if not self._is_endless:  # it begins again, whatever was read ahead
             self._read.clear()
 
-    def taken(self, steps: int) -> None:
-        """So many steps of the epoch are done."""
+    def count_steps(self, steps: int) -> None:
+        """Note that so many steps of the epoch are done."""
         for _ in range(steps - self._steps_taken):
             self._last_rows = self._read.popleft()
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
 
     def dataset(self) -> Any:
-        """The local batches of one epoch, or of all where they do not end."""
-        nothing = tf.data.Dataset.from_tensors(self._nothing()).repeat()
+        """The local batches of one epoch, or of all if they do not end."""
+        nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
         if self._is_endless:
-            return self._data.repeat().concatenate(nothing).map(self._counted)
+            return self._data.repeat().concatenate(nothing).map(self._count_rows)
         data = self._data.concatenate(nothing).take(self.steps)
         data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
-        return data.map(self._counted)
+        return data.map(self._count_rows)
 
-    def _counted(self, *parts: Any) -> Any:
+    def _count_rows(self, *parts: Any) -> Any:
         def count(rows: Any) -> Any:
             self._read.append(int(rows))
             return rows
@@ -142,10 +142,10 @@ class StreamFeed:
         with tf.control_dependencies([counted]):
             return tf.nest.map_structure(tf.identity, parts)
 
-    def _no_arrays(self) -> Any:
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._nothing())
+    def _make_empty_arrays(self) -> Any:
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())
 
-    def _nothing(self) -> Any:
+    def _make_empty(self) -> Any:
         """A batch without rows."""
 
         def empty(spec: Any) -> Any:

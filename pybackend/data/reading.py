@@ -14,9 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.data.arrays import leaves_of
+from pybackend.data.arrays import flatten
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FunctionRows
-from pybackend.data.spool import Ragged, SpoolWriter, check_layouts, layouts_in, settle
+from pybackend.data.spool import SpoolWriter, settle_layout
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of
@@ -33,9 +35,9 @@ class Sources:
     Attributes
     ----------
     names
-        Data sets whose rows now lie in its folder.
+        Data sets whose rows are now in its folder.
     stream
-        The ``tf.data.Dataset`` to train on, where the user's function gives one: it is not written
+        The ``tf.data.Dataset`` to train on, if the user's function returns one: it is not written
         down.
     """
 
@@ -45,11 +47,11 @@ class Sources:
     def __bool__(self) -> bool:
         return bool(self.names) or self.stream is not None
 
-    def settled(self, job: Job, collective: Collective, folder: Path) -> Counts:
+    def settle(self, job: Job, collective: Collective, folder: Path) -> Counts:
         """Make the rows alike on all workers; how many each visits in an epoch, by data set."""
         counts = {}
         for name in self.names:
-            layouts = _settled(collective, folder, name)
+            layouts = _settle_layouts(collective, folder, name)
             counts[name] = [layout["rows"] for layout in layouts]
             if name == "train" and job.shuffle == "global":
                 rows, workers = counts[name][0], job.workers
@@ -83,7 +85,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
         else:
             # What it draws at random is to differ between the workers.
             keras.utils.set_random_seed((job.seed + rank) % 2**32)
-            data = dataset_of(source, _context(job, rank, order), argument)
+            data = call_pipeline(source, _make_context(job, rank, order), argument)
             if name == "train" and job.kind == "train":
                 stream = data
                 continue
@@ -92,25 +94,14 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
     return Sources(tuple(names), stream)
 
 
-def _context(job: Job, rank: int, order: Order) -> WorkerContext:
-    """This worker's place, as the user's functions are told it."""
-    peers = order.peers
-    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
+def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
+    """Call the user's function, and check that it returns a data set of batches.
 
-
-def _settled(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    """The layouts of all workers' rows, made one."""
-    text = json.dumps({name: layouts_in(folder)[name]}).encode()
-    parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
-    everyone = [json.loads(part.tobytes()) for part in parts]
-    check_layouts(everyone)
-    layouts = [layouts[name] for layouts in everyone]
-    settle(folder / name, layouts)
-    return layouts
-
-
-def dataset_of(source: FunctionRows, context: WorkerContext, name: str) -> Any:
-    """What the user's function returns, once it is known to be a data set of batches."""
+    Raises
+    ------
+    InputError
+        Shows what it returned, and what was expected.
+    """
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(
@@ -122,7 +113,7 @@ def dataset_of(source: FunctionRows, context: WorkerContext, name: str) -> Any:
             f"the data set of the function `{name}` has elements {spec}; expected (x, y) or "
             "(x, y, sample_weight)"
         )
-    for key, leaf in leaves_of(spec).items():
+    for key, leaf in flatten(spec).items():
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
             raise InputError(
                 f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
@@ -131,17 +122,33 @@ def dataset_of(source: FunctionRows, context: WorkerContext, name: str) -> Any:
     return data
 
 
+def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
+    peers = order.peers
+    return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
+
+
+def _settle_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
+    """The layouts of all workers' rows, made one."""
+    text = json.dumps({name: read_layouts(folder)[name]}).encode()
+    parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
+    everyone = [json.loads(part.tobytes()) for part in parts]
+    check_layouts(everyone)
+    layouts = [layouts[name] for layouts in everyone]
+    settle_layout(folder / name, layouts)
+    return layouts
+
+
 def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(f"the function `{argument}` returns endless data: use .take()")
     with SpoolWriter(folder) as writer:
         for element in data.as_numpy_iterator():
-            leaves = leaves_of(element)
+            leaves = flatten(element)
             if len(next(iter(leaves.values()))):
-                writer.append({key: _storable(leaf, argument) for key, leaf in leaves.items()})
+                writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
 
 
-def _storable(leaf: Any, argument: str) -> Any:
+def _to_storable(leaf: Any, argument: str) -> Any:
     if leaf.dtype.kind != "O":
         return leaf
     texts = leaf.reshape(-1).tolist()

@@ -1,0 +1,222 @@
+"""One collective call: streams of buffers over links, checked against what the peers do."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective.links import Link
+from pybackend.errors import ClusterError, PeerLostError
+from pybackend.net.stream import wait_any
+
+_HEADER = struct.Struct(">Qc3siQ")
+# A peer at another exchange may show only on a link that nobody reads; after this they are checked.
+_SUSPICION_SECONDS = 0.05
+
+
+class _Cursor:
+    """A position in a sequence of buffers that are sent or filled one after another."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = buffers
+        self.index = 0
+        self._position = 0
+
+    def window(self, stop: int) -> list[memoryview]:
+        """The rest of the current buffer; a header comes together with the buffer after it."""
+        index, position = self.index, self._position
+        first = self.buffers[index]
+        if index == 0 and stop > 1:
+            return [first[position:], self.buffers[1]]
+        return [first[position:] if position else first]
+
+    def advance(self, count: int) -> None:
+        """Move on by some bytes."""
+        position = self._position + count
+        while self.index < len(self.buffers) and position >= len(self.buffers[self.index]):
+            position -= len(self.buffers[self.index])
+            self.index += 1
+        self._position = position
+
+
+class Call:
+    """One collective call on one rank: what it is, and how long it waits for the others.
+
+    Each peer's first message begins with a header. If that differs from this rank's, the call fails
+    before anything behind it is used: workers that got out of step need no round trip to find out.
+
+    Parameters
+    ----------
+    rank
+        This rank.
+    links
+        All links of this rank.
+    timeout
+        Seconds without progress after which a peer counts as lost.
+    number, kind, detail, dtype, size
+        What must be the same on all ranks: the call's number, which collective it is, its root or
+        codec, the type of the elements, and their bytes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        links: Iterable[Link],
+        timeout: float,
+        *,
+        number: int,
+        kind: bytes,
+        detail: int,
+        dtype: np.dtype[Any],
+        size: int,
+    ) -> None:
+        self._rank = rank
+        self._links = links
+        self._timeout = timeout
+        self._number = number
+        self._received_from: set[int] = set()
+        self._sent_to: set[int] = set()
+        self._header = _HEADER.pack(number, kind, dtype.str.encode()[-3:], detail, size)
+
+    def flow(
+        self,
+        out: Link | None,
+        outgoing: Sequence[memoryview],
+        into: Link | None,
+        incoming: Sequence[memoryview],
+        *,
+        ready: int | None = None,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send buffers over one link while filling others from another link (or the same).
+
+        Parameters
+        ----------
+        out, outgoing
+            The link to send over, and what, in order; None sends nothing.
+        into, incoming
+            The link to receive from, and the memory to fill; None receives nothing. The same
+            memory may occur again: it is filled again after ``arrived`` has had the buffer before.
+        ready
+            How many outgoing buffers may be sent at once, by default all. Each incoming one
+            that is complete allows one more.
+        arrived
+            Called with the index of each incoming buffer when it is complete.
+
+        Raises
+        ------
+        PeerLostError
+            At once if a peer closes its connection, after the timeout if it is silent.
+        ClusterError
+            If the peer is at another collective call.
+        """
+        theirs = memoryview(bytearray(_HEADER.size))
+        sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
+        receiving = _Cursor([theirs, *incoming] if into else [])
+        may_send = len(sending.buffers) if ready is None else 1 + ready
+        deadline = None
+        while sending.index < len(sending.buffers) or receiving.index < len(receiving.buffers):
+            moved = 0
+            allowed = min(may_send, len(sending.buffers))
+            if out and sending.index < allowed:
+                moved += (count := self._send(out, sending.window(allowed)))
+                sending.advance(count)
+            before = receiving.index
+            if into and before < len(receiving.buffers):
+                moved += (count := into.receive(receiving.window(len(receiving.buffers))))
+                receiving.advance(count)
+                if before == 0 and count:
+                    self._received_from.add(into.rank)
+            if receiving.index != before:
+                may_send += self._complete(into, theirs, before, receiving.index, arrived)
+            if moved:
+                deadline = None
+                continue
+            deadline = deadline or time.monotonic() + self._timeout
+            self._wait(
+                into if receiving.index < len(receiving.buffers) else None,
+                out if sending.index < allowed else None,
+                deadline,
+            )
+
+    def _complete(
+        self,
+        into: Link | None,
+        theirs: memoryview,
+        first: int,
+        stop: int,
+        arrived: Callable[[int], None] | None,
+    ) -> int:
+        """Use the received buffers from ``first`` to ``stop``; returns how many contain data."""
+        if first == 0 and into:
+            self._verify(into, bytes(theirs))
+            first = 1
+        if arrived:
+            for index in range(first, stop):
+                arrived(index - 1)
+        return stop - first
+
+    def _send(self, out: Link, window: list[memoryview]) -> int:
+        self._sent_to.add(out.rank)
+        try:
+            return out.send(window)
+        except PeerLostError:
+            # It may have left because the headers differ: then its own header says more.
+            self._check_header(out)
+            raise
+
+    def _wait(self, reading: Link | None, writing: Link | None, deadline: float) -> None:
+        reads = [reading.stream] if reading else []
+        writes = [writing.stream] if writing else []
+        soon = min(max(0.0, deadline - time.monotonic()), _SUSPICION_SECONDS)
+        if reading and not writing:
+            if reading.stream.wait_readable(soon):
+                return
+        elif wait_any(reads, writes, soon):
+            return
+        watched = [link for link in self._links if link is not reading and self._check_header(link)]
+        while True:
+            remaining = max(0.0, deadline - time.monotonic())
+            happened = wait_any([*reads, *(link.stream for link in watched)], writes, remaining)
+            if not happened:
+                peer = reading or writing
+                assert peer is not None
+                raise peer.make_error(f"was silent for {self._timeout:g} s")
+            watched = [
+                link for link in watched if link.stream not in happened or self._check_header(link)
+            ]
+            if any(stream in happened for stream in (*reads, *writes)):
+                return
+
+    def _check_header(self, link: Link) -> bool:
+        """Check a header that nobody reads at present; returns whether none has come yet.
+
+        A peer may be ahead, and one that is done may be gone: only a header of this call or of
+        an earlier one is an error if it differs.
+        """
+        if link.rank in self._received_from:
+            return False
+        theirs = link.peek(_HEADER.size)
+        if theirs is None:
+            return True
+        if len(theirs) == _HEADER.size and _HEADER.unpack(theirs)[0] <= self._number:
+            self._verify(link, theirs)
+        return False
+
+    def _verify(self, link: Link, theirs: bytes) -> None:
+        if theirs != self._header:
+            if link.rank not in self._sent_to:
+                # So that a peer from which this rank only receives finds out, too.
+                with contextlib.suppress(PeerLostError):
+                    link.send([memoryview(self._header)])
+            raise ClusterError(
+                f"workers {link.rank} and {self._rank} are at different exchanges "
+                f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(self._header)}: number, kind, "
+                "type, root or codec, bytes): the model, a callback or a train_step does "
+                "something else on one of them"
+            )

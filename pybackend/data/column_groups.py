@@ -1,0 +1,205 @@
+"""How the columns of a table are grouped into tensors: by their types alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, ColumnSpec, list_names
+from pybackend.errors import InputError
+from pybackend.job.options import Promise
+
+
+def group_columns(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
+) -> tuple[list[ColumnGroup], list[str]]:
+    """The tensors that a spec asks for, and the columns that are read for them, by their places.
+
+    Parameters
+    ----------
+    kinds
+        Of the table's columns.
+    name
+        The argument that holds the table, for messages.
+
+    Raises
+    ------
+    InputError
+        Names the column and what is expected.
+    """
+    for argument in ("tensors", "categories"):
+        for column in getattr(spec, argument) or {}:
+            _check_known(column, kinds, name, f"`{argument}` names it")
+    targets = _list_groups("y", spec.label) if spec.label is not None else {}
+    used = [column for columns in targets.values() for column in columns]
+    if spec.weight is not None:
+        targets["sample_weight"] = [spec.weight]
+        used.append(spec.weight)
+    inputs = _list_groups("x", spec.features)
+    if spec.features is None:
+        inputs = {"x": [column for column in kinds if column not in used]}
+    for column in [column for columns in inputs.values() for column in columns]:
+        _check_known(column, kinds, name)
+        if column in used:
+            what = "weight" if column == spec.weight else "label"
+            raise InputError(f"{column!r} is named both as the {what} and as a feature")
+    for column in used:
+        _check_known(column, kinds, name)
+    if not any(inputs.values()):
+        raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")
+    read: list[str] = []
+    builder = _GroupBuilder(spec, kinds, floatx, name, read)
+    column_groups = [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
+    return column_groups, read
+
+
+class _GroupBuilder:
+    """Builds one `ColumnGroup` after another, and collects the columns that they read."""
+
+    def __init__(
+        self,
+        spec: ColumnSpec,
+        kinds: Mapping[str, ColumnKind],
+        floatx: str,
+        name: str,
+        read: list[str],
+    ) -> None:
+        self._spec = spec
+        self._kinds = kinds
+        self._floatx = floatx
+        self._name = name
+        self._read = read
+
+    def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
+        places = tuple(self._add_column(column) for column in columns)
+        group = ColumnGroup(
+            key, tuple(columns), places, None, categories=self._select_categories(columns)
+        )
+        if len(columns) == 1:
+            group = self._describe_single(group, columns[0])
+        else:
+            self._reject_tensor_types(columns)
+            dtypes = [self._choose_number_type(column, group) for column in columns]
+            group = replace(group, dtype=str(np.result_type(*map(np.dtype, dtypes))))
+            if np.dtype(group.dtype).kind == "f":
+                group = replace(group, dtype=self._floatx)
+        return self._to_target(group) if group.is_target else group
+
+    def _add_column(self, column: str) -> int:
+        if column not in self._read:
+            self._read.append(column)
+        return self._read.index(column)
+
+    def _select_categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        given = self._spec.categories or {}
+        for column in columns:
+            if column in given and column in (self._spec.tensors or {}):
+                raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
+            if column in given and self._kinds[column].depth:
+                raise self._build_type_error(column, "one value per row, as `categories` names it")
+        return {column: tuple(given[column]) for column in columns if column in given}
+
+    def _reject_tensor_types(self, columns: Sequence[str]) -> None:
+        promised = [column for column in columns if column in (self._spec.tensors or {})]
+        if promised:
+            raise InputError(
+                f"`tensors` names {promised[0]!r}, one of the columns {', '.join(columns)} of one "
+                f"input: it must be a separate input. Name the columns in `features`, e.g. "
+                f"features=[{promised[0]!r}]"
+            )
+
+    def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
+        kind = self._kinds[column]
+        if column in group.categories:
+            return replace(group, dtype="int32")
+        promise = (self._spec.tensors or {}).get(column)
+        if promise is not None:
+            return self._apply_tensor_type(group, column, promise)
+        if kind.holds == "text" and not kind.depth and not group.is_target:
+            return replace(group, dtype=TEXT)
+        if kind.holds == "binary" and not kind.depth:
+            return replace(group, dtype="uint8")
+        return replace(group, dtype=self._choose_number_type(column, group))
+
+    def _apply_tensor_type(self, group: ColumnGroup, column: str, promise: Promise) -> ColumnGroup:
+        kind = self._kinds[column]
+        dtype, shape = promise
+        if kind.holds not in ("binary", "number"):
+            raise self._build_type_error(column, "numbers or bytes, as `tensors` names it")
+        if kind.holds == "binary" and (kind.depth or None in shape):
+            raise self._build_type_error(
+                column, "one value of bytes per row, of a shape without None"
+            )
+        # JSON and messages want Python's own numbers.
+        sizes = tuple(None if size is None else int(size) for size in shape)
+        return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
+
+    def _choose_number_type(self, column: str, group: ColumnGroup) -> str:
+        """The type in which numbers of a column are fed."""
+        kind = self._kinds[column]
+        if column in group.categories:
+            return "int32"
+        if kind.holds == "binary" and not kind.depth:
+            return "uint8"
+        if kind.holds != "number":
+            raise self._build_type_error(column, self._explain_expected(group))
+        dtype = np.dtype(kind.dtype or "float64")
+        if dtype.kind == "b":
+            return "int8"
+        return self._floatx if dtype.kind == "f" else dtype.name
+
+    def _explain_expected(self, group: ColumnGroup) -> str:
+        if group.is_target:
+            return "a number (encode classes as 0, 1, 2, ... first, or name them in `categories`)"
+        if len(group.columns) > 1:
+            return (
+                "numbers, arrays of numbers or ML vectors. Name the columns to use in `features`; "
+                "text needs its `categories`, or is a separate input: "
+                "features={'numbers': [...], 'text': 'column'}"
+            )
+        return (
+            "numbers, arrays of numbers, ML vectors, bytes or text. Name the columns to use in "
+            "`features`"
+        )
+
+    def _build_type_error(self, column: str, expected: str) -> InputError:
+        found = self._kinds[column].name
+        if found.startswith("struct<type:") and "indices:" in found:
+            expected = (
+                "an array: this is an ML vector as Spark writes it to files, so write "
+                "pyspark.ml.functions.vector_to_array() of it"
+            )
+        is_label = column in _list_groups("y", self._spec.label).get("y", [])
+        what = f"the label column {column!r}" if is_label else f"column {column!r}"
+        return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
+
+    def _to_target(self, group: ColumnGroup) -> ColumnGroup:
+        """Labels: whole numbers as int64, all others as Keras's floats; one number is flat."""
+        kinds = [self._kinds[column] for column in group.columns]
+        is_single = len(kinds) == 1 and not kinds[0].depth and group.shape is None
+        if group.key == "sample_weight":
+            return replace(group, dtype=self._floatx, is_flat=is_single)
+        is_whole = group.shape is None and np.dtype(group.dtype).kind in "iu"
+        is_bytes = kinds[0].holds == "binary"
+        dtype = "int64" if is_whole and not is_bytes else group.dtype
+        return replace(group, dtype=dtype, is_flat=is_single and not is_bytes)
+
+
+def _list_groups(part: str, names: Any) -> dict[str, list[str]]:
+    """Columns by the key of their tensor."""
+    if names is None:
+        return {}
+    if isinstance(names, Mapping):
+        return {f"{part}/{name}": list_names(columns) for name, columns in names.items()}
+    return {part: list_names(names)}
+
+
+def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
+    if column not in kinds:
+        raise InputError(
+            f"`{name}` has no column {column!r}{why and f' ({why})'}: its columns are "
+            f"{', '.join(kinds)}"
+        )

@@ -1,0 +1,214 @@
+"""A ``tf.data.Dataset`` or ``keras.utils.PyDataset`` as training data: read on the driver.
+
+Its batches are the global ones. They are read once, as rows and their number in each batch, and the
+workers share out the rows of every batch: together they train on what one process would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.arrays import Columns, count_rows, flatten, flatten_data, nest
+from pybackend.errors import InputError
+from pybackend.job.job import Job
+
+# This process holds them twice for a moment, and sends them to the workers.
+MOST_BYTES = 2 << 30
+_ELSE = (
+    "Pass a function that makes each worker's own batches instead: "
+    "data=lambda context: make_dataset(context.rank, context.world_size)"
+)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What a finite data set of batches gave.
+
+    Attributes
+    ----------
+    columns
+        Its rows in order, as `pybackend.data.arrays` names their arrays.
+    sizes
+        Rows of each batch that has any.
+    """
+
+    columns: Columns
+    sizes: tuple[int, ...]
+
+    def adapt(self, job: Job) -> Job:
+        """The job, with its steps cut as these batches are.
+
+        Raises
+        ------
+        InputError
+            The job asks for more steps, or for rows in another order.
+        """
+        if job.shuffle == "global":
+            raise InputError("shuffle='global' cannot reorder the batches of a data set")
+        if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
+            raise InputError(
+                f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of "
+                f"{len(self.sizes)} batches"
+            )
+        share = -(-max(self.sizes) // job.workers)
+        return replace(job, batch_size=share, batches=self.sizes, shuffle=False)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether data are a ``tf.data.Dataset`` or ``keras.utils.PyDataset``; nothing is imported."""
+    return _is_tensorflows(data) or _is_keras(data)
+
+
+def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches:
+    """Read all batches of a data set.
+
+    Parameters
+    ----------
+    data
+        Of elements ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x`` and ``y`` may be
+        lists or dicts of tensors.
+    repeats
+        Whether its rows are used in several epochs: they must then be the same in each, so it is
+        read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
+
+    Raises
+    ------
+    InputError
+        The data set is endless, holds more than `MOST_BYTES`, gives other rows at the second
+        reading, or has elements of another structure.
+    """
+    _check_ends(data, name)
+    _check_structure(data, name)
+    parts: list[Mapping[str, Any]] = []
+    digests = []
+    held = 0
+    for leaves in _elements(data, name):
+        held += sum(array.nbytes for array in leaves.values())
+        if held > MOST_BYTES:
+            raise InputError(
+                f"`{name}` is a data set of more than {MOST_BYTES >> 30} GiB, or an endless one, "
+                f"and this process would have to hold all of it. {_ELSE}"
+            )
+        parts.append(leaves)
+        digests.append(_digest(leaves))
+    if not parts:
+        raise InputError(f"`{name}` has no rows")
+    if repeats:
+        _check_repeats(data, digests, name)
+    together = {key: _join(key, [part[key] for part in parts], name) for key in parts[0]}
+    sizes = tuple(count_rows(dict(part)) for part in parts)
+    return Batches(flatten_data(nest(together), floatx, name), sizes)
+
+
+def _is_tensorflows(data: Any) -> bool:
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
+
+
+def _is_keras(data: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(data, keras.utils.PyDataset)
+
+
+def _check_ends(data: Any, name: str) -> None:
+    if _is_keras(data):
+        is_endless = _length(data) is None
+    else:
+        is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
+    if is_endless:
+        raise InputError(
+            f"`{name}` is an endless data set: cut it (.take(), or a PyDataset's __len__). {_ELSE}"
+        )
+
+
+def _length(data: Any) -> int | None:
+    """Batches of a PyDataset; None if it says of none."""
+    try:
+        length = data.num_batches
+    except (NotImplementedError, TypeError):
+        return None
+    return None if length is None else int(length)
+
+
+def _check_structure(data: Any, name: str) -> None:
+    """Reject what is not batches of dense tensors, before anything is read."""
+    if _is_keras(data):  # it does not describe its elements
+        return
+    tensorflow = sys.modules["tensorflow"]
+    spec = data.element_spec
+    _check_parts(spec, name)
+    for key, leaf in flatten(spec).items():
+        if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
+            raise InputError(
+                f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
+                "use .batch(), and pad what is ragged"
+            )
+
+
+def _check_parts(element: Any, name: str) -> None:
+    if not isinstance(element, tuple) or not 2 <= len(element) <= 3:
+        what = f"{len(element)} parts" if isinstance(element, tuple) else type(element).__name__
+        raise InputError(
+            f"the elements of the data set `{name}` are {what}; expected tuples (x, y) or "
+            "(x, y, sample_weight)"
+        )
+
+
+def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The arrays of one batch after the other, of those that have rows."""
+    for element in _batches(data):
+        _check_parts(element, name)
+        parts = element if element[-1] is not None else element[:-1]
+        leaves = {key: np.asarray(leaf) for key, leaf in flatten(parts).items()}
+        flat = [key for key, array in leaves.items() if array.ndim == 0]
+        if flat:
+            raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
+        counts = {key: len(array) for key, array in leaves.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
+            raise InputError(f"a batch of `{name}` has arrays of different lengths ({listed})")
+        if any(counts.values()):
+            yield leaves
+
+
+def _batches(data: Any) -> Iterator[Any]:
+    if _is_keras(data):
+        for index in range(_length(data) or 0):
+            yield data[index]
+    else:
+        yield from data.as_numpy_iterator()
+
+
+def _digest(leaves: Mapping[str, Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for key, array in leaves.items():
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes() if array.dtype.kind != "O" else repr(array.tolist()).encode())
+    return digest.digest()
+
+
+def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
+    if _is_keras(data):
+        data.on_epoch_end()
+    if [_digest(leaves) for leaves in _elements(data, name)] != digests:
+        raise InputError(
+            f"`{name}` is a data set that gives other rows at each reading (it shuffles, draws at "
+            "random, or can be read only once), and the workers would see those of one reading in "
+            f"all epochs. Take that out: leave out .shuffle(), use epochs=1. {_ELSE}"
+        )
+
+
+def _join(key: str, parts: list[Any], name: str) -> Any:
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise InputError(
+            f"`{key}` of the data set `{name}` has rows of shape {shapes[0]} and of {shapes[1]} in "
+            "different batches: pad them to one"
+        )
+    return np.concatenate(parts)

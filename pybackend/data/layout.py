@@ -1,0 +1,147 @@
+"""What the rows in a spool consist of: written beside them, and compared between workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.ragged import Ragged
+from pybackend.errors import InputError
+from pybackend.job.job import argument_of
+
+Array = npt.NDArray[Any]
+
+_LAYOUT = "layout.json"
+# Where the values of a ragged row begin, and how many there are.
+PLACE = np.dtype([("start", "<i8"), ("length", "<i8")])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column holds.
+
+    Attributes
+    ----------
+    dtype
+        Numpy's name of the values' type.
+    shape
+        Of a row; None for a ragged column, whose rows are padded with zeros to the ``longest``.
+    longest
+        Of a ragged column's rows, on any worker.
+    is_text
+        A row is a string, whose bytes are the values.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    longest: int = 0
+    is_text: bool = False
+
+    @classmethod
+    def of(cls, column: Array | Ragged) -> Kind:
+        """The kind of a column in memory."""
+        if isinstance(column, Ragged):
+            longest = int(column.lengths.max(initial=0))
+            return cls(column.values.dtype.str, None, longest, column.is_text)
+        return cls(column.dtype.str, column.shape[1:])
+
+    @property
+    def field(self) -> Any:
+        """Its place in a row of the file: type and shape."""
+        return PLACE if self.shape is None else (self.dtype, self.shape)
+
+    @property
+    def row(self) -> tuple[Any, tuple[int, ...]]:
+        """Type and shape of a row as it is fed to a model; strings are objects of ``bytes``."""
+        if self.is_text:
+            return np.dtype(object), (1,)
+        return np.dtype(self.dtype), (self.longest,) if self.shape is None else self.shape
+
+
+Kinds = dict[str, Kind]
+
+
+def describe_columns(columns: Mapping[str, Array | Ragged]) -> Kinds:
+    """The kind of each column."""
+    return {key: Kind.of(column) for key, column in columns.items()}
+
+
+def row_dtype(kinds: Kinds) -> np.dtype[Any]:
+    """The structured type of a row of the file: fields ``f0``, ``f1``, ... in column order."""
+    fields = [(f"f{place}", kind.field) for place, kind in enumerate(kinds.values())]
+    return np.dtype(
+        [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields]
+    )
+
+
+def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
+    """Columns of fixed width as one array of `row_dtype`."""
+    count = len(next(iter(columns.values()))) if columns else 0
+    rows = np.empty(count, row_dtype(kinds))
+    for place, column in enumerate(columns.values()):
+        rows[f"f{place}"] = column
+    return rows
+
+
+def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
+    """Write down what a folder of rows contains; again once all workers' rows are known."""
+    layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
+    (folder / _LAYOUT).write_text(json.dumps(layout))
+
+
+def read_layout(folder: Path) -> tuple[int, Kinds]:
+    """Number of rows, and what their columns hold."""
+    layout = json.loads((folder / _LAYOUT).read_text())
+    return layout["rows"], read_kinds(layout["columns"])
+
+
+def read_layouts(folder: Path) -> dict[str, Any]:
+    """What `write_layout` wrote into the folders in a folder, as JSON can carry it."""
+    return {
+        path.parent.name: json.loads(path.read_text())
+        for path in sorted(folder.glob(f"*/{_LAYOUT}"))
+    }
+
+
+def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
+    """Reject data sets without rows, and rows that differ from worker to worker.
+
+    Parameters
+    ----------
+    layouts
+        What `read_layouts` gives on each worker.
+    """
+    for name in layouts[0]:
+        found = [layout[name] for layout in layouts]
+        known = {
+            json.dumps({k: [c["dtype"], c["shape"]] for k, c in layout["columns"].items()})
+            for layout in found
+            if layout["columns"]
+        }
+        argument = f"`{argument_of(name)}`"
+        if not known or not sum(layout["rows"] for layout in found):
+            raise InputError(f"{argument} has no rows")
+        if len(known) > 1:
+            raise InputError(
+                f"the rows of {argument} differ in width or type ({'; '.join(sorted(known))}): "
+                "every row needs the same"
+            )
+
+
+def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
+    """Kinds from JSON of their fields."""
+    return {
+        key: Kind(
+            fields["dtype"],
+            None if fields["shape"] is None else tuple(fields["shape"]),
+            fields["longest"],
+            fields["is_text"],
+        )
+        for key, fields in columns.items()
+    }

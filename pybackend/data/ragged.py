@@ -1,0 +1,76 @@
+"""Columns whose rows differ in length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths: row i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    With ``is_text`` the values are UTF-8 bytes, and a row is one string.
+    """
+
+    values: Array
+    offsets: Array
+    is_text: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """Values of each row."""
+        return np.diff(self.offsets)
+
+    def __getitem__(self, rows: slice) -> Ragged:
+        """A copy of some rows."""
+        places = np.arange(len(self))[rows]
+        lengths = self.lengths[places]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        elements = np.repeat(self.offsets[places] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[elements], offsets, self.is_text)
+
+
+def concatenate(parts: Sequence[Ragged]) -> Ragged:
+    """The rows of several ragged columns of one type as one column."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
+    return Ragged(np.concatenate(values), offsets, parts[0].is_text)
+
+
+def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
+    """A column as an array: text as strings of shape (rows, 1), numbers padded with zeros.
+
+    Parameters
+    ----------
+    longest
+        The least length of padded rows.
+    """
+    if not isinstance(column, Ragged):
+        return column
+    values = column.values[column.offsets[0] : column.offsets[-1]]
+    if column.is_text:
+        content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
+        return to_strings([content[first:last] for first, last in pairwise(edges)])
+    lengths = column.lengths
+    padded = np.zeros((len(column), max(longest, int(lengths.max(initial=0)))), values.dtype)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
+    return padded
+
+
+def to_strings(texts: Sequence[bytes]) -> Array:
+    """Text as a column of shape (rows, 1)."""
+    strings = np.empty((len(texts), 1), object)
+    strings[:, 0] = texts
+    return strings

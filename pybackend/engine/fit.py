@@ -1,0 +1,75 @@
+"""Keras's own ``fit``, with what keeps the workers' replicas in step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pybackend.collective import Collective
+from pybackend.engine.backup import ShareRestoredState, find_epoch_to_resume
+from pybackend.engine.feed import Feed
+from pybackend.engine.held_out import HeldOut
+from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.state import broadcast_state, find_differing_ranks, offset_seeds
+from pybackend.engine.sync import EpochSync, StopTogether
+from pybackend.engine.synchronizer import make_synchronizer
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.model.callbacks import select_callbacks
+
+
+def fit(
+    model: Any,
+    collective: Collective,
+    feed: Feed | PipelineFeed,
+    held_out: HeldOut | None,
+    callbacks: list[Any],
+    job: Job,
+    emit: Emit,
+) -> tuple[dict[str, list[Any]], int]:
+    """Train a model by its own ``fit``, kept in step with the other workers.
+
+    Returns
+    -------
+    tuple
+        The history, values by name of the figure, and the number of steps taken.
+    """
+    # The feed shuffles; Keras is not asked to.
+    options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
+    options |= {"initial_epoch": job.initial_epoch, **feed.fit_options}
+    if job.class_weight is not None and isinstance(feed, Feed):
+        options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
+    if collective.world_size > 1:
+        _share_state(model, collective, emit)
+    synchronizer = make_synchronizer(model, collective, feed, job, emit)
+    sync = EpochSync(job, collective, synchronizer, feed, held_out, emit)
+    if collective.world_size > 1:
+        own = select_callbacks(collective.rank, callbacks)
+        if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+            # As in Keras, a backup knows better where to begin.
+            options["initial_epoch"] = (
+                find_epoch_to_resume(callbacks, collective) or job.initial_epoch
+            )
+            own.append(ShareRestoredState(collective))
+        callbacks = [*own, StopTogether(collective, synchronizer, job.exchange.verify_weights)]
+    try:
+        with synchronizer.install():
+            fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
+    except tf.errors.OpError as error:
+        raise synchronizer.error or error from None
+    return dict(fitted.history), sync.steps_done
+
+
+def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
+    """Give all ranks rank 0's weights, and report if they were not equal before."""
+    differing = find_differing_ranks(model, collective)
+    if differing:
+        text = (
+            f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
+            "worker 0 (seeded by rank?): all start from worker 0's"
+        )
+        emit(Note(text))
+    offset_seeds(model, collective.rank)
+    broadcast_state(model, collective)

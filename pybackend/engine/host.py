@@ -1,0 +1,181 @@
+"""Gradients leave TensorFlow's graph here: averaged by numpy and sockets, bucket by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from pybackend.collective import Collective
+from pybackend.engine.flat import FlatExchange, StopAgreement
+from pybackend.engine.layout import Layout
+from pybackend.engine.sparse import gather_slices
+from pybackend.engine.steps import Position
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """How gradients travel: see `barrier_train`."""
+
+    nominal_rows: int
+    bucket_bytes: float
+    compression: Literal["fp16", "bf16"] | None = None
+
+
+class HostExchange:
+    """Averages the gradients of each step over the workers, called from TensorFlow's graph.
+
+    Parameters
+    ----------
+    position
+        Of this step in its epoch; advanced with every step.
+    micro_steps
+        Steps whose gradients travel as one sum.
+    knows_totals
+        Whether each worker knows the total weight of a step without asking the others.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        position: Position,
+        settings: TransferSettings,
+        micro_steps: int,
+        knows_totals: bool,
+    ) -> None:
+        self._collective = collective
+        self._position = position
+        self._settings = settings
+        self._micro_steps = micro_steps
+        self._knows_totals = knows_totals
+        self._flats: dict[Any, FlatExchange] = {}
+        self._calls = 0
+        self._loss_sum = 0.0
+        self._rows_sum = 0
+        self.agreement = StopAgreement()
+        self.error: BaseException | None = None
+        """What went wrong in an exchange: TensorFlow passes on the text alone."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss of the epoch so far, averaged by the weights of its steps."""
+        return self._loss_sum / self._rows_sum if self._rows_sum else None
+
+    def begin_training(self, calls: int) -> None:
+        """Start from an optimizer that was called so often before."""
+        self._calls = calls
+
+    def begin_epoch(self) -> None:
+        """Start counting the epoch's steps."""
+        self._position.begin_epoch()
+        self._loss_sum, self._rows_sum = 0.0, 0
+
+    def close(self) -> None:
+        """End the threads that send buckets."""
+        for flat in self._flats.values():
+            flat.close()
+
+    def average(
+        self, dense: list[Any], slices: list[Any], weight: Any, loss: Any, anchor: Any
+    ) -> list[Any]:
+        """Mean gradients, as tensors of the step being traced.
+
+        Parameters
+        ----------
+        dense
+            Tensors of one type.
+        slices
+            Indices and values of sparse gradients, in turns.
+        weight, loss
+            Scalars: what each gradient is the mean over, and this worker's mean loss.
+        anchor
+            A variable that every step updates: buckets wait for it.
+        """
+        flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype)
+        types = [tensor.dtype for tensor in [*dense, *slices]]
+        buckets = flat.layout.buckets
+        if len(buckets) == 1 or tf.executing_eagerly():
+            step = partial(self._step, flat, len(dense))
+            return list(tf.numpy_function(step, [weight, loss, *dense, *slices], types))
+        # Tokens tie the buckets to the end of the step. They wait for the gradients and, by a
+        # weight that is updated, for the end of the step before: a gradient may depend on the
+        # data alone.
+        begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
+        tokens = [
+            tf.numpy_function(
+                partial(self._post, flat, number),
+                [begun, weight, *(dense[n] for n in bucket)],
+                tf.int32,
+            )
+            for number, bucket in enumerate(buckets)
+        ]
+        collect = partial(self._collect, flat, len(tokens))
+        return list(tf.numpy_function(collect, [weight, loss, *tokens, *slices], types))
+
+    def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any) -> FlatExchange:
+        key = (tuple(shapes), dtype.name)
+        if key not in self._flats:
+            # Accumulated gradients travel at once, when their last step has come.
+            limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
+            self._flats[key] = FlatExchange(
+                self._collective,
+                Layout.of(shapes, dtype.size, limit),
+                dtype.as_numpy_dtype,
+                self.agreement,
+                nominal=self._nominal_weight,
+                compression=self._settings.compression,
+            )
+        return self._flats[key]
+
+    def _nominal_weight(self) -> float:
+        total = self._position.total_rows if self._knows_totals else None
+        return float(self._settings.nominal_rows if total is None else total)
+
+    def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
+        with self._remember_errors():
+            if self._micro_steps == 1:
+                means, total = flat.exchange(weight, loss, arrays[:dense])
+            else:
+                share = weight / self._nominal_weight()
+                # What is pending at the end of an epoch is sent, so that all are in one state.
+                is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+                means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
+            return self._finish(flat, means, arrays[dense:], weight, total)
+
+    def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
+        with self._remember_errors():
+            flat.post(bucket, weight, arrays)
+            return np.int32(bucket)
+
+    def _collect(self, flat: FlatExchange, tokens: int, weight: Any, loss: Any, *rest: Any) -> Any:
+        with self._remember_errors():
+            means, total = flat.collect(weight, loss)
+            return self._finish(flat, means, rest[tokens:], weight, total)
+
+    def _finish(
+        self, flat: FlatExchange, means: list[Any], slices: Sequence[Any], weight: Any, total: float
+    ) -> list[Any]:
+        """All results of an exchange; sparse ones travel after the buckets."""
+        factor = weight / total if total else 0.0
+        for indices, values in zip(slices[::2], slices[1::2], strict=True):
+            scaled = (values * factor).astype(values.dtype)
+            means = [*means, *gather_slices(self._collective, indices, scaled)]
+        rows = self._position.total_rows or 0
+        self._loss_sum += flat.mean_loss * rows
+        self._rows_sum += rows
+        self._position.advance()
+        self._calls += 1
+        return means
+
+    @contextmanager
+    def _remember_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+            raise

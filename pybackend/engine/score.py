@@ -1,0 +1,59 @@
+"""A worker's part of evaluating or predicting, with the figures and the order of one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.collective import Collective
+from pybackend.data.rows import SpooledRows
+from pybackend.engine.held_out import HeldOut, batch_rows
+from pybackend.job.job import Job
+from pybackend.job.values import encode_value
+from pybackend.model.inputs import reshape_rows
+from pybackend.model.load import load_job_model
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a worker reports of its part, its rows, and the seconds that it took."""
+
+    value: Any
+    rows: int
+    seconds: float
+
+
+def score(
+    job: Job, collective: Collective, counts: Mapping[str, Sequence[int]], folder: Path
+) -> Score:
+    """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
+
+    The value of ``"evaluate"`` is the figures over all rows; of ``"predict"`` the outputs of its
+    own rows, None if it has none.
+
+    Parameters
+    ----------
+    counts
+        Rows of every worker, by rank, of the data sets in the folder.
+    """
+    model = load_job_model(job, folder).model
+    rows = reshape_rows(SpooledRows(folder / "train"), model)
+    began = time.monotonic()
+    value: Any = None
+    if job.kind == "evaluate":
+        value = HeldOut(rows, counts["train"], job.batch_size).evaluate(model, collective)
+    elif len(rows):
+        outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
+        value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))
+    return Score(value, len(rows), time.monotonic() - began)
+
+
+def _widen_bfloat16(array: Any) -> Any:
+    """NumPy has no bfloat16 of its own; float32 represents its values."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -1,0 +1,105 @@
+"""What couples a model's steps to those of the other workers, chosen for a job."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from pybackend.collective import Collective
+from pybackend.collective.tensorflow import GraphReduce
+from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.feed import Feed
+from pybackend.engine.flat import StopAgreement
+from pybackend.engine.graph import GraphExchange
+from pybackend.engine.host import TransferSettings
+from pybackend.engine.local_steps import WeightAveraging
+from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.steps import Position, has_keras_train_step
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.job.options import LocalSteps
+
+
+class Synchronizer(Protocol):
+    """Keeps the replicas of all workers together during a ``fit``."""
+
+    @property
+    def agreement(self) -> Any:
+        """Whether to stop: a `StopAgreement`, or what has its attributes."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong in a step: TensorFlow passes on the text alone."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The epoch's loss, if averaging the workers' own by rows is not right."""
+
+    def install(self) -> AbstractContextManager[None]:
+        """Act on the model's steps while the context lasts."""
+
+    def begin_training(self) -> None:
+        """All callbacks have begun, and all weights are equal."""
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+
+    def end_epoch(self) -> None:
+        """An epoch's steps are done."""
+
+
+class NoExchange:
+    """The synchronizer of a single worker."""
+
+    mean_loss = None
+    error = None
+
+    def __init__(self) -> None:
+        self.agreement = StopAgreement()
+
+    def install(self) -> AbstractContextManager[None]:
+        """The model stays as it is."""
+        return nullcontext()
+
+    def begin_training(self) -> None:
+        """Nothing to prepare."""
+
+    def begin_epoch(self) -> None:
+        """Nothing to count."""
+
+    def end_epoch(self) -> None:
+        """Nothing to finish."""
+
+
+def make_synchronizer(
+    model: Any,
+    collective: Collective,
+    feed: Feed | PipelineFeed,
+    job: Job,
+    emit: Emit,
+) -> Synchronizer:
+    """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
+    if collective.world_size == 1:
+        return NoExchange()
+    nominal = collective.world_size * job.batch_size
+    exchange = job.exchange
+    if isinstance(exchange, LocalSteps):
+        return WeightAveraging(
+            model,
+            collective,
+            every=exchange.steps,
+            learning_rate=exchange.learning_rate,
+            momentum=exchange.momentum,
+            may_be_empty=feed.may_be_empty,
+            nominal_rows=nominal,
+            compression=exchange.compression,
+        )
+    if model.jit_compile and not has_keras_train_step(model):
+        text = "jit_compile is off: XLA cannot compile the exchange inside a custom train_step"
+        emit(Note(text))
+        model.jit_compile = False
+    settings = TransferSettings(nominal, exchange.bucket_mb * 1e6, exchange.compression)
+    graph = None
+    if exchange.transport == "tf":
+        graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
+    return GradientExchange(model, collective, Position(feed), settings, feed.may_be_empty, graph)

@@ -1,0 +1,187 @@
+"""Data sets of batches, given directly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import build_dense, largest_difference
+
+from pybackend.data import datasets
+from pybackend.data.arrays import count_rows, shard
+from pybackend.data.datasets import is_dataset, read_batches
+from pybackend.data.sharding import share_batches
+from pybackend.errors import InputError
+from pybackend.job.job import MODEL_FILE, Job
+from pybackend.launchers import launcher_for
+from pybackend.model.serialization import model_from_bytes, model_to_bytes
+
+X = np.random.default_rng(0).normal(size=(201, 8)).astype("float32")
+Y = np.arange(201) % 3
+
+
+def batches(size: int = 50) -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+
+
+class Slices(keras.utils.PyDataset):
+    """The same rows, in batches of different sizes."""
+
+    edges = (0, 50, 53, 120, 200, 201)
+
+    def __init__(self, weight: float | None = None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.epochs = 0
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        part = slice(self.edges[index], self.edges[index + 1])
+        if self.weight is None:
+            return X[part], Y[part]
+        return X[part], Y[part], np.full(len(Y[part]), self.weight)
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+class Shuffled(Slices):
+    """In a new order after each epoch."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return np.roll(x, self.epochs, axis=0), y
+
+
+class Endless(Slices):
+    """Of which nobody knows the end."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def read(data: Any, repeats: bool = True) -> Any:
+    return read_batches(data, "float32", "data", repeats=repeats)
+
+
+# Three workers: some have no row of the batch of one row that both end with.
+@pytest.mark.parametrize("make", [batches, Slices], ids=["Dataset", "PyDataset"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_train_as_one_process_on_the_data_set(make: Any, workers: int) -> None:
+    keras.utils.set_random_seed(4)
+    model = build_dense()
+    files = {MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=True)}
+    found = read(make())
+    job = found.adapt(Job("train", workers, epochs=2, verbose=0))
+    outcome = launcher_for("local").launch(job, files, {"train": found.columns}, print)
+    history = model.fit(make(), epochs=2, shuffle=False, verbose=0).history
+    assert outcome.model is not None
+    assert largest_difference(model_from_bytes(outcome.model[1]), model) < 1e-6
+    for name, values in history.items():
+        assert np.allclose(outcome.reports[0].value[name], values, atol=1e-5), name
+    assert sum(report.rows for report in outcome.reports) == len(Y)
+    assert {report.steps for report in outcome.reports} == {2 * len(found.sizes)}
+
+
+def test_rows_keep_their_order_and_batches_their_sizes() -> None:
+    for data, sizes in ((batches(), (50, 50, 50, 50, 1)), (Slices(), (50, 3, 67, 80, 1))):
+        found = read(data)
+        assert found.sizes == sizes
+        assert np.array_equal(found.columns["x"], X)
+        assert np.array_equal(found.columns["y"], Y)
+
+
+def test_structures_weights_and_types_are_those_of_arrays() -> None:
+    one = tf.data.Dataset.from_tensor_slices(
+        ({"a": X.astype("float64"), "b": Y}, (Y, X[:, :1]), np.ones(len(Y)))
+    ).batch(64)
+    found = read(one).columns
+    assert sorted(found) == ["sample_weight", "x/a", "x/b", "y/#0", "y/#1"]
+    assert found["x/a"].dtype == "float32"
+    assert read(Slices(weight=0.5)).columns["sample_weight"].tolist() == [0.5] * 201
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 1, 7), (1, 1, 1), (9,)])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], workers: int) -> None:
+    rows = np.arange(sum(sizes))
+    parts = [shard({"x": rows}, workers, rank)["x"] for rank in range(workers)]
+    edges = [share_batches(sizes, workers, rank) for rank in range(workers)]
+    ends = np.cumsum([0, *sizes])
+    for step in range(len(sizes)):
+        shares = [p[e[step] : e[step + 1]] for p, e in zip(parts, edges, strict=True)]
+        assert sorted(np.concatenate(shares)) == list(range(ends[step], ends[step + 1]))
+    assert [e[-1] for e in edges] == [count_rows({"x": part}) for part in parts]
+
+
+REJECTED = {
+    "endless": (lambda: batches().repeat(), "`data` is an endless data set: cut it"),
+    "endless PyDataset": (Endless, "`data` is an endless data set"),
+    "shuffled": (lambda: batches().shuffle(5), "other rows at each reading"),
+    "shuffled PyDataset": (Shuffled, "other rows at each reading"),
+    "no labels": (lambda: tf.data.Dataset.from_tensors(X), "are TensorSpec; expected tuples"),
+    "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "are 4 parts; expected"),
+    "not batched": (lambda: batches().unbatch(), r"expected batches .* use \.batch\(\)"),
+    "ragged": (
+        lambda: tf.data.Dataset.from_tensors((tf.ragged.constant([[1], [1, 2]]), Y[:2])),
+        "RaggedTensorSpec.*pad what is ragged",
+    ),
+    "widths": (
+        lambda: tf.data.Dataset.range(2, 4).map(lambda n: (tf.ones([1, n]), tf.ones([1]))).batch(1),
+        r"`x` of the data set `data` has rows of shape \(1, 2\) and of \(1, 3\)",
+    ),
+    "no rows": (lambda: batches().take(0), "`data` has no rows"),
+    "lengths": (lambda: tf.data.Dataset.from_tensors((X, Y[:3])), "different lengths"),
+    "NaN": (lambda: tf.data.Dataset.from_tensors((X, Y * np.nan)), "`y` of `data` has a NaN"),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_cannot_be_shared_out_exactly_is_rejected_by_name(name: str) -> None:
+    make, message = REJECTED[name]
+    with pytest.raises(InputError, match=message):
+        read(make())
+
+
+def test_a_refusal_names_the_other_way() -> None:
+    for make in (REJECTED[name][0] for name in ("endless", "shuffled PyDataset")):
+        with pytest.raises(InputError, match="data=lambda context: make_dataset"):
+            read(make())
+
+
+def test_one_epoch_may_be_read_at_random() -> None:
+    assert read(batches().shuffle(5), repeats=False).sizes
+    data = Shuffled()
+    assert read(data, repeats=False).sizes == (50, 3, 67, 80, 1)
+    assert data.epochs == 0
+
+
+def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) -> None:
+    monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
+
+    def rows() -> Any:
+        while True:
+            yield X[:50], Y[:50]
+
+    shapes = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+    with pytest.raises(InputError, match="data set of more than 0 GiB, or an endless one"):
+        read(tf.data.Dataset.from_generator(rows, output_signature=shapes))
+
+
+def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
+    found = read(batches())
+    with pytest.raises(InputError, match=r"`steps_per_epoch` is 6, but .* of 5 batches"):
+        found.adapt(Job("train", 2, steps_per_epoch=6))
+    with pytest.raises(InputError, match="shuffle='global' cannot reorder"):
+        found.adapt(Job("train", 2, shuffle="global"))
+
+
+def test_only_data_sets_are_data_sets() -> None:
+    assert is_dataset(batches())
+    assert is_dataset(Slices())
+    assert not is_dataset((X, Y))

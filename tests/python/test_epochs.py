@@ -1,0 +1,96 @@
+"""Which epochs are trained and which validated: as by Keras's own fit with the same arguments."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import largest_difference
+from replicas import Case, Trained, check_equal, chosen, replay, train_all
+from test_exact_cases import X, Y, dense
+
+HELD_OUT = X[:30] + 0.5, Y[:30]
+
+
+def rates() -> Any:
+    """A learning rate that depends on the epoch's number."""
+    return keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 * 0.5**epoch)
+
+
+def patience() -> Any:
+    """Stops when nothing was gained for two validations."""
+    return keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, min_delta=10.0)
+
+
+def case(epochs: int, *callbacks: Any, **settings: Any) -> Case:
+    return Case(
+        dense(),
+        (X, Y),
+        epochs=epochs,
+        settings=settings,
+        callbacks=callbacks,
+        held_out=HELD_OUT,
+    )
+
+
+CASES = {
+    "initial_epoch": case(4, rates(), initial_epoch=2),
+    "initial_epoch, shuffle='global'": case(3, initial_epoch=1, shuffle="global"),
+    "validation_freq": case(5, validation_freq=2),
+    "validation_freq, a list": case(4, validation_freq=(1, 3)),
+    "validation_freq, later": case(3, validation_freq=7),
+    "both": case(5, rates(), initial_epoch=1, validation_freq=2),
+    "both, a list": case(4, initial_epoch=2, validation_freq=(1, 4)),
+    "early stopping": case(12, patience(), validation_freq=2),
+}
+VALIDATED = {
+    "initial_epoch": 2,
+    "initial_epoch, shuffle='global'": 2,
+    "validation_freq": 2,
+    "validation_freq, a list": 2,
+    "validation_freq, later": 0,
+    "both": 2,
+    "both, a list": 1,
+    "early stopping": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
+    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("epochs"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_epochs_are_those_of_keras_fit(name: str, trained: dict[str, Any]) -> None:
+    case, found = CASES[name], trained[name]
+    _, history = check_equal(case, found, case.callbacks)
+    assert len(history.get("val_loss", [])) == VALIDATED[name]
+    first = case.settings.get("initial_epoch", 0)
+    count = len(history.get("loss", []))
+    assert found.epochs == list(range(first + 1, first + 1 + count))
+    assert {len(found.history[key]) for key in history if key.startswith("val_")} <= {
+        VALIDATED[name]
+    }
+
+
+def test_a_backup_knows_better_where_to_begin(tmp_path: Path) -> None:
+    def backup(folder: str) -> Any:
+        return keras.callbacks.BackupAndRestore(str(tmp_path / folder), delete_checkpoint=False)
+
+    replay(case(3), [backup("first")])
+    for copy in ("ours", "theirs"):
+        shutil.copytree(tmp_path / "first", tmp_path / copy)
+    resumed = case(5, backup("ours"), initial_epoch=1)
+    found = train_all({"resumed": resumed}, tmp_path / "jobs")["resumed"]
+    assert isinstance(found, Trained), found
+    assert found.epochs == [4, 5]
+    # In one process, on the batches of the epochs that are left.
+    rest = case(5, initial_epoch=3)
+    model, history = replay(rest, [backup("theirs")])
+    assert len(history["loss"]) == 2
+    assert largest_difference(model, found.model) <= 1e-6
+    np.testing.assert_allclose(found.history["val_loss"], history["val_loss"], rtol=1e-5)

@@ -1,0 +1,61 @@
+"""What has failed in a job is collected in one place, and the first by time is the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybackend.errors import Failure, WorkerFailedError
+from pybackend.job.messages import Event, Failed, Note
+from pybackend.launchers.failures import Failures
+from pybackend.launchers.spark.task_failure import fail_task, find_failures
+
+
+def failure(rank: int, kind: str = "KeyError", time: float = 0.0) -> Failure:
+    return Failure(rank, "10.0.0.1", kind, f"reason {rank}", time=time)
+
+
+def test_events_pass_and_failures_are_kept() -> None:
+    events: list[Event] = []
+    failures = Failures(events.append)
+    failures(Note("hello"))
+    failures.raise_any()
+    assert not failures
+    failures(Failed(failure(1, time=5.0)))
+    failures.add([failure(0, time=3.0), failure(2, "PeerLostError", time=1.0)])
+    assert events == [Note("hello")]
+    with pytest.raises(WorkerFailedError) as caught:
+        failures.raise_any()
+    assert caught.value.rank == 0
+    assert [other.rank for other in caught.value.others] == [1, 2]
+
+
+def test_the_driver_reads_a_failure_that_was_not_sent_from_sparks_message() -> None:
+    with pytest.raises(RuntimeError, match="worker 3: KeyError: reason 3") as caught:
+        fail_task(failure(3), lambda event: False)
+    spark = f"Job aborted: {caught.value}\n\tat org.apache...\nCaused by: {caught.value}"
+    assert find_failures(spark) == [failure(3)]
+
+
+def test_a_failure_that_was_sent_is_not_repeated() -> None:
+    sent: list[Event] = []
+
+    def send(event: Event) -> bool:
+        sent.append(event)
+        return True
+
+    with pytest.raises(RuntimeError) as caught:
+        fail_task(failure(3), send)
+    assert sent == [Failed(failure(3))]
+    assert find_failures(str(caught.value)) == []
+
+
+def test_a_lost_executor_is_a_failure_of_its_worker() -> None:
+    message = (
+        "Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage "
+        "failed because barrier task ResultTask(4, 2) finished unsuccessfully.\n"
+        "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) "
+        "Reason: Command exited with code 137"
+    )
+    (found,) = find_failures(message)
+    assert (found.rank, found.exception_type) == (2, "ExecutorLost")
+    assert "code 137" in found.message

@@ -1,0 +1,108 @@
+"""A member of a gang, whatever the gang is: here threads of one process that meet in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloudpickle import dumps
+
+from pybackend.errors import ClusterError
+from pybackend.job.job import FUNCTION, Job
+from pybackend.job.messages import Event, PrintedLine
+from pybackend.job.report import WorkerReport
+from pybackend.job.values import decode_value
+from pybackend.launchers.member import Member, Source
+
+pytestmark = pytest.mark.launcher
+
+
+class Memory:
+    """Messages of all members, and a barrier."""
+
+    def __init__(self, workers: int) -> None:
+        self.messages = [""] * workers
+        self.barrier = threading.Barrier(workers)
+
+
+@dataclass(frozen=True)
+class ThreadGroup:
+    """One thread among others."""
+
+    rank: int
+    memory: Memory
+    cores: int = 3
+    gpus: tuple[str, ...] | None = ("7", "8")
+
+    @property
+    def hosts(self) -> list[str]:
+        return ["localhost"] * len(self.memory.messages)
+
+    def gather(self, message: str) -> list[str]:
+        self.memory.messages[self.rank] = message
+        self.memory.barrier.wait(timeout=30)
+        return self.memory.messages
+
+
+class Lost(ThreadGroup):
+    def gather(self, message: str) -> list[str]:
+        raise ClusterError("the others cannot be met")
+
+
+def show(context: Any) -> Any:
+    import os
+
+    print("hello")
+    return context.rank, os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def work(
+    kind: type[ThreadGroup], events: list[Event], source: Source | None = None
+) -> list[WorkerReport]:
+    job = Job("run", 2, verbose=2)
+    member = Member(job, {FUNCTION: dumps((show, ()))}, source, "token", None, loopback=False)
+    memory = Memory(2)
+    with ThreadPoolExecutor(2) as threads:
+        groups = [kind(rank, memory) for rank in range(2)]
+        found = threads.map(lambda group: member.work(group, [], events.append), groups)
+        return [report for report, _ in found]
+
+
+def test_members_of_any_group_run_a_job() -> None:
+    events: list[Event] = []
+    reports = work(ThreadGroup, events)
+    values = [decode_value(report.value) for report in reports]
+    assert values == [(0, "3", "7,8"), (1, "3", "7,8")]
+    assert [report.rank for report in reports] == [0, 1]
+    assert {report.pid for report in reports}.isdisjoint({os.getpid()})
+    assert {PrintedLine("hello", 0), PrintedLine("hello", 1)} <= set(events)
+
+
+def test_members_that_cannot_meet_say_so_by_name() -> None:
+    for rank, report in enumerate(work(Lost, [])):
+        assert report.failure is not None
+        assert (report.failure.rank, report.failure.exception_type) == (rank, "ClusterError")
+        assert report.failure.message == "the others cannot be met"
+
+
+class FailsOnOne:
+    """Rows that one member cannot read."""
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        if rank == 1:
+            raise ValueError("a bad row")
+
+
+def test_what_one_member_cannot_read_stops_all() -> None:
+    stopped, failed = (report.failure for report in work(ThreadGroup, [], FailsOnOne()))
+    assert failed is not None
+    assert stopped is not None
+    assert (failed.exception_type, failed.message) == ("ValueError", "a bad row")
+    assert (stopped.exception_type, stopped.is_consequence) == ("Stopped", True)
+    assert "worker 1 could not" in stopped.message
