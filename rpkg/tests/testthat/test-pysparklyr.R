@@ -12,7 +12,8 @@ test_that("a connection of pysparklyr trains as this machine does", {
   session <- sparklyr::spark_session(sc)
   expect_identical(check_sc(session)$kind, "python")
 
-  # A table reaches the workers by a view that is gone afterwards.
+  # A table reaches the workers through a view that is removed afterwards.
+  before <- list_views(session)
   rows <- iris
   names(rows) <- c("a", "b", "c", "d", "label")
   rows$label <- as.integer(rows$label) - 1L
@@ -37,7 +38,7 @@ test_that("a connection of pysparklyr trains as this machine does", {
     tolerance = 1e-6
   )
 
-  expect_scored_as_here(sc, session, from_table, table, rows)
+  expect_scored_as_here(sc, session, from_table, table, rows, before)
 
   # Predictions stay there, beside the rows.
   beside <- dplyr::collect(dplyr::arrange(predict(from_table, table), a, b, c, d))
