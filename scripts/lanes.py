@@ -35,6 +35,7 @@ MODULES = {
         "test_callbacks",
         "test_cli",
         "test_data",
+        "test_datasets",
         "test_engine",
         "test_exchange",
         "test_frames",
