@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pybackend.api.data_checks import (
+    check_can_be_split,
+    check_no_records,
+    check_one_label,
+    check_rows,
+    check_takes,
+    check_weights,
+)
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset, read_batches
 from pybackend.data.frames import FrameRows, is_frame
-from pybackend.data.ragged import Ragged
-from pybackend.data.sharding import count_steps as steps_in_epoch
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
-
-# Kinds of data whose rows are arrays in their `columns`.
-HELD_AS_COLUMNS = (FrameRows, Batches)
-# Arguments that only data with columns can have.
-_ABOUT_COLUMNS = ("features", "weight")
-_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
 
 
 def read_training_data(
@@ -57,7 +56,7 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
     if is_dataset(data):
         return _read_batches(data, name, job)
     if is_frame(data):
-        _check_no_records(columns, name)
+        check_no_records(columns, name)
         frame = FrameRows.of(data, columns, job.floatx, name)
         _check_arrays(frame.columns, name, job)
         return frame
@@ -83,50 +82,6 @@ def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
     return replace(known, features=features, finds_levels=False)
 
 
-def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any]) -> None:
-    """Refuse arguments about columns if no data set has any."""
-    if any(isinstance(data, TableRows) for data in datasets.values()):
-        return
-    options = arguments["data_options"]
-    given = [name for name in _ABOUT_COLUMNS if arguments[name] is not None]
-    given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
-    if given:
-        raise InputError(
-            f"`{given[0]}` is about columns, but `data` has none: it is for data frames and files"
-        )
-
-
-def check_takes(fn: Any, call: str, *arguments: Any) -> None:
-    """Refuse a function that cannot be called with these arguments."""
-    try:
-        signature = inspect.signature(fn)
-    except (ValueError, TypeError):  # some built-in functions have no signature
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise InputError(
-            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
-            f"context, but takes {signature}: {error}"
-        ) from error
-
-
-def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
-    """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
-    from pybackend.data.rows import to_rows
-    from pybackend.model.inputs import check_features, reshape_rows
-
-    for data in datasets.values():
-        columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
-        if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
-            reshape_rows(to_rows(columns), model)
-        elif isinstance(data, TableRows):
-            named = [
-                group.key.partition("/")[2] for group in data.column_groups if not group.is_target
-            ]
-            check_features(model, None if named == [""] else dict.fromkeys(named), None)
-
-
 def _read_batches(data: Any, name: str, job: Job) -> Batches:
     batches = read_batches(
         data, job.floatx, name, repeats=job.kind == "train" and job.epochs - job.initial_epoch > 1
@@ -144,7 +99,7 @@ def _read_batches(data: Any, name: str, job: Job) -> Batches:
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
-    _check_can_be_split(data)
+    check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if is_frame(data) else None
     found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")
     rows = arrays.count_rows(found)
@@ -167,33 +122,10 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> di
     return {"train": train, "validation": held_out}
 
 
-def _check_can_be_split(data: Any) -> None:
-    if is_spark_frame(data):
-        what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
-    elif isinstance(data, (str, os.PathLike)):
-        what, instead = "files", "other files for the validation data"
-    elif is_dataset(data):
-        what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"
-    elif callable(data):
-        what, instead = "a function", "another function for the validation data"
-    else:
-        return
-    raise InputError(
-        f"`validation_split` takes the last rows of arrays and pandas data frames, and `data` is "
-        f"{what}: use {instead}, passed as `validation_data`"
-    )
-
-
-def _check_no_records(columns: ColumnSpec, name: str) -> None:
-    # The training data's holds for validation data, too, but these may be of another kind.
-    if columns.tfrecord_spec is not None and name == "data":
-        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
-
-
 def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
-    _check_one_label(job, "y" in found or name != "data")
-    _check_weights(job, "sample_weight" in found and name == "data")
-    _check_rows(arrays.count_rows(found), name, job)
+    check_one_label(job, "y" in found or name != "data")
+    check_weights(job, "sample_weight" in found and name == "data")
+    check_rows(arrays.count_rows(found), name, job)
     return found
 
 
@@ -207,14 +139,14 @@ def _read_spark_frame(
         )
     from pybackend.data.dataframe import DataFrameRows
 
-    _check_no_records(columns, name)
+    check_no_records(columns, name)
     if job.shuffle == "global" and name == "data":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
             "rows of a DataFrame are spread over the workers at random anyway), or files"
         )
-    _check_one_label(job, isinstance(columns.label, str))
-    _check_weights(job, columns.weight is not None)
+    check_one_label(job, isinstance(columns.label, str))
+    check_weights(job, columns.weight is not None)
     read_schema(data)  # in limited time, and PySpark remembers it
     return DataFrameRows.of(data, columns, job.floatx, name)
 
@@ -223,9 +155,9 @@ def _read_files(path: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
     if not os.fspath(path):
         raise InputError(f"`{name}` is an empty path")
     rows = FileRows.at(path, columns, job.floatx, name)
-    _check_one_label(job, isinstance(columns.label, str))
-    _check_weights(job, columns.weight is not None)
-    _check_rows(rows.rows, name, job)
+    check_one_label(job, isinstance(columns.label, str))
+    check_weights(job, columns.weight is not None)
+    check_rows(rows.rows, name, job)
     return rows
 
 
@@ -241,33 +173,3 @@ def _read_function(fn: Any, name: str, job: Job) -> Any:
             f"`{name}` return (x, y, sample_weight)"
         )
     return FunctionRows(fn)
-
-
-def _check_one_label(job: Job, is_one: bool) -> None:
-    if job.class_weight is not None and not is_one:
-        raise InputError("`class_weight` needs a model with one output: weight rows instead")
-
-
-def _check_weights(job: Job, has_weights: bool) -> None:
-    if job.class_weight is not None and has_weights:
-        raise InputError(
-            "`class_weight` and sample weights exclude each other: multiply them into one"
-        )
-
-
-def _check_rows(rows: int, name: str, job: Job) -> None:
-    if name == "data" and job.kind == "train":
-        arrays.check_enough_rows(rows, job.workers)
-        _check_steps(rows, job)
-    elif rows == 0:
-        raise InputError(f"`{name}` has no rows")
-
-
-def _check_steps(rows: int, job: Job) -> None:
-    """Refuse more steps per epoch than the rows give."""
-    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
-    if job.steps_per_epoch is not None and job.steps_per_epoch > full:
-        raise InputError(
-            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
-            f"{job.workers} x {job.batch_size} rows"
-        )

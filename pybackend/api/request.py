@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pybackend.api.datasets import HELD_AS_COLUMNS, check_columns_exist, check_shapes
+from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_shapes
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.datasets import check_takes, read_training_data
+from pybackend.api.data_checks import check_takes
+from pybackend.api.datasets import read_training_data
 from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.result import TrainResult

@@ -6,11 +6,14 @@ import contextlib
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from pybackend.errors import ClusterError
 from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.stream import Stream
+
+_RETRY_SECONDS = 0.05
 
 
 def new_token() -> str:
@@ -120,8 +123,9 @@ class Acceptor:
         while not self._closed:
             try:
                 stream = Stream.accept(self._server)
-            except OSError:
-                return
+            except OSError:  # closed, or a stranger that has left already
+                time.sleep(_RETRY_SECONDS)
+                continue
             if self._slots.acquire(blocking=False):
                 threading.Thread(target=self._greet, args=(stream,), daemon=True).start()
             else:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 import pytest
 
 from pybackend.errors import ClusterError
+from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_client
 from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, own_address
 from pybackend.net.stream import Stream
@@ -156,3 +157,22 @@ def test_the_own_address_is_on_the_way_to_the_peer(host: str) -> None:
 
 def test_a_name_without_an_address_cannot_be_reached() -> None:
     assert own_address("nowhere.invalid") is None
+
+
+def test_a_connection_that_fails_at_once_stops_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [ConnectionAbortedError()]
+
+    class Failing(Stream):
+        @classmethod
+        def accept(cls, server: socket.socket) -> Stream:
+            stream = Stream.accept(server)
+            if failures:
+                raise failures.pop()
+            return stream
+
+    monkeypatch.setattr(rendezvous, "Stream", Failing)
+    with accepting() as (address, _, welcomed), ExitStack() as stack:
+        stack.enter_context(closing(Stream.connect(address, LONG)))
+        friend = stack.enter_context(closing(Stream.connect(address, LONG)))
+        greet_as_client(friend, TOKEN, 3, "test")
+        assert welcomed.get(timeout=LONG)[0] == 3

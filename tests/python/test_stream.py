@@ -20,7 +20,8 @@ from pybackend.collective import Compression
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.job.messages import PrintedLine
 from pybackend.net import rendezvous
-from pybackend.net.meeting import MeetingClient, MeetingServer
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, new_token
 from pybackend.net.stream import Stream, StreamEndError, wait_any
 

@@ -1,0 +1,121 @@
+"""Checks of a call's data against its other arguments."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.data import arrays
+from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.datasets import Batches, is_dataset
+from pybackend.data.frames import FrameRows
+from pybackend.data.ragged import Ragged
+from pybackend.data.sharding import count_steps as steps_in_epoch
+from pybackend.errors import InputError
+from pybackend.job.job import Job
+from pybackend.launchers import is_spark_frame
+
+# Kinds of data whose rows are arrays in their `columns`.
+HELD_AS_COLUMNS = (FrameRows, Batches)
+# Arguments that only data with columns can have.
+_ABOUT_COLUMNS = ("features", "weight")
+_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
+
+
+def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any]) -> None:
+    """Refuse arguments about columns if no data set has any."""
+    if any(isinstance(data, TableRows) for data in datasets.values()):
+        return
+    options = arguments["data_options"]
+    given = [name for name in _ABOUT_COLUMNS if arguments[name] is not None]
+    given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
+    if given:
+        raise InputError(
+            f"`{given[0]}` is about columns, but `data` has none: it is for data frames and files"
+        )
+
+
+def check_takes(fn: Any, call: str, *arguments: Any) -> None:
+    """Refuse a function that cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some built-in functions have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(
+            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
+            f"context, but takes {signature}: {error}"
+        ) from error
+
+
+def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
+    """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
+    from pybackend.data.rows import to_rows
+    from pybackend.model.inputs import check_features, reshape_rows
+
+    for data in datasets.values():
+        columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+        if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
+            reshape_rows(to_rows(columns), model)
+        elif isinstance(data, TableRows):
+            named = [
+                group.key.partition("/")[2] for group in data.column_groups if not group.is_target
+            ]
+            check_features(model, None if named == [""] else dict.fromkeys(named), None)
+
+
+def check_can_be_split(data: Any) -> None:
+    if is_spark_frame(data):
+        what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
+    elif isinstance(data, (str, os.PathLike)):
+        what, instead = "files", "other files for the validation data"
+    elif is_dataset(data):
+        what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"
+    elif callable(data):
+        what, instead = "a function", "another function for the validation data"
+    else:
+        return
+    raise InputError(
+        f"`validation_split` takes the last rows of arrays and pandas data frames, and `data` is "
+        f"{what}: use {instead}, passed as `validation_data`"
+    )
+
+
+def check_no_records(columns: ColumnSpec, name: str) -> None:
+    # The training data's holds for validation data, too, but these may be of another kind.
+    if columns.tfrecord_spec is not None and name == "data":
+        raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
+
+
+def check_one_label(job: Job, is_one: bool) -> None:
+    if job.class_weight is not None and not is_one:
+        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+
+
+def check_weights(job: Job, has_weights: bool) -> None:
+    if job.class_weight is not None and has_weights:
+        raise InputError(
+            "`class_weight` and sample weights exclude each other: multiply them into one"
+        )
+
+
+def check_rows(rows: int, name: str, job: Job) -> None:
+    if name == "data" and job.kind == "train":
+        arrays.check_enough_rows(rows, job.workers)
+        _check_steps(rows, job)
+    elif rows == 0:
+        raise InputError(f"`{name}` has no rows")
+
+
+def _check_steps(rows: int, job: Job) -> None:
+    """Refuse more steps per epoch than the rows give."""
+    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
+    if job.steps_per_epoch is not None and job.steps_per_epoch > full:
+        raise InputError(
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
+            f"{job.workers} x {job.batch_size} rows"
+        )
