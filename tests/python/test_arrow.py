@@ -194,17 +194,17 @@ ROW = r"the row \("
         (
             {"a": pa.array([[1, 2], [3]], LISTS), "label": floats([0, 7])},
             {},
-            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in rows",
+            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in earlier",
         ),
         (
             {"a": pa.array([[1, 2], [3, 4]], LISTS), "label": floats([0, 7])},
             {"tensors": {"a": ("float32", (3,))}},
-            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as prom",
+            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as `tens",
         ),
         (
             {"a": pa.array([b"ab", b"abc"]), "label": floats([0, 7])},
             {"tensors": {"a": ("uint8", (2,))}},
-            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as promised",
+            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as `tensors`",
         ),
         (
             {"a": floats([1, 2]), "label": floats([0, float("nan")])},

@@ -88,7 +88,7 @@ def test_parts_of_an_order_are_those_of_the_whole(data: Any, rows: int, together
     whole = permute(own, rows, 3, 1, *([rank] if workers is None else []))
     first = data.draw(st.integers(0, len(own)))
     last = data.draw(st.integers(first, len(own)))
-    with mock.patch.object(sharding, "_TOGETHER", together):
+    with mock.patch.object(sharding, "_BLOCK", together):
         sharding._visited.cache_clear()
         visited = Visits(rows, 3, rank, True, workers).between(first, last, 1)
     sharding._visited.cache_clear()

@@ -54,9 +54,9 @@ def test_without_the_library_the_masked_checksums_are_the_same(
     arguments: tuple[Any, ...] = (np.arange(99, dtype=np.uint8), np.array([0, 9]), np.array([9, 9]))
     expected = crc.compute_masked_crcs(*arguments)
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    crc._library.cache_clear()
+    crc._load_library.cache_clear()
     try:
         assert crc.compute_masked_crcs(*arguments).tolist() == expected.tolist()
     finally:
         monkeypatch.undo()
-        crc._library.cache_clear()
+        crc._load_library.cache_clear()
