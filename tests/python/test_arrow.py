@@ -194,12 +194,12 @@ ROW = r"the row \("
         (
             {"a": pa.array([[1, 2], [3]], LISTS), "label": floats([0, 7])},
             {},
-            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in earlier",
+            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in earl",
         ),
         (
             {"a": pa.array([[1, 2], [3, 4]], LISTS), "label": floats([0, 7])},
             {"tensors": {"a": ("float32", (3,))}},
-            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as `tens",
+            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as `ten",
         ),
         (
             {"a": pa.array([b"ab", b"abc"]), "label": floats([0, 7])},

@@ -71,7 +71,7 @@ def test_several_outputs_have_several_labels() -> None:
         ),
         (
             {"features": ["a", "b"], "tensors": {"b": ("uint8", (2,))}},
-            "`tensors` names 'b', one of the columns a, b of one input: it must be a separate input",
+            "`tensors` names 'b', one of the columns a, b of one input: it must be a separate",
         ),
         (
             {"features": ["n"], "tensors": {"n": ("uint8", (1,))}, "categories": {"n": [1]}},
