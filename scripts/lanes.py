@@ -35,11 +35,13 @@ MODULES = {
         "test_callbacks",
         "test_cli",
         "test_data",
+        "test_datasets",
         "test_engine",
         "test_exchange",
         "test_frames",
         "test_local",
         "test_quiet",
+        "test_quiet_imports",
         "test_r_function",
         "test_readme",
         "test_sources",
@@ -47,6 +49,7 @@ MODULES = {
         "test_warm",
     ],
     "exact": [
+        "test_epochs",
         "test_exact",
         "test_exact_cases",
         "test_exact_shards",
@@ -59,7 +62,7 @@ MODULES = {
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
     "network": ["test_collective", "test_collective_peers", "test_compression", "test_rendezvous"],
-    "models": ["test_serialization", "test_tf_config"],
+    "models": ["test_hdf5_checks", "test_serialization", "test_tf_config"],
 }
 
 

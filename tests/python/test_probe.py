@@ -244,10 +244,10 @@ def test_hosts_that_do_not_reach_each_other() -> None:
         worker(4, "10.0.0.5", unreached=[missed(3, "no route to host")], ports=None),
     ]
     assert find_problems(cluster, DRIVER, on_spark=True) == [
-        "worker 2 on 10.0.0.3 cannot reach worker 0 at 10.0.0.1:41000 (timed out after 3 s), and "
-        "so for 1 more pair of workers there: a firewall between the two hosts: open the TCP ports "
-        "32768-60999 of 10.0.0.1 to 10.0.0.3, or set SPARK_LOCAL_IP on 10.0.0.1 to an address that "
-        "10.0.0.3 reaches",
+        "worker 2 on 10.0.0.3 cannot reach worker 0 at 10.0.0.1:41000 (timed out after 3 s); the "
+        "same for 1 more pair of workers there: a firewall between the two hosts: open the TCP "
+        "ports 32768-60999 of 10.0.0.1 to 10.0.0.3, or set SPARK_LOCAL_IP on 10.0.0.1 to an "
+        "address that 10.0.0.3 reaches",
         "worker 3 on 10.0.0.4 cannot reach worker 2 at 10.0.0.3:41002 (refused): a firewall "
         "refuses it, or the address is another machine's (a container's, or one behind NAT): open "
         "the TCP ports 32768-60999 of 10.0.0.3 to 10.0.0.4, or set SPARK_LOCAL_IP on 10.0.0.3 to "
