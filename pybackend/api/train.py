@@ -22,6 +22,7 @@ from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
+from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
 
@@ -210,6 +211,13 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
     job, trained_on = request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
+
+    def decode(data: bytes) -> Any:
+        import_tensorflow(job.verbose)
+        return model_from_bytes(
+            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
+        )
+
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
@@ -224,9 +232,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_file,
-        decode=lambda data: model_from_bytes(
-            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
-        ),
+        decode=decode,
     )
 
 

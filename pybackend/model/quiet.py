@@ -30,28 +30,26 @@ def is_noise(line: str) -> bool:
     return _noise.match(line) is not None
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(verbose: int = 1) -> None:
     """Import Keras and its backend, as everything that needs them in the driver does first.
 
-    TensorFlow's start-up lines do not appear, unless the environment variable TF_CPP_MIN_LOG_LEVEL
-    is 0. Whatever else is written to file descriptor 2 meanwhile, by any thread, does: when the
-    import is done, when it raises, and when it ends the process.
+    TensorFlow's start-up lines do not appear, unless ``verbose`` is 2 or the environment variable
+    TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow prints what its own level lets through. Whatever
+    else is written to file descriptor 2 meanwhile, by any thread, does appear: when the import is
+    done, when it raises, and when it ends the process.
     """
     with _lock:
         is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
-        if is_loaded or os.environ.get(_LEVEL) == "0":
+        if is_loaded or verbose > 1 or _LEVEL in os.environ:
             import keras
         else:
-            with _quieter_tensorflow(), _filtered_stderr():
+            with _errors_only(), _filtered_stderr():
                 import keras  # noqa: F401
 
 
 @contextmanager
-def _quieter_tensorflow() -> Iterator[None]:
-    """Errors only, unless the user has chosen a level; TensorFlow keeps the one it is loaded at."""
-    if _LEVEL in os.environ:
-        yield
-        return
+def _errors_only() -> Iterator[None]:
+    """Set the level of TensorFlow's log, which keeps the one it is loaded at."""
     os.environ[_LEVEL] = "2"
     try:
         yield

@@ -28,7 +28,7 @@ F0000 00:00:1795328976.1 99 cpu_feature_guard.cc:32] The library was compiled to
 E0000 00:00:1795328976.1 99 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error: no device
 ImportError: libtensorflow_framework.so.2: cannot open shared object file
 """
-IMPORT = "from pybackend.model.quiet import import_tensorflow\nimport_tensorflow()\n"
+IMPORT = "from pybackend.model.quiet import import_tensorflow\nimport_tensorflow({verbose})\n"
 
 
 def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -50,11 +50,11 @@ Import = Callable[..., subprocess.CompletedProcess[str]]
 def import_stand_in(tmp_path: Path) -> Import:
     """Imports, in a fresh process, a package in Keras's place that runs some code."""
 
-    def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(code: str, verbose: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "keras").mkdir()
         (tmp_path / "keras" / "__init__.py").write_text(f"import os, sys\n{code}\n")
         path = os.pathsep.join([str(tmp_path), *sys.path])
-        return run_python(IMPORT, PYTHONPATH=path, **variables)
+        return run_python(IMPORT.format(verbose=verbose), PYTHONPATH=path, **variables)
 
     return run
 
@@ -91,12 +91,19 @@ def test_the_last_words_of_a_process_that_is_aborted_appear(import_stand_in: Imp
 def test_a_process_without_stderr_can_import_it(import_stand_in: Import) -> None:
     done = import_stand_in("print('imported')")
     assert done.stdout == "imported\n"
-    done = run_python(f"import os; os.close(2)\nimport sys; sys.modules['keras'] = sys\n{IMPORT}")
+    stand_in = "import os; os.close(2)\nimport sys; sys.modules['keras'] = sys\n"
+    done = run_python(stand_in + IMPORT.format(verbose=1))
     assert done.returncode == 0
 
 
-def test_the_level_zero_asks_for_the_lines(import_stand_in: Import) -> None:
-    done = import_stand_in(f"os.write(2, {NOISE.encode()!r})", TF_CPP_MIN_LOG_LEVEL="0")
+@pytest.mark.parametrize("level", ["0", "1"])
+def test_a_level_that_is_set_asks_for_the_lines(import_stand_in: Import, level: str) -> None:
+    done = import_stand_in(f"os.write(2, {NOISE.encode()!r})", TF_CPP_MIN_LOG_LEVEL=level)
+    assert done.stderr == NOISE
+
+
+def test_verbose_2_asks_for_the_lines(import_stand_in: Import) -> None:
+    done = import_stand_in(f"os.write(2, {NOISE.encode()!r})", verbose=2)
     assert done.stderr == NOISE
 
 
