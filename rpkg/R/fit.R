@@ -44,6 +44,7 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       workers = worker_frame(fields$workers),
       metrics = fields$metrics,
       epochs = fields$epochs,
+      numbered = number_epochs(fields$epochs_of),
       seconds = fields$seconds,
       seed = fields$seed,
       features = columns$features %||% fields$features,
@@ -77,6 +78,23 @@ plain_history <- function(history) {
     rlang::set_names(columns, if (length(numbers) == 1L) name else paste0(name, "_", numbers))
   })
   do.call(c, c(list(list()), plain))
+}
+
+# The epochs that have figures, of training and of validation, which may be in some epochs only.
+number_epochs <- function(epochs_of) {
+  is_validation <- startsWith(as.character(names(epochs_of)), "val_")
+  first <- function(found) if (length(found)) as.integer(unlist(found[[1L]]))
+  list(training = first(epochs_of[!is_validation]), validation = first(epochs_of[is_validation]))
+}
+
+# The epochs of each metric in the history, as a list.
+epochs_of <- function(fit) {
+  in_validation <- startsWith(as.character(names(fit$history)), "val_")
+  Map(
+    function(values, data) fit$numbered[[data]] %||% seq_along(values),
+    fit$history,
+    ifelse(in_validation, "validation", "training")
+  )
 }
 
 worker_frame <- function(reports) {
@@ -145,11 +163,18 @@ summary.tfdist_fit <- function(object, ...) {
     cat(sprintf("in %s, ", object$model_uri))
   }
   cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
-  history <- do.call(cbind, object$history)
-  print(data.frame(epoch = seq_len(nrow(history)), history), row.names = FALSE, digits = 4)
+  print(wide_history(object), row.names = FALSE, digits = 4)
   cat("\nWorkers\n")
   print(object$workers, row.names = FALSE, digits = 3)
   invisible(object)
+}
+
+# A row per epoch, with NA if an epoch has no figure of a metric.
+wide_history <- function(fit) {
+  numbers <- epochs_of(fit)
+  epoch <- sort(unique(unlist(numbers, use.names = FALSE)))
+  columns <- Map(function(values, own) values[match(epoch, own)], fit$history, numbers)
+  data.frame(epoch = epoch, columns, check.names = FALSE)
 }
 
 base64_size <- function(text) {
@@ -166,9 +191,10 @@ as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...)
   in_validation <- startsWith(columns, "val_")
   metric <- sub("^val_", "", columns)
   epochs <- lengths(x$history, use.names = FALSE)
+  numbers <- unlist(epochs_of(x), use.names = FALSE)
   data <- ifelse(in_validation, "validation", "training")
   data.frame(
-    epoch = sequence(epochs),
+    epoch = numbers,
     metric = factor(rep(metric, epochs), levels = unique(metric)),
     value = unlist(x$history, use.names = FALSE),
     data = factor(rep(data, epochs), levels = c("training", "validation"))

@@ -11,6 +11,19 @@ test_that("the history is long, training beside validation", {
   expect_identical(history$value[history$data == "validation"], c(1.25, 1, 0.625, 0.75))
 })
 
+test_that("figures keep the numbers of their epochs", {
+  answer <- list(
+    history = list(loss = c(1.5, 0.75, 0.5, 0.25), val_loss = c(1, 0.5)),
+    epochs_of = list(loss = list(3L, 4L, 5L, 6L), val_loss = list(4L, 6L)),
+    workers = list()
+  )
+  fit <- new_fit(list(to_dict = function() answer))
+  history <- as.data.frame(fit)
+  expect_identical(history$epoch, c(3:6, 4L, 6L))
+  expect_identical(wide_history(fit)$epoch, 3:6)
+  expect_identical(wide_history(fit)$val_loss, c(NA, 1, NA, 0.5))
+})
+
 test_that("a metric of several values has a history for each", {
   several <- list(loss = c(2, 1), f1_score = list(c(0.25, 0.5), c(0.5, 1)), val_mse = list(3, 4))
   expect_identical(
