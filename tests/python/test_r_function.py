@@ -221,5 +221,5 @@ def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: An
 def test_an_r_layer_is_rejected_before_training_with_the_reason() -> None:
     doubled = "model <- keras3::layer_lambda(model, function(x) x * 2)"
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
-    with pytest.raises(WorkerFailedError, match="layers that are functions or classes of R"):
+    with pytest.raises(WorkerFailedError, match="layers that are R functions or classes"):
         barrier_train(None, r(BUILD % doubled), rows, workers=1, verbose=0)

@@ -50,12 +50,12 @@ def arguments() -> dict[str, Any]:
 
 def expected() -> list[Any]:
     """The weights after the same global batches in this one process, by Keras alone."""
-    from pybackend.data.sharding import global_batches
+    from pybackend.data.sharding import replay_batches
 
     x, y = arrays()
     model = build()
     for epoch in range(JOB["epochs"]):
-        for rows in global_batches(
+        for rows in replay_batches(
             len(x), JOB["workers"], JOB["batch_size"], seed=JOB["seed"], epoch=epoch
         ):
             model.train_on_batch(x[rows], y[rows])
