@@ -127,6 +127,7 @@ def _train(worker: Worker) -> WorkerReport:
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
+        first_epoch=trained.first_epoch,
         seconds=trained.seconds,
         value=trained.history,
         weights_sha256=trained.weights_sha256,

@@ -134,17 +134,20 @@ def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]
 
     def work() -> None:
         while lane := next_lane():
-            own = folder / lane.name
-            own.mkdir()
             has_failed = {one.lane.name for one in ended if one.problem}
-            if lane.after in has_failed:
-                found = Ended(lane, 0, f"not run: {lane.after} failed")
-            else:
-                found = run_lane(lane, factor, own)
+            try:
+                if lane.after in has_failed:
+                    found = Ended(lane, 0, f"not run: {lane.after} failed")
+                else:
+                    own = folder / lane.name
+                    own.mkdir()
+                    found = run_lane(lane, factor, own)
+            except Exception as error:  # a full disk, say: the other lanes go on
+                found = Ended(lane, 0, f"could not be run: {error!r}")
             with changed:
                 ended.append(found)
-                show(found)
                 changed.notify_all()
+                show(found)
 
     slots = [threading.Thread(target=work, daemon=True) for _ in range(SLOTS)]
     for slot in slots:

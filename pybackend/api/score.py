@@ -45,7 +45,8 @@ def barrier_evaluate(
     ----------
     model
         As in `barrier_train`, or the `TrainResult` of a training; the model must be compiled.
-        What is not given about columns is then as in that training.
+        Unless they are given, ``features`` and the options of columns are those of that training;
+        ``label`` and ``weight`` are not remembered.
     spark, data, workers, batch_size, features, label, weight
         As in `barrier_train`.
     data_options

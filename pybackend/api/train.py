@@ -63,7 +63,8 @@ def barrier_train(
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, with
-        a new state of its optimizer, on the columns of that training unless others are named.
+        a new state of its optimizer. Unless others are named, the features are those of that
+        training; ``label`` and ``weight`` are not remembered.
     data
         One of
 
@@ -229,7 +230,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
-        initial_epoch=job.initial_epoch,
+        initial_epoch=outcome.reports[0].first_epoch,
         validation_freq=job.validation_freq,
         fetch=read_file,
         decode=decode,

@@ -28,13 +28,14 @@ def fit(
     callbacks: list[Any],
     job: Job,
     emit: Emit,
-) -> tuple[dict[str, list[Any]], int]:
+) -> tuple[dict[str, list[Any]], int, int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
     Returns
     -------
     tuple
-        The history, values by name of the figure, and the number of steps taken.
+        The history, values by name of the figure; the number of steps taken; and the index of the
+        first epoch.
     """
     # The feed shuffles; Keras is not asked to.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -59,7 +60,7 @@ def fit(
             fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
-    return dict(fitted.history), sync.steps_done
+    return dict(fitted.history), sync.steps_done, options["initial_epoch"]
 
 
 def _share_state(model: Any, collective: Collective, emit: Emit) -> None:

@@ -41,6 +41,7 @@ class Training:
     history: dict[str, list[Any]]
     rows: int
     steps: int
+    first_epoch: int
     seconds: float
     weights_sha256: str
     model_sha256: str | None
@@ -87,7 +88,7 @@ def train(
         others = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(others, counts["validation"], job.batch_size)
     began = time.monotonic()
-    history, steps = fit(model, collective, feed, held_out, callbacks, job, emit)
+    history, steps, first_epoch = fit(model, collective, feed, held_out, callbacks, job, emit)
     seconds = time.monotonic() - began
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
@@ -97,6 +98,7 @@ def train(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
         steps=steps,
+        first_epoch=first_epoch,
         seconds=seconds,
         weights_sha256=weights,
         model_sha256=digest,

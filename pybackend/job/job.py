@@ -181,14 +181,20 @@ def _class_weight(value: Any) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, weight in value.items():
         number = as_number(weight)
-        try:
-            label = int(key)  # R's names are text
-        except (TypeError, ValueError):
-            raise InputError(f"`class_weight` has the class {key!r}: use 0, 1, 2, ...") from None
-        if number is None or not (math.isfinite(number) and number >= 0) or label < 0:
+        if number is None or not (math.isfinite(number) and number >= 0):
             raise InputError(f"`class_weight` has the weight {weight!r} for the class {key!r}")
-        pairs.append((label, number))
+        pairs.append((_class_number(key), number))
+    if len(dict(pairs)) < len(pairs):
+        raise InputError(f"`class_weight` names a class twice: {value!r}")
     return tuple(sorted(pairs))
+
+
+def _class_number(key: Any) -> int:
+    is_text = isinstance(key, str) and key.isdecimal()  # R's names are text
+    number = float(key) if is_text else as_number(key)
+    if number is None or not number.is_integer() or number < 0:
+        raise InputError(f"`class_weight` has the class {key!r}: use 0, 1, 2, ...")
+    return int(number)
 
 
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -93,9 +93,9 @@ class Arrival:
     host
         The member's host.
     packages
-        What `pybackend.job.packages.installed` found there.
+        What `pybackend.job.packages.read_versions` found there.
     layouts
-        What `pybackend.data.spool.layouts_in` found in the worker's folder.
+        What `pybackend.data.layout.read_layouts` found in the worker's folder.
     has_failed
         Whether the member could not read its rows; then no worker starts.
     """

@@ -42,8 +42,8 @@ _START = (
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
-    "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or look after "
-    "the disk with that host's folder for temporary files"
+    "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
+    "disk with that host's folder for temporary files"
 )
 
 

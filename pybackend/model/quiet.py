@@ -22,7 +22,8 @@ _noise = re.compile(NOISE)
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _STDERR = 2
 _EXIT_SECONDS = 5.0
-_lock = threading.Lock()
+_lock = threading.RLock()
+_is_importing = False
 
 
 def is_noise(line: str) -> bool:
@@ -39,12 +40,36 @@ def import_tensorflow(verbose: int = 1) -> None:
     done, when it raises, and when it ends the process.
     """
     with _lock:
-        is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
+        _import(verbose)
+
+
+def import_unless_importing() -> None:
+    """`import_tensorflow`, but not in the middle of one, of this thread or another.
+
+    For hooks of the import system: waiting there for a thread that waits for a module would be
+    forever.
+    """
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        if not _is_importing:
+            _import()
+    finally:
+        _lock.release()
+
+
+def _import(verbose: int = 1) -> None:
+    global _is_importing
+    is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
+    _is_importing = True
+    try:
         if is_loaded or verbose > 1 or _LEVEL in os.environ:
             import keras
         else:
             with _errors_only(), _filtered_stderr():
                 import keras  # noqa: F401
+    finally:
+        _is_importing = False
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from pybackend.model.quiet import import_tensorflow
+from pybackend.model.quiet import import_unless_importing
 
 _NAMES = ("keras", "tensorflow")
 
 
 def install() -> None:
-    """Have the first import of Keras or TensorFlow go through `import_tensorflow`."""
+    """Have the first import of Keras or TensorFlow go through `pybackend.model.quiet`."""
     is_installed = any(isinstance(finder, _QuietFinder) for finder in sys.meta_path)
     if not is_installed and not any(name in sys.modules for name in _NAMES):
         sys.meta_path.insert(0, _QuietFinder())
@@ -29,12 +29,14 @@ class _QuietFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name not in _NAMES:
             return None
-        sys.meta_path.remove(self)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         try:
-            import_tensorflow()
+            import_unless_importing()
         except ImportError:  # Python's own search then names what is missing
             return None
-        return ModuleSpec(name, _LoadedModule(sys.modules[name]))
+        loaded = sys.modules.get(name)
+        return None if loaded is None else ModuleSpec(name, _LoadedModule(loaded))
 
 
 class _LoadedModule(Loader):

@@ -63,7 +63,7 @@ class MeetingClient:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._settled = threading.Event()
         self._closed = False
         self._answers: queue.Queue[Everyone | MeetElsewhere | None] = queue.Queue()
@@ -121,7 +121,11 @@ class MeetingClient:
         try:
             answer = self._answers.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
-            answer = None
+            raise ClusterError(
+                f"worker {self._rank} on {socket.gethostname()} has waited "
+                f"{_ANSWER_SECONDS / 3600:g} hours for the other workers to read their rows: one "
+                "of them hangs. See the logs of their hosts"
+            ) from None
         if answer is None:
             raise ClusterError(
                 f"worker {self._rank} on {socket.gethostname()} lost the driver at "
@@ -175,13 +179,14 @@ class MeetingClient:
         try:
             stream = self._connect(address, token, rank)
             stream.keep_alive()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
             self._error = error
-        with self._lock:
-            self._stream = stream
-            for line in self._waiting:
-                self._send_now(line)
-            self._settled.set()
+        finally:
+            with self._lock:
+                self._stream = stream
+                for line in self._waiting:
+                    self._send_now(line)
+                self._settled.set()
         if stream is None:
             return
         with contextlib.suppress(OSError, ValueError):

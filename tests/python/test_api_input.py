@@ -112,6 +112,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
     "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
+    "class_weight fraction": (train(class_weight={1.7: 1}), "`class_weight` has the class 1.7"),
+    "class_weight twice": (
+        train(class_weight={"1": 1, 1: 2}),
+        "`class_weight` names a class twice",
+    ),
     "class_weight NaN": (
         train(class_weight={0: float("nan")}),
         "`class_weight` has the weight nan",

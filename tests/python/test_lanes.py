@@ -128,9 +128,9 @@ def test_a_lane_beyond_its_budget_fails(build: Path, tmp_path: Path) -> None:
     import lane
 
     (tmp_path / "own").mkdir()
-    command = (sys.executable, "-c", "import threading; threading.Event().wait(0.3)")
-    ended = lane.run_lane(lane.Lane("late", command, 0.2), 1.0, tmp_path / "own")
-    assert "beyond its budget of 0 s" in ended.problem
+    command = (sys.executable, "-c", "import threading; threading.Event().wait(1.2)")
+    ended = lane.run_lane(lane.Lane("late", command, 1.0), 1.0, tmp_path / "own")
+    assert "beyond its budget of 1 s" in ended.problem
 
 
 TESTS = """

@@ -69,7 +69,7 @@ def test_anything_else_is_not(line: str) -> None:
     assert not is_noise(line)
 
 
-def test_only_what_is_no_noise_is_passed_on(import_stand_in: Import) -> None:
+def test_only_noise_is_left_out(import_stand_in: Import) -> None:
     text = NOISE + WORTH_READING
     done = import_stand_in(f"os.write(2, {text.encode()!r}); print('hello', file=sys.stderr)")
     assert (done.returncode, done.stderr) == (0, WORTH_READING + "hello\n")

@@ -54,6 +54,7 @@ _ROWS_AT_ONCE = 2000
 # Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
+_CAUSE_SECONDS = 2.0
 _RESTORE_SECONDS = 10.0
 # Spark's hash is the same everywhere: keys by partition, by the number of partitions.
 _KEYS: dict[int, dict[int, int]] = {}
@@ -303,10 +304,11 @@ def _collect(
         handle(0)
     if isinstance(finished, Exception):
         failures.add(find_failures(str(finished)))
+        # What a worker has sent may still be on its way when Spark has already given up.
+        end = time.monotonic() + _CAUSE_SECONDS
         with suppress(queue.Empty):
-            # What a worker has sent may still be on its way when Spark has already given up.
             while server and not failures:
-                handle(2)
+                handle(max(0.0, end - time.monotonic()))
         failures.raise_any()
         # Its own frames are Java's; what they say is in the message.
         raise explain_spark_error(finished, session) from None
@@ -331,7 +333,7 @@ def small_batches(session: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ClusterError):  # a session that is gone needs no settings
+        with suppress(Exception):  # a session that is gone needs no settings
             within(_RESTORE_SECONDS, lambda: _restore(session, before), ClusterError())
 
 

@@ -114,7 +114,7 @@ def _count_available(session: Any) -> tuple[int, bool]:
     master = _master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
         return int(cluster[1]) * (int(cluster[2]) // per_task), True
-    cores = _count_count_cores(session)
+    cores = _count_cores(session)
     if cores is not None:
         return cores // per_task, master.startswith("local")
     if local := re.fullmatch(r"local\[(\d+)(,.*)?\]", master):
@@ -122,7 +122,7 @@ def _count_available(session: Any) -> tuple[int, bool]:
     return _UNKNOWN, True
 
 
-def _count_count_cores(session: Any) -> int | None:
+def _count_cores(session: Any) -> int | None:
     """Cores of all executors, None if Spark does not say.
 
     In local mode, and in a cluster once its executors have registered, that is Spark's default
