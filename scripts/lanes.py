@@ -87,24 +87,24 @@ def make_lane(target: str, budget: float, after: str | None = None) -> Lane:
 
 # Longest first: the last lane to start is a short one.
 LANES = (
-    make_lane("docs", 240),
-    python_lane("processes", 240),
-    python_lane("spark", 240),
-    python_lane("exact", 240),
-    make_lane("r-test-cluster", 240),
-    python_lane("hosts", 180),
-    make_lane("r-test-plain", 180),
-    make_lane("r-test-local", 180),
-    make_lane("r-check-python", 120, after="docs"),
-    make_lane("r-check-no-python", 90, after="docs"),
-    python_lane("frames", 120),
-    python_lane("connect", 120),
-    python_lane("network", 90),
-    python_lane("models", 90),
-    make_lane("lint", 90),
-    python_lane("unit", 60),
+    make_lane("docs", 400),
+    python_lane("processes", 500),
+    python_lane("spark", 500),
+    python_lane("exact", 420),
+    make_lane("r-test-cluster", 300),
+    python_lane("hosts", 420),
+    make_lane("r-test-plain", 300),
+    make_lane("r-test-local", 420),
+    make_lane("r-check-python", 240, after="docs"),
+    make_lane("r-check-no-python", 180, after="docs"),
+    python_lane("frames", 300),
+    python_lane("connect", 300),
+    python_lane("network", 240),
+    python_lane("models", 240),
+    make_lane("lint", 180),
+    python_lane("unit", 240),
 )
-FAST = (python_lane("unit", 60), make_lane("py-lint", 60))
+FAST = (python_lane("unit", 120), make_lane("py-lint", 90))
 
 
 def scale() -> float:
