@@ -546,7 +546,9 @@ def in_another_process(code: str) -> str:
     ).stdout
 
 
-def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) -> None:
+@pytest.fixture
+def stop_driver(spark: Any, monkeypatch: Any) -> Iterator[Any]:
+    """Stops Spark's JVM until the test ends; two seconds are the limit for an answer."""
     children = " ".join(p.read_text() for p in Path("/proc/self/task").glob("*/children")).split()
     (java,) = [
         int(pid)
@@ -554,12 +556,33 @@ def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) ->
         if b"pyspark-shell" in Path("/proc", pid, "cmdline").read_bytes()
     ]
     monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
-    os.kill(java, signal.SIGSTOP)
+    yield lambda: os.kill(java, signal.SIGSTOP)
+    os.kill(java, signal.SIGCONT)
+
+
+def test_a_driver_that_does_not_answer_is_named(spark: Any, stop_driver: Any) -> None:
+    stop_driver()
+    with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
+        barrier_run(spark, lambda context: 1, workers=1)
+
+
+def test_a_driver_that_stops_before_a_job_starts_is_named(spark: Any, stop_driver: Any) -> None:
+    job = spark_job.ClassicJob(spark)
+    stop_driver()
+    with pytest.raises(ClusterError, match=r"does not answer: .* the start of a job"):
+        job.start(lambda: None)
+
+
+def test_a_job_inherits_the_properties_of_the_calling_thread(spark: Any) -> None:
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "mine")
     try:
-        with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
-            barrier_run(spark, lambda context: 1, workers=1)
+        pool = spark_job.run_watched(
+            spark, lambda: context.getLocalProperty("spark.scheduler.pool")
+        )
     finally:
-        os.kill(java, signal.SIGCONT)
+        context.setLocalProperty("spark.scheduler.pool", None)
+    assert pool == "mine"
 
 
 def test_a_stopped_session_is_named() -> None:

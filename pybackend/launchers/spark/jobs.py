@@ -22,6 +22,10 @@ _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
 )
+_NOT_SUBMITTED = (
+    "Spark's driver did not take a job: its session was stopped, or its Java process has ended. "
+    "See the error above, and start a new session"
+)
 _Value = TypeVar("_Value")
 
 
@@ -34,8 +38,11 @@ class SparkJob(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
-        """A thread, not yet started, that calls ``submit``, whose jobs are then these."""
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
+        """Call ``submit`` on a thread; `ClusterError` if Spark's driver does not answer."""
+
+    def mark(self) -> None:
+        """Make this job of what the calling thread submits from now on."""
 
     def cancel(self) -> None:
         """Have Spark end the tasks; to be called again while the job has not ended."""
@@ -75,14 +82,14 @@ def run_watched(
 
     def submit() -> None:
         try:
+            job.mark()
             outcome.put(([call()], None))
         except BaseException as error:
             outcome.put(([], error))
 
     with new_job(session) as job:
-        thread = job.thread(submit)
+        thread = job.start(submit)
         watch = IdleWatch(job, idle_seconds)
-        thread.start()
         try:
             while thread.is_alive():
                 pause() if pause else thread.join(timeout=0.1)
@@ -90,7 +97,10 @@ def run_watched(
         except BaseException:
             _end(job, thread)
             raise
-    value, error = outcome.get()
+    try:
+        value, error = outcome.get_nowait()
+    except queue.Empty:  # PySpark's own part of the thread failed, and its hook showed why
+        raise ClusterError(_NOT_SUBMITTED) from None
     if error is not None:
         raise error
     return value[0]
@@ -184,17 +194,22 @@ class ClassicJob:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
         from pyspark import InheritableThread
 
-        def run() -> None:
-            self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
-            submit()
-
-        thread: threading.Thread = InheritableThread(target=run)
+        # PySpark copies the caller's local properties, such as its scheduler pool, by a call on
+        # the caller's own thread, which has no limit: so another thread first asks whether the
+        # driver answers at all.
+        ask(self.session, "the start of a job", self._context.statusTracker)
+        thread: threading.Thread = InheritableThread(target=submit)
         thread.daemon = True
+        thread.start()
         return thread
+
+    def mark(self) -> None:
+        """See `SparkJob`."""
+        self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
 
     def cancel(self) -> None:
         """See `SparkJob`."""
@@ -230,15 +245,16 @@ class ConnectJob:
         if self._has_progress:
             self.session.removeProgressHandler(self._progress)
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
+        thread = threading.Thread(target=submit, daemon=True)
+        thread.start()
+        return thread
 
-        def run() -> None:
-            self.session.addTag(self._tag)
-            submit()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        return self._thread
+    def mark(self) -> None:
+        """See `SparkJob`."""
+        self._thread = threading.current_thread()
+        self.session.addTag(self._tag)
 
     def cancel(self) -> None:
         """See `SparkJob`."""

@@ -262,13 +262,13 @@ def _is_without_protobuf(session: Any, workers: int) -> bool:
 
     def look() -> None:
         try:
+            job.mark()
             session.range(0, workers, 1, workers).selectExpr(ask).collect()
         except Exception as error:
             said.append(str(error))
 
     job = ClassicJob(session)
-    thread = job.thread(look)
-    thread.start()
+    thread = job.start(look)
     thread.join(_EXAMINE_SECONDS)
     if thread.is_alive():
         job.cancel()
