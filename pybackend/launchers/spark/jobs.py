@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -18,6 +19,8 @@ _IDLE_SECONDS = 60.0
 # How long Spark's driver may say nothing while a job runs; its garbage collection takes seconds.
 _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
+# Between two looks: this process was suspended, or its user's callback took so long.
+_GAP_SECONDS = 5.0
 _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
@@ -136,7 +139,7 @@ class IdleWatch:
         self._job = job
         self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
         # Last seen to run, last asked, and last heard of.
-        self._busy = self._asked = self._heard = time.monotonic()
+        self._looked = self._busy = self._asked = self._heard = time.monotonic()
         self._answer: queue.Queue[bool] = queue.Queue()
         self._is_waiting = False
         self.is_busy = False
@@ -151,14 +154,24 @@ class IdleWatch:
             No task has run, or Spark has not answered, for a minute.
         """
         now = time.monotonic()
+        self._skip_gap(now)
         self._take_answer(now)
         if not self._is_waiting and now >= self._asked + _ASK_EVERY_SECONDS:
             self._asked, self._is_waiting = now, True
             threading.Thread(target=self._ask, daemon=True).start()
-        if now > self._heard + _SILENT_SECONDS:
+        if self._is_waiting and now > max(self._heard, self._asked) + _SILENT_SECONDS:
             raise silence(self._job.session, "the state of a job", _SILENT_SECONDS)
         if not self._is_waiting and now > self._busy + self._idle_seconds:
             raise ClusterError(_IDLE)
+
+    def _skip_gap(self, now: float) -> None:
+        """Do not count time in which nobody looked: Spark is not to blame for it."""
+        gap = now - self._looked
+        self._looked = now
+        if gap > _GAP_SECONDS:
+            self._busy += gap
+            self._asked += gap
+            self._heard += gap
 
     def _take_answer(self, now: float) -> None:
         with suppress(queue.Empty):
@@ -170,13 +183,12 @@ class IdleWatch:
 
     def _ask(self) -> None:
         # An error is no answer; the job's own thread gets one like it, and raises it.
-        while True:
+        # Attempts are counted, not seconds: a suspended process makes none.
+        for _ in range(math.ceil(_SILENT_SECONDS / _ASK_EVERY_SECONDS)):
             with suppress(Exception):
                 self._answer.put(self._job.is_busy())
                 return
             time.sleep(_ASK_EVERY_SECONDS)
-            if time.monotonic() > self._asked + _SILENT_SECONDS:
-                return
 
 
 class ClassicJob:
