@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.spark import jobs
+from pybackend.launchers.spark import executors, jobs
+from pybackend.launchers.spark.executors import ask_executors
 from pybackend.launchers.spark.jobs import IdleWatch, run_watched
 
 
@@ -72,6 +73,17 @@ def test_a_thread_that_ends_before_its_call_is_an_error(use_job: Any) -> None:
     use_job(Unsubmitted())
     with pytest.raises(ClusterError, match="did not take a job"):
         run_watched(None, lambda: 1)
+
+
+def test_a_question_that_executors_do_not_answer_is_cancelled(
+    use_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = use_job(FakeJob())
+    monkeypatch.setattr(executors, "_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(executors, "_ask", lambda session, look: job.cancelled.wait(30))
+    with pytest.raises(ClusterError, match=r"no executor answered within 0\.2 s"):
+        ask_executors(None, lambda: 1)
+    assert job.cancelled.is_set()
 
 
 class Clock:

@@ -109,6 +109,18 @@ def run_watched(
     return value[0]
 
 
+def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
+    """A ``pause`` of `run_watched` that raises ``late`` when the job has taken so long."""
+    end = time.monotonic() + seconds
+
+    def pause() -> None:
+        if time.monotonic() > end:
+            raise late
+        time.sleep(0.05)
+
+    return pause
+
+
 def _end(job: SparkJob, thread: threading.Thread) -> None:
     """Cancel a job, and wait a little for its end."""
 
