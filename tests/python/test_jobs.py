@@ -137,9 +137,10 @@ class Watched:
         self.clock.now += seconds
         self.watch.look()
 
-    def look_for(self, seconds: float) -> None:
-        for _ in range(round(seconds)):
-            self.look_after(1.0)
+    def look_for(self, seconds: float, step: float = 1.0) -> None:
+        for _ in range(round(seconds / step)):
+            self.look_after(step)
+            time.sleep(0.005)  # for the thread that asks
 
 
 @pytest.fixture
@@ -175,6 +176,4 @@ def test_a_job_that_was_idle_before_a_gap_still_ends(watched: Watched) -> None:
     watched.job.answer = False
     watched.look_after(3600.0)
     with pytest.raises(ClusterError, match="runs no task"):
-        for _ in range(140):
-            watched.look_after(0.5)
-            time.sleep(0.01)
+        watched.look_for(70, step=0.5)
