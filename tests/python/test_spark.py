@@ -40,6 +40,7 @@ from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
+from pybackend.launchers.spark import log
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.net.meeting import MeetingServer
@@ -544,6 +545,21 @@ def in_another_process(code: str) -> str:
         cwd=os.path.dirname(__file__),
         env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
     ).stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("WARN", "WARN"), ("INFO", "WARN"), ("DEBUG", "DEBUG"), ("OFF", "OFF")]
+)
+def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: str) -> None:
+    names = [f"'{log._LOG4J}.LogManager', 'getLogger', '{name}'" for name in log._LOGGERS]
+    log._set_levels(spark, dict.fromkeys(log._LOGGERS, before))
+    try:
+        log._begin(spark)
+        assert all(":OFF" in text for text in log._evaluate(spark, names))
+        log._end(spark)
+        assert all(f":{after}" in text for text in log._evaluate(spark, names))
+    finally:
+        log._set_levels(spark, dict.fromkeys(log._LOGGERS, "ERROR"))
 
 
 @pytest.fixture
