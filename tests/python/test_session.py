@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -108,7 +109,7 @@ def test_a_server_that_stops_before_or_after_it_has_answered_ends_the_call(
         call(session, tmp_path)
     assert time.monotonic() - began < LONGEST
     assert "the Spark Connect server at 127.0.0.1" in str(caught.value)
-    assert f"nothing came within {LIMIT} s when asked for" in str(caught.value)
+    assert re.search(rf"nothing came within {LIMIT} s when asked (for|to) ", str(caught.value))
     assert "start a new session" in str(caught.value)
 
 
@@ -169,6 +170,13 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
         # Else PySpark would ask the server for minutes when this process ends.
         session.client.close()
     wait_for(lambda: not worker_processes())
+
+
+def test_the_request_reads_as_a_noun_or_as_a_task() -> None:
+    noun = session_module.silence(None, "the model's place", 30)
+    task = session_module.silence(None, "to take the model", 30)
+    assert "within 30 s when asked for the model's place. " in str(noun)
+    assert "within 30 s when asked to take the model. " in str(task)
 
 
 def test_what_a_session_is() -> None:

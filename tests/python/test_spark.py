@@ -40,6 +40,7 @@ from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
 from pybackend.launchers.spark import jobs as spark_job
+from pybackend.launchers.spark import log
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.net.meeting import MeetingServer
@@ -546,7 +547,24 @@ def in_another_process(code: str) -> str:
     ).stdout
 
 
-def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("WARN", "WARN"), ("INFO", "WARN"), ("DEBUG", "DEBUG"), ("OFF", "OFF")]
+)
+def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: str) -> None:
+    names = [f"'{log._LOG4J}.LogManager', 'getLogger', '{name}'" for name in log._LOGGERS]
+    log._set_levels(spark, dict.fromkeys(log._LOGGERS, before))
+    try:
+        log._begin(spark)
+        assert all(":OFF" in text for text in log._evaluate(spark, names))
+        log._end(spark)
+        assert all(f":{after}" in text for text in log._evaluate(spark, names))
+    finally:
+        log._set_levels(spark, dict.fromkeys(log._LOGGERS, "ERROR"))
+
+
+@pytest.fixture
+def stop_driver(spark: Any, monkeypatch: Any) -> Iterator[Any]:
+    """Stops Spark's JVM until the test ends; two seconds are the limit for an answer."""
     children = " ".join(p.read_text() for p in Path("/proc/self/task").glob("*/children")).split()
     (java,) = [
         int(pid)
@@ -554,12 +572,33 @@ def test_a_driver_that_does_not_answer_is_named(spark: Any, monkeypatch: Any) ->
         if b"pyspark-shell" in Path("/proc", pid, "cmdline").read_bytes()
     ]
     monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
-    os.kill(java, signal.SIGSTOP)
+    yield lambda: os.kill(java, signal.SIGSTOP)
+    os.kill(java, signal.SIGCONT)
+
+
+def test_a_driver_that_does_not_answer_is_named(spark: Any, stop_driver: Any) -> None:
+    stop_driver()
+    with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
+        barrier_run(spark, lambda context: 1, workers=1)
+
+
+def test_a_driver_that_stops_before_a_job_starts_is_named(spark: Any, stop_driver: Any) -> None:
+    job = spark_job.ClassicJob(spark)
+    stop_driver()
+    with pytest.raises(ClusterError, match=r"does not answer: .* the start of a job"):
+        job.start(lambda: None)
+
+
+def test_a_job_inherits_the_properties_of_the_calling_thread(spark: Any) -> None:
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "mine")
     try:
-        with pytest.raises(ClusterError, match=r"\(its Java process\) does not answer: .* 2 s"):
-            barrier_run(spark, lambda context: 1, workers=1)
+        pool = spark_job.run_watched(
+            spark, lambda: context.getLocalProperty("spark.scheduler.pool")
+        )
     finally:
-        os.kill(java, signal.SIGCONT)
+        context.setLocalProperty("spark.scheduler.pool", None)
+    assert pool == "mine"
 
 
 def test_a_stopped_session_is_named() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import queue
+import threading
+from typing import Any
 
-from pybackend.launchers.spark.sparklyr import _explain
+import pytest
+from conftest import wait_for
+
+from pybackend.errors import ClusterError
+from pybackend.job.messages import Note
+from pybackend.launchers.spark import sparklyr
+from pybackend.launchers.spark.sparklyr import _explain, _Watch
 
 PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuilder"
 
@@ -35,3 +43,63 @@ def test_without_a_finding_sparks_own_words_come_first() -> None:
     told = str(_explain("it broke Driver stacktrace: much more", "10.0.0.1:4000", []))
     assert told.startswith("sparklyr could not run the workers: it broke\n")
     assert "executors' logs" in told
+
+
+class SilentJob:
+    """A job of a driver that does not answer."""
+
+    def cancel(self) -> None:
+        self.cancelling.set()
+        raise ClusterError("does not answer")
+
+    def __init__(self) -> None:
+        self.cancelling = threading.Event()
+
+
+class Meeting:
+    """A meeting at which nobody has arrived."""
+
+    address = "10.0.0.1:4000"
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[Any] = queue.Queue()
+
+    def missing(self) -> tuple[list[int], float]:
+        return [0], 0.0
+
+
+class Idle:
+    is_busy = False
+
+    def __init__(self, job: Any) -> None:
+        pass
+
+    def look(self) -> None:
+        raise ClusterError("no task runs")
+
+
+def test_events_are_passed_on_after_a_job_could_not_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sparklyr, "IdleWatch", Idle)
+    job: Any = SilentJob()
+    meeting: Any = Meeting()
+    seen: list[Any] = []
+    with _Watch(job, meeting, seen.append) as watch:
+        assert job.cancelling.wait(10)
+        meeting.queue.put(Note("later"))
+        wait_for(lambda: seen)
+        with pytest.raises(ClusterError, match="no task runs"):
+            watch.raise_any("")
+
+
+def test_a_slow_driver_is_not_asked_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparklyr, "run_watched", run_nothing)
+    asked: list[str] = []
+    monkeypatch.setattr(sparklyr, "ask", lambda session, what, call: asked.append(what) or "4.3.0")
+    assert sparklyr._is_without_protobuf(None, 2)
+    assert asked == ["its version"]
+
+
+def run_nothing(session: Any, call: Any, pause: Any, idle_seconds: float) -> None:
+    raise RuntimeError(f"java.lang.{PROTOBUF.partition('lang.')[2]}")

@@ -42,7 +42,8 @@ def attach_spark(
     Raises
     ------
     ClusterError
-        This process already uses another, live SparkContext, or pyspark is missing.
+        This process already uses another, live SparkContext, pyspark is missing, or the JVM does
+        not answer.
     """
     global _attached
     if importlib.util.find_spec("pyspark") is None:
@@ -74,7 +75,8 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
     # Left behind by a Connect session of this process; PySpark would start another one.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     _disconnect_quietly()
-    with _environment(variables):
+
+    def join() -> Any:
         gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
         spark = gateway.jvm.org.apache.spark
         context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
@@ -85,6 +87,9 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         SparkContext(gateway=gateway, jsc=context, conf=conf)
         return SparkSession.builder.getOrCreate()
 
+    with _environment(variables):
+        return ask(None, "its session", join)
+
 
 def _is_alive(session: Any) -> bool:
     from py4j.protocol import Py4JError
@@ -94,7 +99,7 @@ def _is_alive(session: Any) -> bool:
     logging.disable(logging.CRITICAL)
     try:
         return bool(ask(session, "its name", lambda: session.sparkContext.applicationId))
-    except (Py4JError, OSError, AttributeError):  # its JVM is gone, or it was stopped
+    except (ClusterError, Py4JError, OSError, AttributeError):  # its JVM is gone, or was stopped
         return False
     finally:
         logging.disable(before)
@@ -123,7 +128,8 @@ def _reject_foreign_session() -> None:
     from pyspark.sql import SparkSession
 
     try:
-        session = SparkSession.getActiveSession()
+        # Not getActiveSession(): that knows the sessions of its own thread alone.
+        session = ask(None, "its session", SparkSession.active)
     except Exception:  # a session whose JVM is gone cannot even be asked for
         return
     if session is not None and _is_alive(session):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import count_slots
-from pybackend.net.deadline import within
 
 _LIMIT_SECONDS = 60.0
 
@@ -26,7 +27,9 @@ def ask_executors(session: Any, look: Callable[[], Any]) -> list[Any]:
         No answer within a minute. What Spark raises is passed on.
     """
     late = ClusterError(f"no executor answered within {_LIMIT_SECONDS:g} s")
-    return [json.loads(text) for text in within(_LIMIT_SECONDS, lambda: _ask(session, look), late)]
+    pause = give_up_after(_LIMIT_SECONDS, late)
+    texts = run_watched(session, lambda: _ask(session, look), pause, idle_seconds=math.inf)
+    return [json.loads(text) for text in texts]
 
 
 def _ask(session: Any, look: Callable[[], Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -18,9 +19,15 @@ _IDLE_SECONDS = 60.0
 # How long Spark's driver may say nothing while a job runs; its garbage collection takes seconds.
 _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
+# Between two looks: this process was suspended, or its user's callback took so long.
+_GAP_SECONDS = 5.0
 _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
+)
+_NOT_SUBMITTED = (
+    "Spark's driver did not take a job: its session was stopped, or its Java process has ended. "
+    "See the error above, and start a new session"
 )
 _Value = TypeVar("_Value")
 
@@ -34,8 +41,11 @@ class SparkJob(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
-        """A thread, not yet started, that calls ``submit``, whose jobs are then these."""
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
+        """Call ``submit`` on a thread; `ClusterError` if Spark's driver does not answer."""
+
+    def mark(self) -> None:
+        """Make this job of what the calling thread submits from now on."""
 
     def cancel(self) -> None:
         """Have Spark end the tasks; to be called again while the job has not ended."""
@@ -75,14 +85,14 @@ def run_watched(
 
     def submit() -> None:
         try:
+            job.mark()
             outcome.put(([call()], None))
         except BaseException as error:
             outcome.put(([], error))
 
     with new_job(session) as job:
-        thread = job.thread(submit)
+        thread = job.start(submit)
         watch = IdleWatch(job, idle_seconds)
-        thread.start()
         try:
             while thread.is_alive():
                 pause() if pause else thread.join(timeout=0.1)
@@ -90,10 +100,25 @@ def run_watched(
         except BaseException:
             _end(job, thread)
             raise
-    value, error = outcome.get()
+    try:
+        value, error = outcome.get_nowait()
+    except queue.Empty:  # PySpark's own part of the thread failed, and its hook showed why
+        raise ClusterError(_NOT_SUBMITTED) from None
     if error is not None:
         raise error
     return value[0]
+
+
+def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
+    """A ``pause`` of `run_watched` that raises ``late`` when the job has taken so long."""
+    end = time.monotonic() + seconds
+
+    def pause() -> None:
+        if time.monotonic() > end:
+            raise late
+        time.sleep(0.05)
+
+    return pause
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
@@ -126,7 +151,7 @@ class IdleWatch:
         self._job = job
         self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
         # Last seen to run, last asked, and last heard of.
-        self._busy = self._asked = self._heard = time.monotonic()
+        self._looked = self._busy = self._asked = self._heard = time.monotonic()
         self._answer: queue.Queue[bool] = queue.Queue()
         self._is_waiting = False
         self.is_busy = False
@@ -141,14 +166,24 @@ class IdleWatch:
             No task has run, or Spark has not answered, for a minute.
         """
         now = time.monotonic()
+        self._skip_gap(now)
         self._take_answer(now)
         if not self._is_waiting and now >= self._asked + _ASK_EVERY_SECONDS:
             self._asked, self._is_waiting = now, True
             threading.Thread(target=self._ask, daemon=True).start()
-        if now > self._heard + _SILENT_SECONDS:
+        if self._is_waiting and now > max(self._heard, self._asked) + _SILENT_SECONDS:
             raise silence(self._job.session, "the state of a job", _SILENT_SECONDS)
         if not self._is_waiting and now > self._busy + self._idle_seconds:
             raise ClusterError(_IDLE)
+
+    def _skip_gap(self, now: float) -> None:
+        """Do not count time in which nobody looked: Spark is not to blame for it."""
+        gap = now - self._looked
+        self._looked = now
+        if gap > _GAP_SECONDS:
+            self._busy += gap
+            self._asked += gap
+            self._heard += gap
 
     def _take_answer(self, now: float) -> None:
         with suppress(queue.Empty):
@@ -160,13 +195,12 @@ class IdleWatch:
 
     def _ask(self) -> None:
         # An error is no answer; the job's own thread gets one like it, and raises it.
-        while True:
+        # Attempts are counted, not seconds: a suspended process makes none.
+        for _ in range(math.ceil(_SILENT_SECONDS / _ASK_EVERY_SECONDS)):
             with suppress(Exception):
                 self._answer.put(self._job.is_busy())
                 return
             time.sleep(_ASK_EVERY_SECONDS)
-            if time.monotonic() > self._asked + _SILENT_SECONDS:
-                return
 
 
 class ClassicJob:
@@ -184,17 +218,22 @@ class ClassicJob:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
         from pyspark import InheritableThread
 
-        def run() -> None:
-            self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
-            submit()
-
-        thread: threading.Thread = InheritableThread(target=run)
+        # PySpark copies the caller's local properties, such as its scheduler pool, by a call on
+        # the caller's own thread, which has no limit: so another thread first asks whether the
+        # driver answers at all.
+        ask(self.session, "the start of a job", self._context.statusTracker)
+        thread: threading.Thread = InheritableThread(target=submit)
         thread.daemon = True
+        thread.start()
         return thread
+
+    def mark(self) -> None:
+        """See `SparkJob`."""
+        self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
 
     def cancel(self) -> None:
         """See `SparkJob`."""
@@ -230,15 +269,16 @@ class ConnectJob:
         if self._has_progress:
             self.session.removeProgressHandler(self._progress)
 
-    def thread(self, submit: Callable[[], None]) -> threading.Thread:
+    def start(self, submit: Callable[[], None]) -> threading.Thread:
         """See `SparkJob`."""
+        thread = threading.Thread(target=submit, daemon=True)
+        thread.start()
+        return thread
 
-        def run() -> None:
-            self.session.addTag(self._tag)
-            submit()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        return self._thread
+    def mark(self) -> None:
+        """See `SparkJob`."""
+        self._thread = threading.current_thread()
+        self.session.addTag(self._tag)
 
     def cancel(self) -> None:
         """See `SparkJob`."""

@@ -13,9 +13,11 @@ from pybackend.launchers.spark.session import is_connect
 # They write the stack of a task that failed: the first in local mode, the second always.
 _LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LOG4J = "org.apache.logging.log4j"
-# To return to, though log4j may say INFO: Spark's shells hide that by a filter, which setLogLevel()
-# removes.
-_USUAL = "WARN"
+# Instead of INFO: Spark's default, which a filter hides as long as no level is set for the logger
+# itself. To set INFO would show a line for each task of every later job; who has called
+# setLogLevel("INFO") loses these two loggers' lines. Nor can a level be inherited again: SQL can
+# pass no null, and the loggers keep the level, whatever setLogLevel() says later.
+_HIDDEN, _SHOWN = "INFO", "WARN"
 # Jobs that need silence, and the levels to return to after the last one.
 _jobs = 0
 _before: dict[str, str] = {}
@@ -74,7 +76,7 @@ def _levels(session: Any) -> dict[str, str]:
     found = (re.match(r"([\w.]+):(\w+)", text) for text in _evaluate(session, names))
     levels = {match[1]: match[2] for match in found if match}
     return {
-        name: level if level in ("ERROR", "FATAL") else _USUAL
+        name: _SHOWN if level == _HIDDEN else level
         for name, level in levels.items()
         if level != "OFF"
     }

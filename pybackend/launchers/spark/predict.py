@@ -100,7 +100,7 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
         path = Path(folder) / name
         path.write_bytes(model)
         send = partial(session.addArtifacts, str(path), file=True)
-        ask(session, "the place of the model", send, len(model))
+        ask(session, "to take the model", send, len(model))
     return replace(task, files=files, artifact=name)
 
 

@@ -46,7 +46,7 @@ def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -
     Parameters
     ----------
     request
-        What is asked for, as error messages name it.
+        What is asked for, as error messages name it; or what to do, if it begins with "to".
     size
         Bytes that travel with the call; for each MB it may last a second longer.
 
@@ -65,8 +65,9 @@ def silence(session: Any, request: str, seconds: float) -> ClusterError:
         driver, advice = f"the Spark Connect server at {session.client.host}", "see its log"
     else:
         driver, advice = "Spark's driver (its Java process)", "see whether that process runs"
+    asked = request if request.startswith("to ") else f"for {request}"
     return ClusterError(
-        f"{driver} does not answer: nothing came within {seconds:.0f} s when asked for {request}. "
+        f"{driver} does not answer: nothing came within {seconds:.0f} s when asked {asked}. "
         "It was stopped, is out of reach, or is overloaded: "
         f"{advice}, or start a new session"
     )

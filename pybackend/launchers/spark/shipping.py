@@ -20,11 +20,12 @@ def ship_package(session: Any) -> None:
     """Make ``import pybackend`` give the executors what the driver has."""
     sources = package_sources()
     name = f"pybackend-{_digest(sources)[:16]}.zip"
-    what = "the place of this package's archive"
+    request = "to take this package's archive"
     if is_connect(session):
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             archive = _pack(sources, Path(folder) / name)
-            ask(session, what, lambda: session.addArtifacts(str(archive), pyfile=True))
+            size = archive.stat().st_size
+            ask(session, request, lambda: session.addArtifacts(str(archive), pyfile=True), size)
         return
     from pyspark import SparkFiles
 
@@ -32,11 +33,12 @@ def ship_package(session: Any) -> None:
     # folder that Spark removes with the context.
     shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
     if name not in shipped:
-        root = ask(session, what, SparkFiles.getRootDirectory)
+        root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
         archive = Path(root) / "tfdist" / name
         archive.parent.mkdir(exist_ok=True)
         _pack(sources, archive)
-        ask(session, what, lambda: session.sparkContext.addPyFile(str(archive)))
+        size = archive.stat().st_size
+        ask(session, request, lambda: session.sparkContext.addPyFile(str(archive)), size)
         shipped.add(name)
 
 

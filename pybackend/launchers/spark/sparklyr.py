@@ -32,7 +32,7 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier import check_hosts, driver_addresses, input_frame
-from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch
+from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import package_sources, ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
@@ -102,7 +102,7 @@ class SparklyrWorkers:
             except Exception as raised:
                 error = raised
             except BaseException:  # Ctrl-C
-                threading.Thread(target=_cancel, args=(spark_job,), daemon=True).start()
+                _start_cancel(spark_job)
                 raise
             if error is None:
                 meeting.drain(_DRAIN_SECONDS)
@@ -126,6 +126,11 @@ def _meeting(host: str | None, token: str, workers: int, announced: str | None) 
             f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
             "by which executors reach it, and spark.driver.bindAddress to the one to listen on"
         ) from error
+
+
+def _start_cancel(job: ClassicJob) -> None:
+    """Cancel without waiting: a driver that does not answer takes half a minute to give up."""
+    threading.Thread(target=_cancel, args=(job,), daemon=True).start()
 
 
 def _cancel(job: ClassicJob) -> None:
@@ -207,7 +212,7 @@ class _Watch:
                     self._look(idle)
             except ClusterError as trouble:
                 self.trouble = trouble
-                self._job.cancel()
+                _start_cancel(self._job)
             except Exception:  # Spark does not answer now: R's own call will show why
                 self._stopped.wait(1)
 
@@ -238,11 +243,12 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
     """What the executors lack to run workers at all; limited in time as every job is."""
     session = workers.session
     examination = ClassicJob(session)
-    limit = threading.Timer(_EXAMINE_SECONDS, examination.cancel)
+    limit = threading.Timer(_EXAMINE_SECONDS, _cancel, (examination,))
     limit.daemon = True
     limit.start()
     try:
-        with _view(session, session.range(0, job.workers, 1, job.workers)) as view:
+        numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
+        with _view(session, numbers) as view:
             found = workers.examine(view, meeting.address, examination.group)
     except Exception as error:
         if _is_without_protobuf(session, job.workers):
@@ -255,24 +261,19 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
 
 def _is_without_protobuf(session: Any, workers: int) -> bool:
     """Whether sparklyr's R cannot start for want of that class: only executors' logs show it."""
-    if tuple(map(int, session.version.split(".")[:2])) < (4, 3):
-        return False
-    ask = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
-    said = []
+    load = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
+    pause = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor has tried"))
 
     def look() -> None:
-        try:
-            session.range(0, workers, 1, workers).selectExpr(ask).collect()
-        except Exception as error:
-            said.append(str(error))
+        session.range(0, workers, 1, workers).selectExpr(load).collect()
 
-    job = ClassicJob(session)
-    thread = job.thread(look)
-    thread.start()
-    thread.join(_EXAMINE_SECONDS)
-    if thread.is_alive():
-        job.cancel()
-    return any(f"ClassNotFoundException: {_PROTOBUF}" in text for text in said)
+    try:
+        version = ask(session, "its version", lambda: session.version)
+        if tuple(map(int, version.split(".")[:2])) >= (4, 3):
+            run_watched(session, look, pause, idle_seconds=math.inf)
+    except Exception as error:
+        return f"ClassNotFoundException: {_PROTOBUF}" in str(error)
+    return False
 
 
 def _unwrap(error: Exception) -> str:

@@ -46,7 +46,11 @@ class SparklyrGroup:
         """See `Group`."""
         everyone = self._meeting.gather(message)
         if everyone is None:
-            raise ClusterError("the driver has ended the job before all workers had met")
+            raise ClusterError(
+                f"worker {self.rank} lost the driver before all workers had met: the driver has "
+                "ended the job, or the network between them failed. If the driver still runs, "
+                "start again"
+            )
         return everyone
 
 
