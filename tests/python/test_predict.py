@@ -300,7 +300,7 @@ def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: 
 
 def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
     monkeypatch.setattr(predict_task, "_models", type(predict_task._models)())
-    monkeypatch.setattr(PredictTask, "_loaded", lambda task: task.digest.upper())
+    monkeypatch.setattr(PredictTask, "_load", lambda task: task.digest.upper())
     asked: list[Any] = [PredictTask(None, {}, name, (), (), 0, None) for name in "abcabcadb"]  # type: ignore[arg-type]
     assert [task.model() for task in asked] == list("ABCABCADB")
     assert list(predict_task._models) == ["a", "d", "b"]

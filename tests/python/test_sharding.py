@@ -89,9 +89,9 @@ def test_parts_of_an_order_are_those_of_the_whole(data: Any, rows: int, together
     first = data.draw(st.integers(0, len(own)))
     last = data.draw(st.integers(first, len(own)))
     with mock.patch.object(sharding, "_BLOCK", together):
-        sharding._visited.cache_clear()
+        sharding._draw_visits.cache_clear()
         visited = Visits(rows, 3, rank, True, workers).between(first, last, 1)
-    sharding._visited.cache_clear()
+    sharding._draw_visits.cache_clear()
     assert visited.tolist() == whole[first:last].tolist()
 
 

@@ -42,11 +42,11 @@ class PredictTask:
     Attributes
     ----------
     files
-        The model's file, and the custom objects that it needs.
+        The model's file, and the custom objects it needs.
     digest
         Of what is in the files; models of the same digest are the same.
     artifact
-        Where not None, Spark has the model's file by this name, and ``files`` lack it.
+        If not None, Spark has the model's file by this name, and ``files`` do not.
     column_groups
         The tensors, whose ``places`` count the columns of ``places``.
     places
@@ -78,7 +78,7 @@ class PredictTask:
                 [batch.schema.names[place] for place in self.places],
             )
             first = 0
-            for outputs in predicted(self.model(), reader.read(features), self.job.batch_size):
+            for outputs in predict_rows(self.model(), reader.read(features), self.job.batch_size):
                 rows = batch.slice(first, len(outputs[0]))
                 first += rows.num_rows
                 yield pa.RecordBatch.from_arrays(
@@ -87,16 +87,16 @@ class PredictTask:
                 )
 
     def model(self) -> Any:
-        """The model, from this process's memory where it was loaded before."""
+        """The model, from this process's memory if it was loaded before."""
         with _lock:
             if self.digest not in _models:
-                _models[self.digest] = self._loaded()
+                _models[self.digest] = self._load()
                 while len(_models) > _MOST_MODELS:
                     _models.popitem(last=False)
             _models.move_to_end(self.digest)
             return _models[self.digest]
 
-    def _loaded(self) -> Any:
+    def _load(self) -> Any:
         _set_up_tensorflow()
         import cloudpickle
 
@@ -112,7 +112,7 @@ class PredictTask:
             safe_mode=self.job.safe_mode,
             compile=False,
         )
-        # XLA compiles anew for each number of rows, and is slower at convolutions on a CPU.
+        # XLA compiles again for each number of rows, and is slower at convolutions on a CPU.
         model.jit_compile = False
         return model
 
@@ -124,15 +124,15 @@ class PredictTask:
         return Path(SparkFiles.get(self.artifact)).read_bytes()
 
 
-def predicted(
+def predict_rows(
     model: Any, tensors: Mapping[str, Array | Ragged], batch_size: int
 ) -> Iterator[list[Array]]:
-    """A model's outputs for all rows in order, flattened, in blocks that memory holds.
+    """A model's outputs for all rows in order, flattened, in blocks that fit into memory.
 
     Raises
     ------
     InputError
-        Where the rows do not have the shape of the model's input.
+        The rows do not have the shape of the model's input.
     """
     import keras
     import tensorflow as tf
@@ -151,12 +151,12 @@ def predicted(
         parts.append(keras.tree.flatten(model.predict_on_batch(x)))
         size += sum(output.nbytes for output in parts[-1])
         if size >= _BLOCK_BYTES or last == len(rows):
-            yield [np.concatenate(found) for found in zip(*parts, strict=True)]
+            yield [np.concatenate(part) for part in zip(*parts, strict=True)]
             parts, size = [], 0
 
 
 def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
-    """How long a row of the model's inputs is, where that is one known number."""
+    """How long a row of the model's inputs is, if that is one known number."""
     inputs: Sequence[Any] = getattr(model, "inputs", None) or []
     is_one = len(inputs) == 1 and "x" in tensors
     names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]
@@ -177,7 +177,7 @@ def _set_up_tensorflow() -> None:
     import_tensorflow()
     import tensorflow as tf
 
-    with suppress(RuntimeError):  # it runs already: for a model before, or a function of the user's
+    with suppress(RuntimeError):  # it runs already: for an earlier model, or the user
         if context is not None:
             tf.config.threading.set_intra_op_parallelism_threads(max(1, context.cpus()))
         for gpu in tf.config.list_physical_devices("GPU"):
