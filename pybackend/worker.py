@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # Files are read at different speeds; a worker that dies over them is noticed at once.
 _READ_SECONDS = 6 * 3600.0
 REPORT = "report.json"
+_CLEARINGS = 100
 JOB = "job.json"
 _PR_SET_PDEATHSIG = 1
 
@@ -192,7 +193,10 @@ def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[Order]) -> None
     """Pass on the launcher's order; when the pipe closes, clean up and end the process group."""
     for line in pipe:
         orders.put(decode(line, Order))
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(_CLEARINGS):  # other threads of this process may still write there
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

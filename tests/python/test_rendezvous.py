@@ -167,6 +167,7 @@ def test_a_connection_that_fails_at_once_stops_no_others(monkeypatch: pytest.Mon
         def accept(cls, server: socket.socket) -> Stream:
             stream = Stream.accept(server)
             if failures:
+                stream.close()
                 raise failures.pop()
             return stream
 

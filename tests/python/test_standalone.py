@@ -26,6 +26,8 @@ import pybackend
 from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
 
 # A worker must be in the network of its host, and the last test starts R.
+from pybackend.launchers.spark.network import TOO_LONG
+
 pytestmark = [pytest.mark.launcher, pytest.mark.timeout(300)]
 
 # As long as a busy machine may take for what has no other end.
@@ -120,11 +122,15 @@ def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
     if cluster.hosts[0].port is None:
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
     one, two = (cluster.hosts[number].address for number in (0, 1))
-    began = time.monotonic()
-    with cluster.firewall(0, 1), pytest.raises(ClusterError) as caught:
-        barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
-    assert time.monotonic() - began < 30
-    message = str(caught.value)
+    message = ""
+    for _ in range(2):  # Spark itself may wait for a host that it cannot reach: then it says so
+        began = time.monotonic()
+        with cluster.firewall(0, 1), pytest.raises(ClusterError) as caught:
+            barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
+        message = str(caught.value)
+        if not message.startswith(TOO_LONG):
+            assert time.monotonic() - began < 30
+            break
     assert any(
         f"on {a} cannot reach worker" in message and f"at {b}:" in message
         for a, b in ((one, two), (two, one))
