@@ -95,7 +95,7 @@ LANES = (
     python_lane("hosts", 420),
     make_lane("r-test-plain", 300),
     make_lane("r-test-local", 420),
-    make_lane("r-check-python", 240, after="docs"),
+    make_lane("r-check-python", 420, after="docs"),
     make_lane("r-check-no-python", 180, after="docs"),
     python_lane("frames", 300),
     python_lane("connect", 300),
