@@ -28,7 +28,7 @@ from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_trai
 # A worker must be in the network of its host, and the last test starts R.
 from pybackend.launchers.spark.network import TOO_LONG
 
-pytestmark = [pytest.mark.launcher, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.launcher, pytest.mark.timeout(420)]
 
 # As long as a busy machine may take for what has no other end.
 PATIENCE = 120.0
@@ -159,7 +159,7 @@ def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=2 * PATIENCE,
         )
     assert told.returncode == 1
     one, two = (cluster.hosts[number].address for number in (0, 1))
