@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # Files are read at different speeds; a worker that dies over them is noticed at once.
 _READ_SECONDS = 6 * 3600.0
 REPORT = "report.json"
-_CLEARINGS = 100
 JOB = "job.json"
+_CLEARINGS = 100
 _PR_SET_PDEATHSIG = 1
 
 

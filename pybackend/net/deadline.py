@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
@@ -15,19 +15,17 @@ def within(seconds: float, call: Callable[[], _Value], late: Exception) -> _Valu
 
     A call that is late goes on in a daemon thread, which does not keep the process alive.
     """
-    outcome: queue.Queue[tuple[list[_Value], BaseException | None]] = queue.Queue()
+    outcome: Future[_Value] = Future()
+    threading.Thread(target=settle, args=(outcome, call), daemon=True).start()
+    wait([outcome], timeout=seconds)
+    if not outcome.done():
+        raise late
+    return outcome.result()
 
-    def run() -> None:
-        try:
-            outcome.put(([call()], None))
-        except BaseException as error:
-            outcome.put(([], error))
 
-    threading.Thread(target=run, daemon=True).start()
+def settle(outcome: Future[_Value], call: Callable[[], _Value]) -> None:
+    """Call a function on this thread, for whoever waits for its outcome on another."""
     try:
-        value, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        raise late from None
-    if error is not None:
-        raise error
-    return value[0]
+        outcome.set_result(call())
+    except BaseException as error:
+        outcome.set_exception(error)

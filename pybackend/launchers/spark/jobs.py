@@ -7,11 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask, is_connect, silence
+from pybackend.net.deadline import settle
 from pybackend.net.rendezvous import new_token
 
 # How long no task of a job may run: then something else has the slots, or there are none.
@@ -81,17 +84,14 @@ def run_watched(
         No task ran for so long, or Spark's driver has not answered for a minute. What the call
         raises is passed on.
     """
-    outcome: queue.Queue[tuple[list[_Value], BaseException | None]] = queue.Queue()
+    outcome: Future[_Value] = Future()
 
-    def submit() -> None:
-        try:
-            job.mark()
-            outcome.put(([call()], None))
-        except BaseException as error:
-            outcome.put(([], error))
+    def submit() -> _Value:
+        job.mark()
+        return call()
 
     with new_job(session) as job:
-        thread = job.start(submit)
+        thread = job.start(partial(settle, outcome, submit))
         watch = IdleWatch(job, idle_seconds)
         try:
             while thread.is_alive():
@@ -100,13 +100,9 @@ def run_watched(
         except BaseException:
             _end(job, thread)
             raise
-    try:
-        value, error = outcome.get_nowait()
-    except queue.Empty:  # PySpark's own part of the thread failed, and its hook showed why
-        raise ClusterError(_NOT_SUBMITTED) from None
-    if error is not None:
-        raise error
-    return value[0]
+    if not outcome.done():  # PySpark's own part of the thread failed, and its hook showed why
+        raise ClusterError(_NOT_SUBMITTED)
+    return outcome.result()
 
 
 def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
