@@ -12,7 +12,7 @@ from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
 from pybackend.data.frames import FrameRows
 from pybackend.data.ragged import Ragged
-from pybackend.data.sharding import count_steps as steps_in_epoch
+from pybackend.data.sharding import count_steps
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.launchers import is_spark_frame
@@ -113,7 +113,7 @@ def check_rows(rows: int, name: str, job: Job) -> None:
 
 def _check_steps(rows: int, job: Job) -> None:
     """Refuse more steps per epoch than the rows give."""
-    full = steps_in_epoch([-(-rows // job.workers)], job.batch_size)
+    full = count_steps([-(-rows // job.workers)], job.batch_size)
     if job.steps_per_epoch is not None and job.steps_per_epoch > full:
         raise InputError(
             f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
