@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,9 +120,15 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
+        self.asking: list[threading.Thread] = []
         monkeypatch.setattr(jobs, "time", self.clock)
+        monkeypatch.setattr(jobs, "threading", SimpleNamespace(Thread=self.new_thread))
         self.job = Answers()
         self.watch = IdleWatch(self.job)
+
+    def new_thread(self, **options: Any) -> threading.Thread:
+        self.asking.append(threading.Thread(**options))
+        return self.asking[-1]
 
     def ask(self) -> None:
         self.look_after(1.0)
@@ -130,17 +136,18 @@ class Watched:
 
     def ask_and_hear(self) -> None:
         self.ask()
-        time.sleep(0.05)  # the answer is on its way
         self.look_after(0.1)
 
     def look_after(self, seconds: float) -> None:
+        """Look, and wait for the answer to the question, if there will be one."""
         self.clock.now += seconds
         self.watch.look()
+        while self.asking and self.job.may_answer.is_set():
+            self.asking.pop().join(timeout=10)
 
     def look_for(self, seconds: float, step: float = 1.0) -> None:
         for _ in range(round(seconds / step)):
             self.look_after(step)
-            time.sleep(0.005)  # for the thread that asks
 
 
 @pytest.fixture
