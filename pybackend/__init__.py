@@ -22,6 +22,7 @@ _HOME = {
     "ClusterSpec": "tf_config",
     "make_tf_config": "tf_config",
     "read_tf_config": "tf_config",
+    "replay_batches": "data.sharding",
     "DataOptions": "job.options",
     "Exchange": "job.options",
     "LocalSteps": "job.options",
@@ -77,6 +78,7 @@ __all__ = [
     "predict_spark",
     "read_tf_config",
     "read_tfrecords",
+    "replay_batches",
     "save_model",
     "sha256_of",
     "train_mnist",
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from pybackend.api.result import TrainResult
     from pybackend.api.score import barrier_evaluate, barrier_predict
     from pybackend.api.train import barrier_run, barrier_train
+    from pybackend.data.sharding import replay_batches
     from pybackend.errors import (
         ClusterError,
         InputError,

@@ -1,7 +1,7 @@
 """TF_CONFIG, by which TensorFlow's processes find each other: made, read and checked.
 
 TensorFlow answers most mistakes in it with a wait that never ends. Here each is an error that
-names the entry. Pure Python; names are looked up in `check_resolves` only.
+names the entry. Pure Python; no name is looked up.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import ipaddress
 import json
 import os
 import re
-import socket
-import threading
-import time
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
@@ -145,32 +142,6 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     return _check_cluster(cluster, task)
 
 
-def check_same_cluster(texts: Sequence[str]) -> None:
-    """Check the TF_CONFIG texts of all processes against each other.
-
-    Raises
-    ------
-    ClusterError
-        One is wrong, two describe different clusters, or two processes claim the same task.
-        TensorFlow would wait forever.
-    """
-    first: ClusterSpec | None = None
-    claimed: dict[str, int] = {}
-    for place, text in enumerate(texts):
-        try:
-            spec = read_tf_config(text)
-        except ClusterError as error:
-            raise ClusterError(f"TF_CONFIG number {place}: {error}") from error
-        task = f"{spec.role}[{spec.index}]"
-        first = first or spec
-        if difference := _find_difference(first.cluster, spec.cluster):
-            subject = f"TF_CONFIG number {place}, of {task}, differs from number 0: {difference}"
-            raise ClusterError(f"{subject}. Give all processes the same lists in the same order")
-        if (other := claimed.setdefault(task, place)) != place:
-            subject = f"TF_CONFIG numbers {other} and {place} both are for {task}"
-            raise ClusterError(f"{subject}: give each process its own index")
-
-
 def check_single_process() -> None:
     """Reject training on this machine alone if the environment describes a cluster.
 
@@ -197,38 +168,6 @@ def check_single_process() -> None:
         "tfdist does not join processes by TF_CONFIG yet. Pass a SparkSession, whose executors "
         'become the workers; pass "local" to train on this machine alone; or unset TF_CONFIG'
     )
-
-
-def check_resolves(spec: ClusterSpec, timeout: float = 2.0) -> None:
-    """Look all hosts up from this machine, for at most ``timeout`` seconds together.
-
-    Raises
-    ------
-    ClusterError
-        Names every host without an address, on which TensorFlow would hang.
-    """
-    entries: dict[str, str] = {}
-    for role, tasks in spec.cluster.items():
-        for index, address in tasks.items():
-            entries.setdefault(parse_address(address)[0], f"{role}[{index}] = {address!r}")
-    reasons = dict.fromkeys(entries, f"no answer in {timeout:g} s")
-
-    def look_up(host: str) -> None:
-        try:
-            socket.getaddrinfo(host, None)
-            del reasons[host]
-        except OSError as error:
-            reasons[host] = error.strerror or str(error)
-
-    # Nothing can interrupt a look-up: a daemon thread at least does not keep the process alive.
-    threads = [threading.Thread(target=look_up, args=(x,), daemon=True) for x in entries]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    if bad := ", ".join(f"{entries[host]} ({reason})" for host, reason in tuple(reasons.items())):
-        raise ClusterError(f"this machine finds no address for {bad}: correct it or /etc/hosts")
 
 
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
@@ -321,16 +260,3 @@ def _names_cluster(text: str) -> bool:
 
 def _is_dense(tasks: Addresses) -> bool:
     return list(tasks) == list(range(len(tasks)))
-
-
-def _find_difference(ours: Mapping[str, Addresses], theirs: Mapping[str, Addresses]) -> str | None:
-    """How two clusters differ; mappings that skip tasks need only agree where they overlap."""
-    for role in ROLES:
-        one, two = ours.get(role, {}), theirs.get(role, {})
-        if _is_dense(one) and _is_dense(two) and len(one) != len(two):
-            return f"it lists {len(two)} {role} instead of {len(one)}"
-        if one != two and sorted(one.values()) == sorted(two.values()):
-            return f"its {role} addresses are the same in another order, {', '.join(two.values())}"
-        for index in (index for index in one if two.get(index, one[index]) != one[index]):
-            return f"its {role}[{index}] is {two[index]!r} instead of {one[index]!r}"
-    return None

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.plots import plot_history
 from pybackend.errors import InputError
 from pybackend.job.report import WorkerReport
 
@@ -110,6 +111,22 @@ class TrainResult:
             return epochs
         chosen = self.validation_freq
         return [e for e in epochs if (e % chosen == 0 if isinstance(chosen, int) else e in chosen)]
+
+    def plot(self) -> Any:
+        """The history as a figure, a panel per metric; needs the extra ``plots``.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        InputError
+            matplotlib is missing, or there is no history.
+        """
+        if not self.history:
+            raise InputError("there is no history to plot: no epoch was run")
+        return plot_history(self.history, self.epochs_of)
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""

@@ -75,11 +75,6 @@ def _mix(numbers: Any) -> Any:
     return (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
 
-def list_visits(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Index:
-    """Order in which a worker visits its rows in one epoch; a permutation of range(count)."""
-    return Visits(count, seed, rank, shuffle).between(0, count, epoch)
-
-
 @dataclass(frozen=True)
 class Visits:
     """Which of its rows a worker visits when.
@@ -151,6 +146,15 @@ def replay_batches(
     """Rows of an array that all workers together use at each step of an epoch.
 
     Training one process on these batches gives the weights that ``workers`` processes reach.
+
+    Parameters
+    ----------
+    rows
+        Rows of the array.
+    workers, batch_size, seed, shuffle
+        As in `barrier_train`; the seed of a training without one is ``result.seed``.
+    epoch
+        Counted from 0.
 
     Returns
     -------

@@ -10,7 +10,7 @@ import pytest
 from replicas import Case, Trained, check_equal, chosen, difference, train_all
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
-from pybackend.data.sharding import count_steps, cut_rows, deal, list_visits
+from pybackend.data.sharding import Visits, count_steps, cut_rows, deal
 from pybackend.job.options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
@@ -60,7 +60,8 @@ def simulate(case: Case) -> Any:
     for epoch in range(case.epochs):
         for step in range(steps):
             for rank, model in enumerate(replicas):
-                visits = shards[rank][list_visits(len(shards[rank]), 3, epoch, rank, True)]
+                own = shards[rank]
+                visits = own[Visits(len(own), 3, rank, True).between(0, len(own), epoch)]
                 edges = cut_rows(len(visits), steps)
                 rows = visits[edges[step] : edges[step + 1]]
                 rows_since[rank] += len(rows)

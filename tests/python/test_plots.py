@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pybackend
-from pybackend.api.plots import plot_history
 from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
 
 
 def result(history: dict[str, list[Any]]) -> TrainResult:
@@ -24,7 +26,7 @@ def test_one_panel_per_metric_with_training_and_validation() -> None:
         "val_loss": [2.5, 1.5],
         "val_accuracy": [0.25, 0.5],
     }
-    figure = plot_history(result(history))
+    figure = result(history).plot()
     assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy"]
     for axes in figure.axes:
         lines = {line.get_label(): line for line in axes.lines}
@@ -35,22 +37,22 @@ def test_one_panel_per_metric_with_training_and_validation() -> None:
 
 
 def test_without_validation_there_is_one_line() -> None:
-    figure = plot_history(result({"loss": [2.0, 1.0]}))
+    figure = result({"loss": [2.0, 1.0]}).plot()
     assert [line.get_label() for line in figure.axes[0].lines] == ["training"]
 
 
 def test_the_figure_can_be_written() -> None:
     file = io.BytesIO()
-    plot_history(result({"loss": [2.0, 1.0]})).savefig(file, format="png")
+    result({"loss": [2.0, 1.0]}).plot().savefig(file, format="png")
     assert file.getvalue().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     # A fresh Python without site-packages: a real absence.
     program = (
-        "from pybackend.api.plots import plot_history\n"
+        "from pybackend.api.result import TrainResult\n"
         "from pybackend.errors import InputError\n"
-        "try:\n    plot_history(None)\n"
+        "try:\n    TrainResult('', 'h5', '', {'loss': [1.0]}, [], 1.0, 0, 1).plot()\n"
         "except InputError as error:\n    print(error)\n"
     )
     root = Path(pybackend.__file__).parents[1]
@@ -64,6 +66,11 @@ def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     assert shown.stdout == "plots need matplotlib: pip install 'tfdist[plots]'\n"
 
 
+def test_without_history_there_is_nothing_to_plot() -> None:
+    with pytest.raises(InputError, match="no epoch was run"):
+        result({}).plot()
+
+
 def test_a_metric_per_class_has_a_line_per_class() -> None:
-    figure = plot_history(result({"f1": [[0.5, 0.25], [0.75, 0.5]]}))
+    figure = result({"f1": [[0.5, 0.25], [0.75, 0.5]]}).plot()
     assert len(figure.axes[0].lines) == 2

@@ -17,7 +17,6 @@ from pybackend.data.sharding import (
     count_steps,
     cut_rows,
     deal,
-    list_visits,
     permute,
     replay_batches,
 )
@@ -25,6 +24,11 @@ from pybackend.data.sharding import (
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
 batch_sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**31 - 1)
+
+
+def list_visits(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Any:
+    """Order in which a worker visits its rows in one epoch."""
+    return Visits(count, seed, rank, shuffle).between(0, count, epoch)
 
 
 @settings(deadline=None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,6 @@ from hypothesis import strategies as st
 from pybackend.errors import ClusterError, InputError
 from pybackend.tf_config import (
     ClusterSpec,
-    check_resolves,
-    check_same_cluster,
     check_single_process,
     make_tf_config,
     parse_address,
@@ -406,75 +402,3 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", make_tf_config(PAIR, 1))
     assert read_tf_config().rank == 1
     assert read_tf_config(make_tf_config(PAIR, 0)).rank == 0
-
-
-def texts(*lists: Any) -> list[str]:
-    """One text per list, each of the worker with the number of its place."""
-    return [config({"worker": workers}, index=i) for i, workers in enumerate(lists)]
-
-
-@pytest.mark.parametrize(
-    ("given_texts", "expected"),
-    [
-        (texts(PAIR, PAIR[::-1]), ["number 1, of worker[1]", "another order, b:2, a:1"]),
-        (texts(PAIR, PAIR, [*PAIR, "c:3"]), ["number 2, of worker[2]", "3 worker instead of 2"]),
-        (texts(PAIR, ["a:1", "c:3"]), ["worker[1] is 'c:3' instead of 'b:2'", "the same lists"]),
-        (texts(PAIR)[:1] * 2, ["numbers 0 and 1 both are for worker[0]", "its own index"]),
-        ([*texts(PAIR), config({"worker": ["a:1", "b:0"]})], ["number 1: worker[1] = 'b:0'"]),
-        (
-            [
-                *texts(PAIR),
-                config({"worker": PAIR, "ps": ["c:3"]}, index=1),
-            ],
-            ["it lists 1 ps instead of 0"],
-        ),
-        (texts({0: "a:1", 5: "b:1"}, {1: "c:1", 5: "d:1"}), ["worker[5] is 'd:1'"]),
-    ],
-)
-def test_clusters_that_differ(given_texts: list[str], expected: list[str]) -> None:
-    with pytest.raises(ClusterError) as caught:
-        check_same_cluster(given_texts)
-    for part in expected:
-        assert part in str(caught.value)
-
-
-@given(clusters())
-def test_the_texts_of_one_cluster_agree(arguments: dict[str, Any]) -> None:
-    spec = read_tf_config(make_tf_config(**arguments))
-    check_same_cluster(
-        [
-            ClusterSpec(spec.cluster, role, index).to_json()
-            for role, tasks in spec.cluster.items()
-            for index in tasks
-        ]
-    )
-
-
-def test_mappings_need_to_agree_only_where_they_overlap() -> None:
-    check_same_cluster(texts({0: "a:1", 5: "e:1"}, {1: "b:1", 5: "e:1"}))
-
-
-def test_hosts_that_resolve() -> None:
-    workers = ["localhost:1", "127.0.0.1:2", "[::1]:3"]
-    check_resolves(read_tf_config(make_tf_config(workers, 0)))
-
-
-def test_hosts_that_do_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name server's answers are made up: which names exist is not the test's to know."""
-    hang = threading.Event()
-
-    def look_up(host: str, port: None) -> list[Any]:
-        if host == "slow":
-            hang.wait()
-        if host == "gone":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    spec = read_tf_config(make_tf_config(["here:1", "gone:1", "slow:1", "gone:2"], 0))
-    with pytest.raises(ClusterError) as caught:
-        check_resolves(spec, timeout=0.05)
-    hang.set()
-    assert "worker[1] = 'gone:1' (Name or service not known)" in str(caught.value)
-    assert "worker[2] = 'slow:1' (no answer in 0.05 s)" in str(caught.value)
-    assert "here" not in str(caught.value)
