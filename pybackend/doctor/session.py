@@ -34,9 +34,9 @@ _CONNECT_SECONDS = 5.0
 # If something other than Spark answers, Spark would try to register with it three times, for 20 s
 # each, and a Connect client for ten minutes. Others may rightly take long: YARN and Kubernetes to
 # make room for a driver, a busy machine to start everything itself.
-_START_SECONDS = 40.0
+_START_SECONDS = 60.0
 _PATIENT_SECONDS = 300.0
-_EXECUTOR_SECONDS = 30.0
+_EXECUTOR_SECONDS = 60.0
 _SETTLED_SECONDS = 2.0
 _Value = TypeVar("_Value")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
@@ -209,7 +208,9 @@ def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _check_categories(column: str, values: Any) -> None:
-    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
+    np = sys.modules.get("numpy")  # without it no value can be its array
+    is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
+    if isinstance(values, (str, bytes)) or not is_list:
         raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
     try:
         different = len(set(values))
@@ -220,6 +221,8 @@ def _check_categories(column: str, values: Any) -> None:
 
 
 def _check_promise(column: str, promise: Any) -> Promise:
+    import numpy as np  # here: a worker that only runs a function starts without it
+
     expected = f"`tensors` of {column!r} must be (dtype, shape), e.g. ('uint8', (28, 28))"
     try:
         dtype, shape = promise

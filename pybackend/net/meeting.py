@@ -82,7 +82,7 @@ class MeetingServer:
     address
         ``host:port`` for the members.
     queue
-        Events of the members, in the order of their arrival. Others may put None to wake a reader.
+        Events of the members, in the order of their arrival.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MeetingServer:
         announced: str | None = None,
         patience: float = math.inf,
     ) -> None:
-        self.queue: queue.Queue[Event | None] = queue.Queue()
+        self.queue: queue.Queue[Event] = queue.Queue()
         self._workers = workers
         self._patience = patience
         self._lock = threading.Lock()

@@ -161,10 +161,10 @@ def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
             check=False,
             timeout=2 * PATIENCE,
         )
-    assert told.returncode == 1
+    assert told.returncode == 1, told.stdout + told.stderr
     one, two = (cluster.hosts[number].address for number in (0, 1))
     problems = [line for line in told.stdout.splitlines() if line.startswith("problem:")]
-    assert len(problems) == 2
+    assert len(problems) == 2, told.stdout + told.stderr
     assert all(one in line and two in line and "a firewall between" in line for line in problems)
     assert "1 slot here, reaching all other workers" in told.stdout
 

@@ -53,7 +53,7 @@ _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_AT_ONCE = 2000
 # Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
 _MEET_SECONDS = 15.0
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
 _RESTORE_SECONDS = 10.0
 # Spark's hash is the same everywhere: keys by partition, by the number of partitions.
@@ -277,7 +277,7 @@ def _collect(
 ) -> list[Any]:
     """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
-    events: queue.Queue[Event | None] = server.queue if server else queue.Queue()
+    events: queue.Queue[Event] = server.queue if server else queue.Queue()
     failures = Failures(on_event)
 
     def collect() -> list[Any] | Exception:
@@ -285,12 +285,9 @@ def _collect(
             return collect_rows(result)
         except Exception as error:
             return error
-        finally:
-            events.put(None)
 
     def handle(seconds: float) -> None:
-        if event := events.get(timeout=seconds):
-            failures(event)
+        failures(events.get(timeout=seconds))
 
     def pause() -> None:
         with suppress(queue.Empty):

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -94,8 +94,9 @@ def run_watched(
         thread = job.start(partial(settle, outcome, submit))
         watch = IdleWatch(job, idle_seconds)
         try:
-            while thread.is_alive():
-                pause() if pause else thread.join(timeout=0.1)
+            # PySpark's own part of the thread takes a while after the outcome, or ends without one.
+            while not outcome.done() and thread.is_alive():
+                pause() if pause else wait([outcome], timeout=0.1)
                 watch.look()
         except BaseException:
             _end(job, thread)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import marshal
 import tempfile
 import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +20,23 @@ from pybackend.launchers.spark.session import ask, is_connect
 # The archive's content alone decides its bytes: Spark refuses a second file of one name that
 # differs from the first.
 _STAMP = (1980, 1, 1, 0, 0, 0)
+# A `.pyc` that Python does not compare with its source.
+_UNCHECKED = (1).to_bytes(4, "little")
+_ROOT = Path(pybackend.__file__).parent
 
 
 def ship_package(session: Any) -> None:
     """Make ``import pybackend`` give the executors what the driver has."""
-    sources = package_sources()
-    name = f"pybackend-{_digest(sources)[:16]}.zip"
+    archive = _pack_package(_digest(_read_sources()))
+    name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
     request = "to take this package's archive"
     if is_connect(session):
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            archive = _pack(sources, Path(folder) / name)
-            size = archive.stat().st_size
-            ask(session, request, lambda: session.addArtifacts(str(archive), pyfile=True), size)
+            path = Path(folder) / name
+            path.write_bytes(archive)
+            ask(
+                session, request, lambda: session.addArtifacts(str(path), pyfile=True), len(archive)
+            )
         return
     from pyspark import SparkFiles
 
@@ -34,33 +45,52 @@ def ship_package(session: Any) -> None:
     shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
     if name not in shipped:
         root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
-        archive = Path(root) / "tfdist" / name
-        archive.parent.mkdir(exist_ok=True)
-        _pack(sources, archive)
-        size = archive.stat().st_size
-        ask(session, request, lambda: session.sparkContext.addPyFile(str(archive)), size)
+        path = Path(root) / "tfdist" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(archive)
+        ask(session, request, lambda: session.sparkContext.addPyFile(str(path)), len(archive))
         shipped.add(name)
 
 
-def package_sources() -> dict[str, bytes]:
-    """This package's files by their names in an archive from which it can be imported."""
-    root = Path(pybackend.__file__).parent
+def package_files() -> dict[str, bytes]:
+    """This package's files by their names in an archive from which it can be imported.
+
+    Compiled code goes along, for Python compiles what it finds in an archive anew in every process.
+    Another release of Python than this one takes the sources.
+    """
+    sources = _read_sources()
+    compiled = {f"{name}c": _compile(name) for name in sources if name.endswith(".py")}
+    return sources | compiled
+
+
+def _read_sources() -> dict[str, bytes]:
     return {
-        str(Path("pybackend") / path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*"))
+        str(Path("pybackend") / path.relative_to(_ROOT)): path.read_bytes()
+        for path in sorted(_ROOT.rglob("*"))
         if path.suffix in (".py", ".R")
     }
 
 
-def _digest(sources: dict[str, bytes]) -> str:
+def _compile(name: str) -> bytes:
+    """A ``.pyc`` file of a source file, from Python's own cache if that has it."""
+    path = _ROOT.parent / name
+    loader = SourceFileLoader(name, str(path))
+    header = MAGIC_NUMBER + _UNCHECKED + source_hash(path.read_bytes())
+    return header + marshal.dumps(loader.get_code(name))
+
+
+def _digest(sources: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name, content in sources.items():
         digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 
-def _pack(sources: dict[str, bytes], archive: Path) -> Path:
+@lru_cache(maxsize=1)  # equal code need not be compiled to equal bytes
+def _pack_package(digest: str) -> bytes:
+    """The archive of the sources that have this digest."""
+    archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as zipped:
-        for name, content in sources.items():
+        for name, content in package_files().items():
             zipped.writestr(zipfile.ZipInfo(name, _STAMP), content)
-    return archive
+    return archive.getvalue()

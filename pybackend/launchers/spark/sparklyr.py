@@ -34,7 +34,7 @@ from pybackend.launchers.member import Member
 from pybackend.launchers.spark.barrier import check_hosts, driver_addresses, input_frame
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.session import ask
-from pybackend.launchers.spark.shipping import package_sources, ship_package
+from pybackend.launchers.spark.shipping import package_files, ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
 from pybackend.launchers.spark.task_failure import find_failures
@@ -150,7 +150,7 @@ def _archive(session: Any, member: Member) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tfdist-", dir=root) as folder:
         path = Path(folder) / "task.zip"
         with zipfile.ZipFile(path, "w") as packed:
-            for name, content in package_sources().items():
+            for name, content in package_files().items():
                 packed.writestr(name, content)
             packed.writestr(TASK, cloudpickle.dumps(member))
         yield path
