@@ -30,6 +30,9 @@ R_ENV = R_LIBS="$(ROOT)/.rlib" R_LIBS_USER=NULL PATH="$(ROOT)/.venv/bin:$$PATH" 
 SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
   print(f("pyspark").submodule_search_locations[0])')
 
+# Runs a command whose workers are forked from one process that has imported TensorFlow.
+WARM = $(PY) tests/python/forge/warm.py run
+
 # --- set-up: a stamp per step, made anew when what it was made from changes ---
 PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh
 RUN_STAMP := .venv/.tfdist-run-$(TF)
@@ -79,7 +82,7 @@ $(WHEEL): $(PY_SOURCES) pyproject.toml README.md LICENSE | $(DEV_STAMP)
 
 $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
-	  scripts/r-build.sh $(WHEEL) build/rpkg
+	  $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
 
 # --- checks ---
 LANES = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) scripts/lanes.py
@@ -115,7 +118,7 @@ r-test: $(R_TESTS) ## testthat against the installed R package
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
 	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
-	  $(PY) tests/python/forge/warm.py run Rscript scripts/r-test.R $*
+	  $(WARM) Rscript scripts/r-test.R $*
 
 .PHONY: r-check r-check-python r-check-no-python
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without

@@ -20,6 +20,7 @@ def standalone_session(**settings: str) -> Iterator[Any]:
     Executors, which are on this machine, import what is in this folder by its name.
     """
     here = Path(__file__).parent
+    os.environ["TFDIST_TEST_FORGE"] = ""  # workers start as users' do, and are not forked
     sys.path.insert(0, str(here.parent / "tests" / "python"))
     from standalone import standalone_cluster
 
