@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.job.job import EXTRAS, MODEL_FUNCTION, Job
 from pybackend.job.pickling import pickle_value
-from pybackend.model.serialization import model_to_bytes
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
@@ -59,16 +58,28 @@ def encode_model(
     custom_objects: Mapping[str, Any],
     job: Job,
     callbacks: Sequence[Any] = (),
+    as_file: bool = False,
 ) -> dict[str, bytes]:
-    """The model, and the callbacks and custom objects that it needs, as files for the workers."""
-    files = _encode_extras(callbacks, custom_objects)
+    """The model, and the callbacks and custom objects that it needs, as files for the workers.
+
+    ``as_file`` asks for Keras's file of the model, in place of the model by value.
+    """
     if job.model_source == "function":
+        files = _encode_extras(callbacks, custom_objects)
         return {**files, MODEL_FUNCTION: pickle_value(model, "the `model` function", [model])}
     from pybackend.model.checks import check_model
+    from pybackend.model.transfer import encode_file, encode_objects
 
     check_model(model, job)
+    reason = None
+    if not as_file:
+        try:
+            return encode_objects(model, callbacks, _add_registered_names(custom_objects))
+        except Exception as error:  # a function of R, an open file
+            reason = error
+    files = _encode_extras(callbacks, custom_objects)
     trains = job.kind == "train"
-    return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+    return {**files, **encode_file(model, custom_objects, job.safe_mode, trains, reason)}
 
 
 def check_custom_objects(custom_objects: Any) -> None:

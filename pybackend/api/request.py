@@ -67,6 +67,7 @@ def prepare(
     kind: Literal["train", "evaluate", "predict"],
     arguments: Mapping[str, Any],
     read: Callable[[ColumnSpec, Job], Mapping[str, Any]],
+    as_file: bool = False,
 ) -> Request:
     """Check the arguments of a call, and encode what workers get of them.
 
@@ -79,6 +80,8 @@ def prepare(
         Of the call, by name, defaults included.
     read
         Checks the data, given the columns and the job; returns the data sets by name.
+    as_file
+        Whether the model is to be a file of Keras's.
 
     Raises
     ------
@@ -109,7 +112,7 @@ def prepare(
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
-    files = encode_model(model, custom_objects, job, callbacks)
+    files = encode_model(model, custom_objects, job, callbacks, as_file)
     if job.model_source == "file":
         check_shapes(model, datasets)
     return Request(job, files, datasets, columns, model, custom_objects)

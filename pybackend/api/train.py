@@ -17,11 +17,12 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
 from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.job import FUNCTION, MODEL_OBJECTS, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
+from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
@@ -212,9 +213,15 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
     job, trained_on = request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
+    objects = request.files.get(MODEL_OBJECTS)
 
     def decode(data: bytes) -> Any:
         import_tensorflow(job.verbose)
+        check_digest(data, digest)
+        if objects is not None:
+            from pybackend.model.transfer import restore
+
+            return restore(objects, data, kind)
         return model_from_bytes(
             data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
         )

@@ -93,7 +93,7 @@ def train(
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
-    digest = write_model(model, plan, folder, job.model_uri) if plan is not None else None
+    digest = write_model(loaded, plan, folder, job.model_uri) if plan is not None else None
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,

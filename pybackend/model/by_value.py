@@ -1,0 +1,213 @@
+"""Keras objects pickled by value: as they are, with all that was set on them.
+
+Keras's files, and its own pickling, which writes such a file, hold a configuration and weights. All
+else is lost there: attributes, arguments of classes without `get_config`, flags of single
+variables, and that a callback holds a layer of the very model. Here objects of Keras are written as
+their attributes, and TensorFlow's variables and tables as their values.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import keras
+import tensorflow as tf
+
+from pybackend.job.pickling import sending_code
+
+# Traced by Keras when they are first needed, and not to be sent.
+_TRACED = ("train_function", "test_function", "predict_function")
+# How a functional model names its nodes: by the address of a layer, which is another one elsewhere.
+_NODE = re.compile(r"(\d+)(\D.*)")
+
+
+def pickle_objects(value: Any) -> bytes:
+    """Pickle a value that holds models, layers, optimizers or callbacks.
+
+    Raises
+    ------
+    Exception
+        Whatever an object raises that cannot be pickled, such as a lock or an open file.
+    """
+    file = io.BytesIO()
+    with sending_code() as send_code:
+        _Pickler(file, value, send_code).dump(value)
+    return file.getvalue()
+
+
+def unpickle_objects(content: bytes) -> Any:
+    """What `pickle_objects` wrote. Only for what this job's own driver has sent."""
+    return cloudpickle.loads(content)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Writes what Keras would write as a file, and TensorFlow not at all."""
+
+    def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:
+        super().__init__(file, protocol=4)
+        self._send_code = send_code
+        self._known = {id(part): part for part in _find_parts(value)}
+        self._keys = {
+            key: (part, name)
+            for part in self._known.values()
+            if isinstance(part, keras.Variable)
+            for name, key in _texts(part.value)
+        }
+
+    def reducer_override(self, value: Any) -> Any:
+        """How cloudpickle is to write a value; NotImplemented: as it does."""
+        self._send_code(value)
+        if isinstance(value, (type, FunctionType)):
+            return super().reducer_override(value)
+        if reduced := _reduce_tensorflow(value):
+            return reduced
+        kind = type(value)
+        if isinstance(value, weakref.ref):
+            return _make_reference, (value(),)
+        if not _is_of_keras(kind):
+            return super().reducer_override(value)
+        if isinstance(value, (list, dict, set)):
+            plain = next(base for base in (list, dict, set) if isinstance(value, base))
+            return _make_empty, (kind,), (dict(vars(value)), plain(value)), None, None, _fill
+        if not hasattr(value, "__dict__"):
+            return super().reducer_override(value)
+        return _make_empty, (kind,), (self._attributes(value), ()), None, None, _fill
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        attributes = dict(vars(value))
+        if isinstance(value, keras.Model):
+            attributes |= {name: None for name in _TRACED if name in attributes}
+        return {name: self._free(item) for name, item in attributes.items()}
+
+    def _free(self, item: Any) -> Any:
+        """An attribute whose keys are addresses or names that will be others there."""
+        if isinstance(item, dict) and item and all(key in self._keys for key in item):
+            return _Renamed([(*self._keys[key], each) for key, each in item.items()])
+        if isinstance(item, set) and item:
+            found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
+            nodes = [
+                (self._known[int(n[1])], n[2]) for n in found if n and int(n[1]) in self._known
+            ]
+            if len(nodes) == len(item):
+                return _Nodes(nodes)
+        return item
+
+
+class _Renamed:
+    """A dict by the names that variables have in their own process."""
+
+    def __init__(self, items: list[tuple[Any, str, Any]]) -> None:
+        self._items = items
+
+    def restore(self) -> dict[Any, Any]:
+        return {vars(variable.value)[name]: item for variable, name, item in self._items}
+
+
+class _Nodes:
+    """A set of the names of nodes, which begin with the address of a layer."""
+
+    def __init__(self, nodes: list[tuple[Any, str]]) -> None:
+        self._nodes = nodes
+
+    def restore(self) -> set[str]:
+        return {f"{id(layer)}{rest}" for layer, rest in self._nodes}
+
+
+def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
+    """Give an object its attributes and items, without a method of its own being called."""
+    attributes, items = state
+    vars(value).update(
+        {
+            name: item.restore() if isinstance(item, (_Renamed, _Nodes)) else item
+            for name, item in attributes.items()
+        }
+    )
+    if isinstance(value, list):
+        list.extend(value, items)
+    elif isinstance(value, dict):
+        dict.update(value, items)
+    elif isinstance(value, set):
+        set.update(value, items)
+
+
+def _is_of_keras(kind: Any) -> bool:
+    """Whether objects of a class are Keras's, or would be written as Keras writes its own."""
+    by_keras = (getattr(kind.__reduce__, "__module__", None) or "").startswith("keras.")
+    is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__getnewargs__")
+    return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a class leaves pickling to Python: an Enum, for one, does not."""
+    return kind.__reduce__ is object.__reduce__
+
+
+def _reduce_tensorflow(value: Any) -> Any:
+    if isinstance(value, tf.Variable):
+        options = {
+            "trainable": value.trainable,
+            "name": value.name.partition(":")[0],
+            "dtype": value.dtype.name,
+            "aggregation": value.aggregation,
+            "shape": value.shape.as_list() if value.shape.rank is not None else None,
+        }
+        return _make_variable, (value.numpy(), options)
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        return tf.constant, (value.numpy(), value.dtype.name)
+    if isinstance(value, tf.DType):
+        return tf.as_dtype, (value.name,)
+    if isinstance(value, tf.distribute.Strategy):
+        return tf.distribute.get_strategy, ()
+    if isinstance(value, tf.lookup.StaticHashTable):
+        keys, values = value.export()
+        return _make_table, (keys.numpy(), values.numpy(), value.default_value.numpy())
+    if isinstance(value, tf.types.experimental.PolymorphicFunction):
+        return tf.function, (value.python_function,)
+    return None
+
+
+def _make_empty(kind: Any) -> Any:
+    """An object without attributes: its class's `__init__` is not called."""
+    return kind.__new__(kind)
+
+
+def _make_variable(content: Any, options: Mapping[str, Any]) -> Any:
+    return tf.Variable(content, **options)
+
+
+def _make_table(keys: Any, values: Any, default: Any) -> Any:
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default)
+
+
+def _make_reference(value: Any) -> Callable[[], Any]:
+    return (lambda: None) if value is None else weakref.ref(value)
+
+
+def _texts(variable: Any) -> Iterator[tuple[str, str]]:
+    return ((name, item) for name, item in vars(variable).items() if isinstance(item, str))
+
+
+def _find_parts(value: Any) -> Iterator[Any]:
+    """Layers, operations and variables that a value consists of."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, (list, tuple, set)):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, keras.Variable):
+            yield part
+        elif isinstance(part, (keras.Operation, keras.optimizers.Optimizer)):
+            yield part
+            waiting += [vars(part), getattr(part, "operations", ())]

@@ -1,0 +1,152 @@
+"""Whether a copy of a model is the model: what a file or a pickle has forgotten of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pybackend.model.layers import find_layers, flatten
+
+# Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+_MOST = 5
+# What Keras sets on objects while they are used.
+_OF_USE = {"built", "stop_training", "stop_evaluating", "stop_predicting"}
+
+
+def find_differences(model: Any, copy: Any, *, with_optimizer_state: bool = True) -> list[str]:
+    """What a copy of a model has otherwise, in words that continue "it forgets"; none: nothing.
+
+    Compared are classes, variables (shape, type, whether they are trained, value), and, of layers,
+    the loss, metrics and the optimizer, settings and plain attributes.
+    """
+    if type(model).__name__ != type(copy).__name__:
+        return [f"the class {type(model).__name__}"]
+    found = _compare_layers(model, copy)
+    if not found:
+        found = _compare_variables("weights", model.variables, copy.variables)
+        found += _compare_optimizers(model, copy, with_optimizer_state)
+        for what in ("loss", "metrics"):
+            found += _compare_parts(f"the {what}", _parts(model, what), _parts(copy, what))
+    if len(found) > _MOST:
+        found = [*found[:_MOST], f"and {len(found) - _MOST} more"]
+    return found
+
+
+def find_other_weights(model: Any, copy: Any) -> list[str]:
+    """The weights of a copy that are not those of the model."""
+    return _compare_variables("weights", model.weights, copy.weights)
+
+
+def _compare_layers(model: Any, copy: Any) -> list[str]:
+    own, others = _named_layers(model), _named_layers(copy)
+    if sorted(map(_name_of, own)) != sorted(map(_name_of, others)):
+        return [f"layers: {len(own) - 1} became {len(others) - 1}, or others"]
+    found = []
+    for one, other in zip(sorted(own, key=_name_of), sorted(others, key=_name_of), strict=True):
+        found += _compare_settings(f"{type(one).__name__} {one.name!r}", one, other, False)
+    return found
+
+
+def _named_layers(model: Any) -> list[Any]:
+    """A model and its layers, but for those that a Sequential makes inside and names anew."""
+    return [model, *(one for one in find_layers(model) if type(one).__name__ != "Functional")]
+
+
+def _compare_variables(what: str, own: Any, others: Any) -> list[str]:
+    if len(own) != len(others):
+        return [f"{what}: {len(own)} variables became {len(others)}"]
+    found = []
+    for one, other in zip(own, others, strict=True):
+        if tuple(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
+            found.append(f"the shape or type of {one.path}")
+        elif one.trainable != other.trainable:
+            found.append(f"{one.path}.trainable={one.trainable}")
+        elif not _is_equal(one.numpy(), other.numpy()):
+            found.append(f"the values of {one.path}")
+    return found
+
+
+def _compare_optimizers(model: Any, copy: Any, with_state: bool) -> list[str]:
+    own, other = getattr(model, "optimizer", None), getattr(copy, "optimizer", None)
+    if own is None or other is None:
+        return [] if own is other else ["the optimizer"]
+    if type(own).__name__ != type(other).__name__:
+        return [f"the optimizer's class {type(own).__name__}"]
+    found = _compare_settings(f"the optimizer {type(own).__name__}", own, other, True)
+    if with_state and own.built and not found:
+        found = _compare_variables("the optimizer's state", own.variables, other.variables)
+    return found
+
+
+def _compare_parts(what: str, own: list[Any], others: list[Any]) -> list[str]:
+    if [_name_of(part) for part in own] != [_name_of(part) for part in others]:
+        return [what]
+    return [
+        difference
+        for one, other in zip(own, others, strict=True)
+        for difference in _compare_settings(f"{what} {_name_of(one)}", one, other, True)
+    ]
+
+
+def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> list[str]:
+    """Plain attributes that differ; private ones of layers are Keras's own bookkeeping."""
+    if not hasattr(one, "__dict__") or not hasattr(other, "__dict__"):
+        return []
+    own, others = _plain(one, with_private), _plain(other, with_private)
+    names = [
+        name
+        for name, value in own.items()
+        if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
+    ]
+    return [f"{what}: {name}={own[name]!r}" for name in names]
+
+
+def _plain(part: Any, with_private: bool) -> dict[str, Any]:
+    """Attributes that are numbers, text, and lists, sets or dicts of them.
+
+    Private dicts are left out: Keras keeps addresses and names there, which are others in a copy.
+    So is what Keras sets while an object is used.
+    """
+
+    def counts(name: str, value: Any) -> bool:
+        if not name.startswith("_"):
+            return name not in _OF_USE
+        return with_private and not isinstance(value, Mapping)
+
+    plain = {
+        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        for name, value in vars(part).items()
+        if counts(name, value)
+    }
+    return {name: value for name, value in plain.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return all(isinstance(leaf, _PLAIN) for leaf in flatten(value))
+
+
+def _parts(model: Any, what: str) -> list[Any]:
+    return list(flatten(getattr(model, what, None)))
+
+
+def _name_of(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part if inspect.isfunction(part) else type(part)
+    return f"{kind.__name__} {getattr(part, 'name', '')}"
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, (np.ndarray, np.generic)) or isinstance(other, (np.ndarray, np.generic)):
+        one, other = np.asarray(one), np.asarray(other)
+        kinds = "fc" if one.dtype.kind in "fc" and other.dtype.kind in "fc" else ""
+        return bool(np.array_equal(one, other, equal_nan=bool(kinds)))
+    return type(one) is type(other) and bool(one == other or one != one)

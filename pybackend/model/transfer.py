@@ -1,0 +1,184 @@
+"""How a model gets to the workers, and back: what trains is what was passed.
+
+Objects travel by value. If something in a model cannot, such as a function of R, it travels as
+Keras's own file. Either way the driver loads what it is about to send, and compares.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.errors import InputError, SerializationError
+from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
+from pybackend.model.by_value import pickle_objects, unpickle_objects
+from pybackend.model.compare import find_differences
+from pybackend.model.layers import find_layers
+from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
+
+_BUILD_CONFIG = "tfdist_build_config"
+_WAYS_OUT = (
+    "Pass a function that builds and compiles the model, or give the classes that it names a "
+    "`get_config` with all that they were made with"
+)
+
+
+def encode_objects(
+    model: Any, callbacks: Sequence[Any], custom_objects: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """A model and the callbacks that may hold parts of it, by value, as a file for the workers.
+
+    Raises
+    ------
+    Exception
+        Something in them cannot be pickled, or would arrive as something else.
+    """
+    content = pickle_objects((model, list(callbacks), dict(custom_objects)))
+    copy, _, _ = unpickle_objects(content)
+    if differences := find_differences(model, copy):
+        raise InputError("; ".join(differences))
+    return {MODEL_OBJECTS: content}
+
+
+def encode_file(
+    model: Any,
+    custom_objects: Mapping[str, Any],
+    safe_mode: bool,
+    include_optimizer: bool,
+    reason: Exception | None = None,
+) -> dict[str, bytes]:
+    """A model as Keras's own file, if that has all of it.
+
+    ``reason`` is why it cannot travel by value.
+
+    Raises
+    ------
+    InputError
+        Names what the file would forget.
+    SerializationError
+        Keras cannot write the file, or cannot read it.
+    """
+    hint = f" By value it cannot be sent either: {reason}." if reason else ""
+    try:
+        content = model_to_bytes(model, format="keras", include_optimizer=include_optimizer)
+        copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
+    except SerializationError as error:
+        raise SerializationError(f"{error}{hint}") from error
+    if differences := find_differences(model, copy, with_optimizer_state=include_optimizer):
+        raise InputError(
+            "this model would not arrive at the workers as it is: Keras's file of it "
+            f"forgets {'; '.join(differences)}.{hint} {_WAYS_OUT}"
+        )
+    return {MODEL_FILE: content}
+
+
+def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The model, callbacks and custom objects of `encode_objects`, in a worker."""
+    model, callbacks, custom_objects = unpickle_objects(content)
+    return model, callbacks, custom_objects
+
+
+def reseed(model: Any, seed: int) -> None:
+    """Have random layers whose seed nobody has chosen draw from the seed of the training."""
+    numbers = np.random.default_rng(seed)
+    for layer in find_layers(model):
+        if getattr(layer, "seed", 0) is not None:
+            continue
+        for generator in vars(layer).values():
+            if isinstance(generator, keras.random.SeedGenerator):
+                fresh = keras.random.SeedGenerator(int(numbers.integers(2**31 - 1)))
+                generator.state.assign(fresh.state)
+
+
+def restore(content: bytes, file: bytes, kind: str) -> Any:
+    """The model that was sent to the workers, with the weights of a file that came back.
+
+    ``kind`` is what the file's name ends in: h5, keras, or weights.h5 if it has weights alone.
+
+    Its optimizer begins anew, as that of a model which is loaded from a file.
+    """
+    model, _, _ = unpickle_objects(content)
+    read_weights(model, file, kind)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+    return model
+
+
+def write_weights(model: Any) -> bytes:
+    """A model's weights alone, in Keras's format; for models that Keras cannot write as a whole.
+
+    Raises
+    ------
+    SerializationError
+        Keras cannot write them.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+        path = Path(folder) / f"model.{WEIGHTS}"
+        try:
+            model.save_weights(path)
+        except Exception as error:
+            raise SerializationError(
+                f"Keras cannot write the weights of {model.name!r}: {error}"
+            ) from error
+        return path.read_bytes()
+
+
+def add_build_config(file: bytes, model: Any) -> bytes:
+    """An HDF5 file with the shapes for which a model was built, which Keras does not write."""
+    import h5py
+
+    opened = io.BytesIO(file)
+    with h5py.File(opened, "r+") as content:
+        content.attrs[_BUILD_CONFIG] = json.dumps(model.get_build_config() or {})
+    return opened.getvalue()
+
+
+def _read_input_shape(path: Path) -> Any:
+    import h5py
+
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            found = json.loads(archive.read("config.json")).get("build_config")
+    else:
+        with h5py.File(path) as content:
+            found = json.loads(content.attrs.get(_BUILD_CONFIG, "{}"))
+    return (found or {}).get("input_shape", [])
+
+
+def _make_zeros(shape: Any) -> Any:
+    """Inputs of one row, of shapes as JSON has them."""
+    if isinstance(shape, Mapping):
+        return {name: _make_zeros(item) for name, item in shape.items()}
+    if all(size is None or isinstance(size, int) for size in shape):
+        return np.zeros([1, *(size or 1 for size in shape[1:])], keras.config.floatx())
+    return [_make_zeros(item) for item in shape]
+
+
+def read_weights(model: Any, file: bytes, kind: str) -> None:
+    """Give a model the weights of its file.
+
+    Raises
+    ------
+    SerializationError
+        They are not those of this model.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
+        path = Path(folder) / f"model.{kind}"
+        path.write_bytes(file)
+        try:
+            if not model.built:
+                model(_make_zeros(_read_input_shape(path)))
+            model.load_weights(path)
+        except Exception as error:
+            raise SerializationError(
+                f"the weights of the trained model do not fit {model.name!r}: {error}"
+            ) from error
