@@ -13,8 +13,8 @@ from pybackend.model.layers import find_layers, flatten
 # Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 _MOST = 5
-# What Keras sets on objects while they are used.
-_OF_USE = {"built", "stop_training", "stop_evaluating", "stop_predicting"}
+# What Keras sets on objects by itself: names, and the state of their use.
+_OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
 
 
 def find_differences(model: Any, copy: Any, *, with_optimizer_state: bool = True) -> list[str]:
@@ -43,10 +43,13 @@ def find_other_weights(model: Any, copy: Any) -> list[str]:
 
 def _compare_layers(model: Any, copy: Any) -> list[str]:
     own, others = _named_layers(model), _named_layers(copy)
-    if sorted(map(_name_of, own)) != sorted(map(_name_of, others)):
+    if sorted(map(_name_of, own)) == sorted(map(_name_of, others)):
+        own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
+    # Else a class has made its layers anew, in the same order, and Keras has named them anew.
+    if [type(part).__name__ for part in own] != [type(part).__name__ for part in others]:
         return [f"layers: {len(own) - 1} became {len(others) - 1}, or others"]
     found = []
-    for one, other in zip(sorted(own, key=_name_of), sorted(others, key=_name_of), strict=True):
+    for one, other in zip(own, others, strict=True):
         found += _compare_settings(f"{type(one).__name__} {one.name!r}", one, other, False)
     return found
 
