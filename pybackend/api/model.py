@@ -78,8 +78,7 @@ def encode_model(
         except Exception as error:  # a function of R, an open file
             reason = error
     files = _encode_extras(callbacks, custom_objects)
-    trains = job.kind == "train"
-    return {**files, **encode_file(model, custom_objects, job.safe_mode, trains, reason)}
+    return {**files, **encode_file(model, custom_objects, job.safe_mode, job.kind, reason)}
 
 
 def check_custom_objects(custom_objects: Any) -> None:

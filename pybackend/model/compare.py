@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pybackend.model.layers import find_layers, flatten
 
+Kind = Literal["train", "evaluate", "predict", "run"]
 # Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 _MOST = 5
@@ -17,20 +18,26 @@ _MOST = 5
 _OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
 
 
-def find_differences(model: Any, copy: Any, *, with_optimizer_state: bool = True) -> list[str]:
+def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
     """What a copy of a model has otherwise, in words that continue "it forgets"; none: nothing.
 
-    Compared are classes, variables (shape, type, whether they are trained, value), and, of layers,
-    the loss, metrics and the optimizer, settings and plain attributes.
+    Compared are classes, and of layers, the loss, metrics and the optimizer settings that are plain
+    attributes; for training also variables (shape, type, whether they are trained, value).
+
+    Parameters
+    ----------
+    kind
+        What the copy is for: predictions need no loss, and weights that Keras merges give the same.
     """
     if type(model).__name__ != type(copy).__name__:
         return [f"the class {type(model).__name__}"]
     found = _compare_layers(model, copy)
-    if not found:
-        found = _compare_variables("weights", model.variables, copy.variables)
-        found += _compare_optimizers(model, copy, with_optimizer_state)
+    if kind != "predict":
         for what in ("loss", "metrics"):
             found += _compare_parts(f"the {what}", _parts(model, what), _parts(copy, what))
+    if kind == "train" and not found:
+        found = _compare_variables("weights", model.variables, copy.variables)
+        found += _compare_optimizers(model, copy)
     if len(found) > _MOST:
         found = [*found[:_MOST], f"and {len(found) - _MOST} more"]
     return found
@@ -73,14 +80,14 @@ def _compare_variables(what: str, own: Any, others: Any) -> list[str]:
     return found
 
 
-def _compare_optimizers(model: Any, copy: Any, with_state: bool) -> list[str]:
+def _compare_optimizers(model: Any, copy: Any) -> list[str]:
     own, other = getattr(model, "optimizer", None), getattr(copy, "optimizer", None)
     if own is None or other is None:
         return [] if own is other else ["the optimizer"]
     if type(own).__name__ != type(other).__name__:
         return [f"the optimizer's class {type(own).__name__}"]
     found = _compare_settings(f"the optimizer {type(own).__name__}", own, other, True)
-    if with_state and own.built and not found:
+    if own.built and not found:
         found = _compare_variables("the optimizer's state", own.variables, other.variables)
     return found
 

@@ -17,10 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.errors import InputError, SerializationError
+from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
+from pybackend.job.packages import TITLES, read_versions
 from pybackend.model.by_value import pickle_objects, unpickle_objects
-from pybackend.model.compare import find_differences
+from pybackend.model.compare import Kind, find_differences
 from pybackend.model.layers import find_layers
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
 
@@ -45,14 +46,14 @@ def encode_objects(
     copy, _, _ = unpickle_objects(content)
     if differences := find_differences(model, copy):
         raise InputError("; ".join(differences))
-    return {MODEL_OBJECTS: content}
+    return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
 
 def encode_file(
     model: Any,
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
-    include_optimizer: bool,
+    kind: Kind,
     reason: Exception | None = None,
 ) -> dict[str, bytes]:
     """A model as Keras's own file, if that has all of it.
@@ -68,11 +69,11 @@ def encode_file(
     """
     hint = f" By value it cannot be sent either: {reason}." if reason else ""
     try:
-        content = model_to_bytes(model, format="keras", include_optimizer=include_optimizer)
+        content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
         copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
     except SerializationError as error:
         raise SerializationError(f"{error}{hint}") from error
-    if differences := find_differences(model, copy, with_optimizer_state=include_optimizer):
+    if differences := find_differences(model, copy, kind):
         raise InputError(
             "this model would not arrive at the workers as it is: Keras's file of it "
             f"forgets {'; '.join(differences)}.{hint} {_WAYS_OUT}"
@@ -81,8 +82,23 @@ def encode_file(
 
 
 def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The model, callbacks and custom objects of `encode_objects`, in a worker."""
-    model, callbacks, custom_objects = unpickle_objects(content)
+    """The model, callbacks and custom objects of `encode_objects`, in a worker.
+
+    Raises
+    ------
+    ClusterError
+        This Python has another version of Keras or TensorFlow, whose objects are others.
+    """
+    versions, _, pickled = content.partition(b"\n")
+    theirs, own = json.loads(versions), read_versions()
+    for package, title in TITLES.items():
+        if theirs[package] != own[package]:
+            raise ClusterError(
+                f"the driver has {title} {theirs[package]}, and {own['python']} has "
+                f"{own[package]}: models travel between equal versions only. Install the same one, "
+                "or pass a function that builds the model"
+            )
+    model, callbacks, custom_objects = unpickle_objects(pickled)
     return model, callbacks, custom_objects
 
 
@@ -105,7 +121,7 @@ def restore(content: bytes, file: bytes, kind: str) -> Any:
 
     Its optimizer begins anew, as that of a model which is loaded from a file.
     """
-    model, _, _ = unpickle_objects(content)
+    model, _, _ = read_objects(content)
     read_weights(model, file, kind)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from replicas import Case, check_equal, chosen, train_all
 from test_by_value import Net, Scaled
 
 import pybackend
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS
 from pybackend.model.compare import find_differences
 from pybackend.model.transfer import encode_file, encode_objects, read_objects, restore
@@ -213,7 +214,7 @@ def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -
     model.lock = threading.Lock()
     with pytest.raises(TypeError, match="lock"):
         encode_objects(model, [], {})
-    assert list(encode_file(model, {}, safe_mode=True, include_optimizer=True)) == [MODEL_FILE]
+    assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
 
 
 FORGOTTEN: dict[str, tuple[Callable[[], Any], str]] = {
@@ -231,7 +232,22 @@ def test_what_a_file_forgets_is_named(name: str) -> None:
     build, expected = FORGOTTEN[name]
     known = {"Scaled": Scaled, "Slow": Slow, "Tempered": Tempered, "Net": Net}
     with pytest.raises((InputError, pybackend.SerializationError), match=expected):
-        encode_file(build(), known, safe_mode=True, include_optimizer=True)
+        encode_file(build(), known, safe_mode=True, kind="train")
+
+
+def test_another_version_of_keras_is_named() -> None:
+    content = encode_objects(_compiled(_stack()), [], {})[MODEL_OBJECTS]
+    versions, _, pickled = content.partition(b"\n")
+    older = json.dumps({**json.loads(versions), "keras": "3.0.5"}).encode()
+    with pytest.raises(ClusterError, match=r"the driver has Keras 3\.0\.5, and .*python.* has 3\."):
+        read_objects(older + b"\n" + pickled)
+
+
+def test_predictions_need_less() -> None:
+    model = _with_flags()
+    with pytest.raises(InputError, match="trainable"):
+        encode_file(model, {}, safe_mode=True, kind="train")
+    encode_file(model, {}, safe_mode=True, kind="predict")
 
 
 def test_a_model_restored_has_the_weights_of_the_file_and_a_new_optimizer() -> None:
