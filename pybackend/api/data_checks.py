@@ -14,7 +14,7 @@ from pybackend.data.frames import FrameRows
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import Job, argument_of
 from pybackend.launchers import is_spark_frame
 
 # Kinds of data whose rows are arrays in their `columns`.
@@ -52,15 +52,21 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
         ) from error
 
 
-def check_shapes(model: Any, datasets: Mapping[str, Any]) -> None:
-    """Refuse rows that do not fit the model's inputs; the model has loaded TensorFlow anyway."""
+def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> None:
+    """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway."""
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
+    from pybackend.model.labels import check_labels
 
-    for data in datasets.values():
+    for name, data in datasets.items():
+        argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
         if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
-            reshape_rows(to_rows(columns), model)
+            try:
+                reshape_rows(to_rows(columns), model)
+            except InputError as error:
+                raise InputError(f"`{argument}`: {error}") from error
+            check_labels(model, columns, argument)
         elif isinstance(data, TableRows):
             named = [
                 group.key.partition("/")[2] for group in data.column_groups if not group.is_target

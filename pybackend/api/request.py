@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_shapes
+from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
@@ -114,7 +114,7 @@ def prepare(
         custom_objects = add_custom_objects(model, custom_objects)
     files = encode_model(model, custom_objects, job, callbacks, as_file)
     if job.model_source == "file":
-        check_shapes(model, datasets)
+        check_rows_fit(model, datasets, job)
     return Request(job, files, datasets, columns, model, custom_objects)
 
 

@@ -1,0 +1,78 @@
+"""Labels that a model's loss cannot take, as far as their values are known before the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.errors import InputError
+from pybackend.model.layers import flatten
+from pybackend.model.outputs import list_outputs
+
+_SPARSE = "sparse_categorical_crossentropy"
+
+
+def check_labels(model: Any, columns: Mapping[str, Any], name: str) -> None:
+    """Reject labels that are not the number of one of the model's classes.
+
+    Only for a model with one output of a number per class and Keras's sparse loss, on which
+    TensorFlow fails at some step of the training, or, on a GPU, gives NaN.
+
+    Parameters
+    ----------
+    columns
+        Arrays by name; the labels are ``y``.
+    name
+        The argument that they are of.
+
+    Raises
+    ------
+    InputError
+        Names a label, its row, and the classes.
+    """
+    classes, labels = _count_sparse_classes(model), columns.get("y")
+    if classes is None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
+        return
+    if labels.ndim == 2 and labels.shape[1] == classes > 1:
+        raise InputError(
+            f"`{name}` has labels of shape ({classes},), but the loss of the model takes the "
+            "number of a class: pass labels.argmax(axis=1), or compile with CategoricalCrossentropy"
+        )
+    if labels.size != len(labels):
+        return
+    flat = labels.reshape(-1)
+    is_class = (flat >= 0) & (flat < classes) & (flat == np.floor(flat))
+    ignored = getattr(flatten(model.loss)[0], "ignore_class", None)
+    if ignored is not None:
+        is_class |= flat == ignored
+    if not is_class.all():
+        row = int(np.argmin(is_class))
+        raise InputError(
+            f"`{name}` has the label {flat[row]:g} in row {row}, but the model's {classes} outputs "
+            f"are for the classes 0 to {classes - 1}: encode the labels so, or give the model an "
+            "output for every class"
+        )
+
+
+def _count_sparse_classes(model: Any) -> int | None:
+    losses = flatten(getattr(model, "loss", None))
+    if len(losses) != 1 or _name_of(losses[0]) != _SPARSE:
+        return None
+    try:
+        outputs = list_outputs(model)
+    except InputError:  # not known before it runs
+        return None
+    shape = outputs[0].shape
+    return shape[0] if len(outputs) == 1 and len(shape) == 1 else None
+
+
+def _name_of(loss: Any) -> str:
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        return _SPARSE
+    try:
+        return str(getattr(keras.losses.get(loss), "__name__", ""))
+    except (ValueError, TypeError):
+        return ""
