@@ -20,7 +20,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
-from pybackend.job.job import SOURCE, Job, argument_of, make_job
+from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
 from pybackend.job.options import DataOptions, check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
@@ -42,6 +42,8 @@ class Request:
         A Keras model, or the function that builds it.
     custom_objects
         Those that the user has given, and those that the model is seen to consist of.
+    snapshot
+        Returns a copy of the model as it was sent, if it was sent by value.
     """
 
     job: Job
@@ -50,6 +52,7 @@ class Request:
     columns: ColumnSpec
     model: Any
     custom_objects: Mapping[str, Any]
+    snapshot: Callable[[], Any] | None
 
     def run(self, launcher: Launcher) -> Outcome:
         """Run the job to its end, and show its progress."""
@@ -115,7 +118,12 @@ def prepare(
     files = encode_model(model, custom_objects, job, callbacks, as_file)
     if job.model_source == "file":
         check_rows_fit(model, datasets, job)
-    return Request(job, files, datasets, columns, model, custom_objects)
+    snapshot = None
+    if kind == "train" and MODEL_OBJECTS in files:
+        from pybackend.model.by_value import take_snapshot
+
+        snapshot = take_snapshot(model)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
 
 
 def _choose_columns(

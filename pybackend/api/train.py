@@ -17,7 +17,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
 from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import FUNCTION, MODEL_OBJECTS, make_job
+from pybackend.job.job import FUNCTION, TRAINED, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
@@ -214,17 +214,19 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
     job, trained_on = request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
-    objects = request.files.get(MODEL_OBJECTS)
+    # Not the request itself: its data are not to live as long as the result.
+    snapshot, custom_objects = request.snapshot, request.custom_objects
+    weights = str(outcome.reports[0].weights_sha256)
 
     def decode(data: bytes) -> Any:
         import_tensorflow(job.verbose)
         check_digest(data, digest)
-        if objects is not None:
+        if snapshot is not None:
             from pybackend.model.transfer import restore
 
-            return restore(objects, data, kind)
+            return restore(snapshot(), data, kind, weights)
         return model_from_bytes(
-            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
+            data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
         )
 
     return TrainResult(
@@ -261,7 +263,8 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
             "train_step has changed them on one worker and not on the others"
         )
     if uri is not None:
-        return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)
+        kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
+        return kind, b"", str(outcome.reports[0].model_sha256)
     assert outcome.model is not None
     kind, content = outcome.model
     digest = sha256_of(content)

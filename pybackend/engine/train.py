@@ -20,7 +20,6 @@ from pybackend.engine.held_out import HeldOut, build_metrics
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
-from pybackend.engine.state import hash_weights
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -28,6 +27,7 @@ from pybackend.job.messages import Emit
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
+from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
 from pybackend.model.losses import check_loss_is_mean

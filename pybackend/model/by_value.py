@@ -9,6 +9,7 @@ their attributes, and TensorFlow's variables and tables as their values.
 from __future__ import annotations
 
 import io
+import pickle
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,17 @@ def unpickle_objects(content: bytes) -> Any:
     return cloudpickle.loads(content)
 
 
+def take_snapshot(value: Any) -> Callable[[], Any]:
+    """A function that returns a new copy of a value, as it is now, whenever it is called.
+
+    For this process: copies share classes and functions with the original, which stay as they are.
+    """
+    file = io.BytesIO()
+    pickler = _LocalPickler(file, value, lambda _: None)
+    pickler.dump(value)
+    return lambda: _LocalUnpickler(io.BytesIO(file.getvalue()), pickler.shared).load()
+
+
 class _Pickler(cloudpickle.Pickler):
     """Writes what Keras would write as a file, and TensorFlow not at all."""
 
@@ -77,6 +89,7 @@ class _Pickler(cloudpickle.Pickler):
             return _make_empty, (kind,), (dict(vars(value)), plain(value)), None, None, _fill
         if not hasattr(value, "__dict__"):
             return super().reducer_override(value)
+        _reject_own_state(kind)
         return _make_empty, (kind,), (self._attributes(value), ()), None, None, _fill
 
     def _attributes(self, value: Any) -> dict[str, Any]:
@@ -89,6 +102,8 @@ class _Pickler(cloudpickle.Pickler):
         """An attribute whose keys are addresses or names that will be others there."""
         if isinstance(item, dict) and item and all(key in self._keys for key in item):
             return _Renamed([(*self._keys[key], each) for key, each in item.items()])
+        if isinstance(item, set) and item and all(key in self._keys for key in item):
+            return _Renamed([(*self._keys[key], None) for key in item], is_set=True)
         if isinstance(item, set) and item:
             found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
             nodes = [
@@ -99,14 +114,44 @@ class _Pickler(cloudpickle.Pickler):
         return item
 
 
+class _LocalPickler(_Pickler):
+    """Writes the number of a class or function, and keeps it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shared: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The number, if there is one. A function with a closure may hold what is copied."""
+        is_plain = isinstance(value, FunctionType) and value.__closure__ is None
+        if not is_plain and not isinstance(value, type):
+            return None
+        self.shared.append(value)
+        return len(self.shared) - 1
+
+
+class _LocalUnpickler(pickle.Unpickler):
+    """Reads what `_LocalPickler` has written in this process."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, number: Any) -> Any:
+        """The class or function of a number."""
+        return self._shared[number]
+
+
 class _Renamed:
-    """A dict by the names that variables have in their own process."""
+    """A dict or set by the names that variables have in their own process."""
 
-    def __init__(self, items: list[tuple[Any, str, Any]]) -> None:
+    def __init__(self, items: list[tuple[Any, str, Any]], is_set: bool = False) -> None:
         self._items = items
+        self._is_set = is_set
 
-    def restore(self) -> dict[Any, Any]:
-        return {vars(variable.value)[name]: item for variable, name, item in self._items}
+    def restore(self) -> dict[Any, Any] | set[Any]:
+        found = {vars(variable.value)[name]: item for variable, name, item in self._items}
+        return set(found) if self._is_set else found
 
 
 class _Nodes:
@@ -143,6 +188,15 @@ def _is_of_keras(kind: Any) -> bool:
     return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
 
 
+def _reject_own_state(kind: type) -> None:
+    """A class that says itself what its objects' state is means more than its attributes."""
+    for base in kind.__mro__:
+        is_library = base.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
+        for name in () if is_library else ("__slots__", "__getstate__", "__setstate__"):
+            if name in vars(base):
+                raise TypeError(f"the class {base.__qualname__} has {name}")
+
+
 def _is_plain(kind: Any) -> bool:
     """Whether a class leaves pickling to Python: an Enum, for one, does not."""
     return kind.__reduce__ is object.__reduce__
@@ -150,6 +204,8 @@ def _is_plain(kind: Any) -> bool:
 
 def _reduce_tensorflow(value: Any) -> Any:
     if isinstance(value, tf.Variable):
+        if value.constraint is not None:
+            raise TypeError(f"the variable {value.name} of TensorFlow has a constraint")
         options = {
             "trainable": value.trainable,
             "name": value.name.partition(":")[0],

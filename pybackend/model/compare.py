@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ Kind = Literal["train", "evaluate", "predict", "run"]
 # Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 _MOST = 5
+_NUMBER = re.compile(r"_\d+$")
 # What Keras sets on objects by itself: names, and the state of their use.
 _OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
 
@@ -41,6 +44,14 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
     if len(found) > _MOST:
         found = [*found[:_MOST], f"and {len(found) - _MOST} more"]
     return found
+
+
+def hash_weights(model: Any) -> str:
+    """SHA-256 over all weights: equal for two models only if the weights are bitwise equal."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()
 
 
 def find_other_weights(model: Any, copy: Any) -> list[str]:
@@ -128,11 +139,16 @@ def _plain(part: Any, with_private: bool) -> dict[str, Any]:
         return with_private and not isinstance(value, Mapping)
 
     plain = {
-        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        name: _list_set(value) if isinstance(value, (set, frozenset)) else value
         for name, value in vars(part).items()
         if counts(name, value)
     }
     return {name: value for name, value in plain.items() if _is_plain(value)}
+
+
+def _list_set(value: Any) -> list[Any]:
+    """A set as a list; TensorFlow numbers the names of variables, and anew in each copy."""
+    return sorted((_NUMBER.sub("", v) if isinstance(v, str) else v for v in value), key=repr)
 
 
 def _is_plain(value: Any) -> bool:

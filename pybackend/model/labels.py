@@ -59,7 +59,9 @@ def check_labels(model: Any, columns: Mapping[str, Any], name: str) -> None:
 
 def _count_sparse_classes(model: Any) -> int | None:
     losses = flatten(getattr(model, "loss", None))
-    if len(losses) != 1 or _name_of(losses[0]) != _SPARSE:
+    own = (type(model).train_step, type(model).compute_loss)
+    is_usual = all(method.__module__.startswith("keras.") for method in own)
+    if not is_usual or len(losses) != 1 or not _is_sparse(losses[0]):
         return None
     try:
         outputs = list_outputs(model)
@@ -69,10 +71,9 @@ def _count_sparse_classes(model: Any) -> int | None:
     return shape[0] if len(outputs) == 1 and len(shape) == 1 else None
 
 
-def _name_of(loss: Any) -> str:
-    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
-        return _SPARSE
-    try:
-        return str(getattr(keras.losses.get(loss), "__name__", ""))
-    except (ValueError, TypeError):
-        return ""
+def _is_sparse(loss: Any) -> bool:
+    """Whether this is Keras's own loss; one that is derived from it may read labels otherwise."""
+    if isinstance(loss, str):
+        return loss == _SPARSE
+    known = keras.losses.sparse_categorical_crossentropy
+    return loss is known or type(loss) is keras.losses.SparseCategoricalCrossentropy

@@ -20,9 +20,9 @@ import numpy as np
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
 from pybackend.job.packages import TITLES, read_versions
-from pybackend.model.by_value import pickle_objects, unpickle_objects
-from pybackend.model.compare import Kind, find_differences
-from pybackend.model.layers import find_layers
+from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
+from pybackend.model.compare import Kind, find_differences, hash_weights
+from pybackend.model.layers import find_layers, flatten
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
 
 _BUILD_CONFIG = "tfdist_build_config"
@@ -43,10 +43,21 @@ def encode_objects(
         Something in them cannot be pickled, or would arrive as something else.
     """
     content = pickle_objects((model, list(callbacks), dict(custom_objects)))
-    copy, _, _ = unpickle_objects(content)
-    if differences := find_differences(model, copy):
+    if differences := find_differences(model, take_snapshot(model)()):
         raise InputError("; ".join(differences))
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
+
+
+def holds_parts(callbacks: Sequence[Any]) -> bool:
+    """Whether callbacks hold layers, variables or models, which are to be those that train."""
+    kinds = (keras.Variable, keras.layers.Layer)
+    return any(
+        isinstance(leaf, kinds)
+        for callback in callbacks
+        for value in vars(callback).values()
+        if value is not getattr(callback, "model", None)  # of an earlier training
+        for leaf in flatten(value)
+    )
 
 
 def encode_file(
@@ -54,11 +65,8 @@ def encode_file(
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
     kind: Kind,
-    reason: Exception | None = None,
 ) -> dict[str, bytes]:
     """A model as Keras's own file, if that has all of it.
-
-    ``reason`` is why it cannot travel by value.
 
     Raises
     ------
@@ -67,16 +75,12 @@ def encode_file(
     SerializationError
         Keras cannot write the file, or cannot read it.
     """
-    hint = f" By value it cannot be sent either: {reason}." if reason else ""
-    try:
-        content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
-        copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
-    except SerializationError as error:
-        raise SerializationError(f"{error}{hint}") from error
+    content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
+    copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
     if differences := find_differences(model, copy, kind):
         raise InputError(
             "this model would not arrive at the workers as it is: Keras's file of it "
-            f"forgets {'; '.join(differences)}.{hint} {_WAYS_OUT}"
+            f"forgets {'; '.join(differences)}. {_WAYS_OUT}."
         )
     return {MODEL_FILE: content}
 
@@ -114,18 +118,30 @@ def reseed(model: Any, seed: int) -> None:
                 generator.state.assign(fresh.state)
 
 
-def restore(content: bytes, file: bytes, kind: str) -> Any:
-    """The model that was sent to the workers, with the weights of a file that came back.
+def restore(model: Any, file: bytes, kind: str, digest: str) -> Any:
+    """A copy of the model that was sent to the workers, given the weights that came back.
 
-    ``kind`` is what the file's name ends in: h5, keras, or weights.h5 if it has weights alone.
+    Its optimizer is as it was sent.
 
-    Its optimizer begins anew, as that of a model which is loaded from a file.
+    Parameters
+    ----------
+    kind
+        What the file's name ends in: h5, keras, or weights.h5 if it has weights alone.
+    digest
+        `hash_weights` of the trained model.
+
+    Raises
+    ------
+    SerializationError
+        The file does not hold the weights, or not in the order of this model's.
     """
-    model, _, _ = read_objects(content)
     read_weights(model, file, kind)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and optimizer.built:
-        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+    if hash_weights(model) != digest:
+        raise SerializationError(
+            f"the weights of the trained model {model.name!r} cannot be put into a copy of the one "
+            "that was passed: a callback has changed which of them are trained, or a layer does "
+            "not save all of its variables"
+        )
     return model
 
 

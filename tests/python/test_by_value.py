@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pybackend.model.by_value import pickle_objects, unpickle_objects
+from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 
 layers = keras.layers
 _RNG = np.random.default_rng(0)
@@ -205,6 +205,23 @@ def test_a_function_of_tensorflow_is_traced_anew() -> None:
     model.double = tf.function(lambda x: x * 2)
     copy = unpickle_objects(pickle_objects(model))
     assert float(copy.double(tf.constant(4.0))) == 8.0
+
+
+def test_snapshots_are_copies_of_what_was() -> None:
+    model = _fitted()
+    snapshot = take_snapshot(model)
+    expected = model.predict(X, verbose=0)
+    model.fit(X, Y, verbose=0)
+    for _ in range(2):
+        np.testing.assert_array_equal(snapshot().predict(X, verbose=0), expected)
+
+
+@pytest.mark.parametrize("name", ["__slots__", "__getstate__"])
+def test_a_class_with_a_state_of_its_own_is_refused(name: str) -> None:
+    own = ("scale",) if name == "__slots__" else (lambda self: {})
+    kind = type("Own", (layers.Layer,), {name: own})
+    with pytest.raises(TypeError, match=f"Own has {name}"):
+        pickle_objects(_compiled(_stack(kind())))
 
 
 def test_what_cannot_be_pickled_is_an_error() -> None:

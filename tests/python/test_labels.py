@@ -65,6 +65,14 @@ def test_what_other_losses_take_is_theirs_to_say(loss: Any, labels: Any) -> None
     check_labels(model_with(loss), {"x": X, "y": labels}, "data")
 
 
+def test_a_loss_that_is_derived_from_keras_s_may_read_labels_otherwise() -> None:
+    class Shifted(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return super().call(y_true - 1, y_pred)
+
+    check_labels(model_with(Shifted()), {"x": X, "y": GOOD + 1}, "data")
+
+
 def test_a_model_whose_shapes_are_unknown_is_left_to_the_workers() -> None:
     model = keras.Sequential([keras.layers.Dense(3)])
     model.compile("sgd", "sparse_categorical_crossentropy")

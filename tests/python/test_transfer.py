@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -14,10 +15,19 @@ from replicas import Case, check_equal, chosen, train_all
 from test_by_value import Net, Scaled
 
 import pybackend
+from pybackend.api.model import encode_model
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS
-from pybackend.model.compare import find_differences
-from pybackend.model.transfer import encode_file, encode_objects, read_objects, restore
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_OBJECTS, make_job
+from pybackend.model.by_value import take_snapshot
+from pybackend.model.compare import find_differences, hash_weights
+from pybackend.model.transfer import (
+    add_build_config,
+    encode_file,
+    encode_objects,
+    read_objects,
+    restore,
+    write_weights,
+)
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(300)
@@ -118,6 +128,13 @@ def _without_decay() -> Any:
     return _compiled(_stack(layers.Dense(6, activation="tanh")), optimizer)
 
 
+def _without_decay_of_some() -> Any:
+    model = _stack(layers.Dense(6, activation="tanh"))
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.3)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+    return _compiled(model, optimizer)
+
+
 def _tempered() -> Any:
     model = Tempered()
     model.temperature = 2.5
@@ -145,6 +162,7 @@ CASES: dict[str, Case] = {
         "low-rank factors": _with_factors,
         "a variable that is not trained": _with_flags,
         "variables without decay": _without_decay,
+        "variables without decay, listed": _without_decay_of_some,
         "arguments of an unbuilt model": lambda: _compiled(Net(16)),
         "arguments of a loss": lambda: _compiled(_stack(), "sgd", Scaled(3.0)),
         "arguments of a metric": lambda: _compiled(_stack(), metrics=[Above(0.3)]),
@@ -205,7 +223,7 @@ def test_what_can_travel_neither_way_is_refused_before_anything_starts() -> None
         pybackend.barrier_train(None, model, (X, Y), workers=2, verbose=0)
     model = _with_flags()
     model.lock = threading.Lock()
-    with pytest.raises(InputError, match=r"kernel\.trainable=False.*lock.*a function that builds"):
+    with pytest.raises(InputError, match=r"kernel\.trainable=False.*a function that builds.*lock"):
         pybackend.barrier_train(None, model, (X, Y), workers=2, verbose=0)
 
 
@@ -250,15 +268,61 @@ def test_predictions_need_less() -> None:
     encode_file(model, {}, safe_mode=True, kind="predict")
 
 
-def test_a_model_restored_has_the_weights_of_the_file_and_a_new_optimizer() -> None:
+def test_a_model_restored_has_the_weights_of_the_file_or_is_refused() -> None:
     model = _local()
     model.fit(X, Y, verbose=0)
-    content = encode_objects(model, [], {})[MODEL_OBJECTS]
-    assert find_differences(model, read_objects(content)[0]) == []
-    from pybackend.model.transfer import add_build_config, write_weights
-
+    snapshot = take_snapshot(model)
+    assert find_differences(model, snapshot()) == []
+    before = hash_weights(model)
     model.fit(X, Y, verbose=0)
-    copy = restore(content, add_build_config(write_weights(model), model), "weights.h5")
+    file = add_build_config(write_weights(model), model)
+    copy = restore(snapshot(), file, "weights.h5", hash_weights(model))
     for one, other in zip(model.weights, copy.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    assert int(copy.optimizer.iterations) == 0
+    with pytest.raises(pybackend.SerializationError, match="cannot be put into a copy"):
+        restore(snapshot(), file, "weights.h5", before)
+
+
+def test_a_file_that_lacks_a_weight_is_refused_before_the_training() -> None:
+    class Forgetful(layers.Dense):
+        def save_own_variables(self, store: Any) -> None:
+            store["0"] = self.kernel
+
+        def load_own_variables(self, store: Any) -> None:
+            self.kernel.assign(store["0"])
+
+    class Whole(keras.Model):
+        def __init__(self, units: int) -> None:
+            super().__init__()
+            self.dense = Forgetful(units)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    model = _compiled(Whole(3))
+    model(X)
+    with pytest.raises(pybackend.WorkerFailedError, match="does not hold all of the weights"):
+        pybackend.barrier_train(None, model, (X, Y), workers=2, epochs=1, verbose=0)
+
+
+def test_a_model_that_its_file_has_all_of_goes_as_a_file() -> None:
+    def files(model: Any, callbacks: Any = ()) -> set[str]:
+        arguments = {"workers": 2, "epochs": 1, "batch_size": 8, "seed": 1, "timeout": 30}
+        job = replace(make_job("train", arguments), model_source="file")
+        return set(encode_model(model, {}, job, callbacks))
+
+    plain = _compiled(_stack())
+    assert files(plain) == {MODEL_FILE}
+    assert files(_tempered()) == {MODEL_OBJECTS}
+    hold = keras.callbacks.Callback()
+    assert files(plain, [hold]) == {MODEL_FILE, EXTRAS}
+    hold.layer = plain.layers[-1]
+    assert files(plain, [hold]) == {MODEL_OBJECTS}
+
+
+def test_the_classes_of_this_process_stay_as_they_are() -> None:
+    call, scale = Tempered.call, Scaled.call
+    encode_objects(_compiled(Tempered(), "sgd", Scaled(2.0)), [], {})
+    take_snapshot(_tempered())()
+    assert Tempered.call is call
+    assert Scaled.call is scale
