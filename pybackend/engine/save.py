@@ -83,7 +83,9 @@ def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
 def _check_can_be_read(loaded: LoadedModel, data: bytes, plan: SavingPlan, job: Job) -> None:
     """Read a file as the driver will; `SerializationError` if it cannot."""
     if plan.format != WEIGHTS:
-        known = {**find_custom_objects(loaded.model), **loaded.extras.get("custom_objects", {})}
+        known = dict(loaded.extras.get("custom_objects") or {})
+        if loaded.objects is not None:  # else the driver knows no more than it has sent
+            known = {**find_custom_objects(loaded.model), **known}
         # What came by value may hold code, such as a Lambda layer's, and is the caller's own.
         safe_mode = job.safe_mode and loaded.objects is None
         model_from_bytes(data, custom_objects=known, safe_mode=safe_mode, sha256=sha256_of(data))
