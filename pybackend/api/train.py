@@ -137,7 +137,7 @@ def barrier_train(
         given model consists of, and functions that it has as losses, are found without it.
     safe_mode
         False lets a model that carries Python code (a ``Lambda`` layer) be loaded, if a function
-        builds it. A model that is passed itself is not loaded from a file.
+        builds it, or if its file has all of it: else the model is sent by value.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout

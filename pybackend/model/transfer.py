@@ -1,7 +1,7 @@
 """How a model gets to the workers, and back: what trains is what was passed.
 
-Objects travel by value. If something in a model cannot, such as a function of R, it travels as
-Keras's own file. Either way the driver loads what it is about to send, and compares.
+It travels as Keras's own file. The driver loads that before it is sent, and compares: if something
+would be forgotten, the model travels by value.
 """
 
 from __future__ import annotations
