@@ -136,8 +136,8 @@ def barrier_train(
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
     safe_mode
-        False lets a model that carries Python code (a ``Lambda`` layer) be loaded, if a function
-        builds it, or if its file has all of it: else the model is sent by value.
+        False lets a model that a function builds come back although it carries Python code (a
+        ``Lambda`` layer). A model that is passed itself needs no such leave.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout
