@@ -17,12 +17,11 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
 from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import FUNCTION, TRAINED, make_job
+from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
-from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
@@ -136,8 +135,7 @@ def barrier_train(
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
     safe_mode
-        False lets a model that a function builds come back although it carries Python code (a
-        ``Lambda`` layer). A model that is passed itself needs no such leave.
+        False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout
@@ -214,19 +212,11 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
     job, trained_on = request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
-    # Not the request itself: its data are not to live as long as the result.
-    snapshot, custom_objects = request.snapshot, request.custom_objects
-    weights = str(outcome.reports[0].weights_sha256)
 
     def decode(data: bytes) -> Any:
         import_tensorflow(job.verbose)
-        check_digest(data, digest)
-        if snapshot is not None:
-            from pybackend.model.transfer import restore
-
-            return restore(snapshot(), data, kind, weights)
         return model_from_bytes(
-            data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
+            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
         )
 
     return TrainResult(
@@ -263,8 +253,7 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
             "train_step has changed them on one worker and not on the others"
         )
     if uri is not None:
-        kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
-        return kind, b"", str(outcome.reports[0].model_sha256)
+        return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)
     assert outcome.model is not None
     kind, content = outcome.model
     digest = sha256_of(content)

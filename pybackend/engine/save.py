@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import keras
+from typing import Any
 
 from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.job import TRAINED, WEIGHTS, Job
+from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
-from pybackend.model.layers import find_custom_objects
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
-from pybackend.model.transfer import add_build_config, read_objects, read_weights, write_weights
 
 _NO_SETTINGS = (
     "the model will come back without its compile settings, which hold R functions: compile it "
@@ -32,9 +27,9 @@ _NO_LAYERS = (
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How to write a model: what its file's name ends in, and whether with its compile settings."""
+    """How to write a model: the format, and whether with its compile settings."""
 
-    format: Format | Literal["weights.h5"]
+    format: Format
     compiled: bool
 
 
@@ -49,16 +44,13 @@ def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
         There is none.
     """
     plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
-    if loaded.objects is not None:  # the driver has the model, and needs no more
-        plans += [SavingPlan("h5", False), SavingPlan("keras", False), SavingPlan(WEIGHTS, True)]
     if loaded.is_from_r:  # no argument on the driver could name an R function
         plans.append(SavingPlan("h5", False))
         if _has_functions(loaded.model):  # Keras might take one for its own of the same name
             plans = [plan for plan in plans if not plan.compiled]
     if job.model_uri is not None:
         check_writable(job.model_uri)
-        kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
-        plans = [plan for plan in plans if plan.format == kind]
+        plans = [plan for plan in plans if job.model_uri.endswith(f".{plan.format}")]
         if not plans:
             raise InputError(
                 f"this model can be written as HDF5 only: end {job.model_uri!r} in .h5"
@@ -66,37 +58,22 @@ def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
     failure: SerializationError | None = None
     for plan in plans:
         try:
-            data = _encode(loaded, plan)
-            _check_can_be_read(loaded, data, plan, job)
+            data = _encode(loaded.model, plan)
+            model_from_bytes(
+                data,
+                custom_objects=loaded.extras.get("custom_objects"),
+                safe_mode=job.safe_mode,
+                sha256=sha256_of(data),
+            )
         except SerializationError as error:
-            # Weights alone come last, and are the least that can fail.
-            failure = error if plan.format == WEIGHTS else failure or error
+            failure = failure or error
             continue
         _check_size(len(data), job)
-        if not plan.compiled and loaded.is_from_r:
+        if not plan.compiled:
             emit(Note(_NO_SETTINGS))
         return plan
     assert failure is not None
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure
-
-
-def _check_can_be_read(loaded: LoadedModel, data: bytes, plan: SavingPlan, job: Job) -> None:
-    """Read a file as the driver will; `SerializationError` if it cannot."""
-    if plan.format != WEIGHTS:
-        known = dict(loaded.extras.get("custom_objects") or {})
-        if loaded.objects is not None:  # else the driver knows no more than it has sent
-            known = {**find_custom_objects(loaded.model), **known}
-        # What came by value may hold code, such as a Lambda layer's, and is the caller's own.
-        safe_mode = job.safe_mode and loaded.objects is None
-        model_from_bytes(data, custom_objects=known, safe_mode=safe_mode, sha256=sha256_of(data))
-    if loaded.objects is not None:
-        copy = read_objects(loaded.objects)[0]
-        for weight in copy.weights:  # so that a weight which the file does not hold is another
-            if keras.backend.is_float_dtype(weight.dtype):
-                weight.assign(weight + 1)
-        read_weights(copy, data, plan.format)
-        if find_other_weights(loaded.model, copy):
-            raise SerializationError("the file does not hold all of the weights")
 
 
 def _check_size(size: int, job: Job) -> None:
@@ -108,9 +85,9 @@ def _check_size(size: int, job: Job) -> None:
         )
 
 
-def write_model(loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None) -> str:
+def write_model(model: Any, plan: SavingPlan, folder: Path, uri: str | None) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
-    data = _encode(loaded, plan)
+    data = _encode(model, plan)
     if uri is not None:
         write_whole(uri, data)
         return sha256_of(data)
@@ -131,15 +108,7 @@ def _has_functions(model: Any) -> bool:
     return model.compiled and found(model.get_compile_config() or {})
 
 
-def _encode(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    data = _write(loaded.model, plan)
-    is_hdf5 = plan.format != "keras"
-    return add_build_config(data, loaded.model) if loaded.objects and is_hdf5 else data
-
-
-def _write(model: Any, plan: SavingPlan) -> bytes:
-    if plan.format == WEIGHTS:
-        return write_weights(model)
+def _encode(model: Any, plan: SavingPlan) -> bytes:
     if plan.compiled:
         return model_to_bytes(model, format=plan.format)
     with override(model, "compiled", False):

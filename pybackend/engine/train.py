@@ -20,6 +20,7 @@ from pybackend.engine.held_out import HeldOut, build_metrics
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
+from pybackend.engine.state import hash_weights
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -27,7 +28,6 @@ from pybackend.job.messages import Emit
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
-from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
 from pybackend.model.losses import check_loss_is_mean
@@ -93,7 +93,7 @@ def train(
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
-    digest = write_model(loaded, plan, folder, job.model_uri) if plan is not None else None
+    digest = write_model(model, plan, folder, job.model_uri) if plan is not None else None
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,

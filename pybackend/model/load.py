@@ -10,9 +10,8 @@ import cloudpickle
 import keras
 
 from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, Job
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
 from pybackend.model.serialization import model_from_bytes
-from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
 
 
@@ -24,8 +23,6 @@ class LoadedModel:
     extras: dict[str, Any]
     is_from_r: bool
     """Whether an R function has built it: its losses may be R functions, too."""
-    objects: bytes | None = None
-    """The model by value, as it came."""
 
 
 def load_job_model(job: Job, folder: Path) -> LoadedModel:
@@ -41,12 +38,6 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
     configure_keras(job)
     # A user's function builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
-    if (folder / MODEL_OBJECTS).exists():
-        content = (folder / MODEL_OBJECTS).read_bytes()
-        model, callbacks, custom_objects = read_objects(content)
-        reseed(model, job.seed)
-        found = {"callbacks": callbacks, "custom_objects": custom_objects}
-        return LoadedModel(model, found, False, content)
     extras = _unpickle(folder / EXTRAS) or {}
     if job.model_source == "function":
         function = _unpickle(folder / MODEL_FUNCTION)

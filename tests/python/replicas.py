@@ -26,9 +26,8 @@ from pybackend.api.model import (
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
-from pybackend.job.job import MODEL_OBJECTS, Job, make_job
+from pybackend.job.job import Job, make_job
 from pybackend.model.serialization import load_model
-from pybackend.model.transfer import read_objects, read_weights
 from pybackend.worker import JOB
 
 WORKERS = 2
@@ -259,13 +258,8 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     if errors:
         return "\n".join(errors)
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
-    sent = folder / "0" / MODEL_OBJECTS
-    if sent.exists():
-        model = read_objects(sent.read_bytes())[0]
-        read_weights(model, path.read_bytes(), path.name.partition(".")[2])
-    else:
-        known = add_custom_objects(case.build(), case.custom_objects)
-        model = load_model(path, custom_objects=known, safe_mode=False)
+    known = add_custom_objects(case.build(), case.custom_objects)
+    model = load_model(path, custom_objects=known, safe_mode=False)
     return Trained(
         model,
         outcomes[0]["history"],
