@@ -24,10 +24,9 @@ from standalone import HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
 from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
-
-# A worker must be in the network of its host, and the last test starts R.
 from pybackend.launchers.spark.network import TOO_LONG
 
+# A worker must be in the network of its host, and the last test starts R.
 pytestmark = [pytest.mark.launcher, pytest.mark.timeout(420)]
 
 # As long as a busy machine may take for what has no other end.

@@ -59,8 +59,11 @@ def package_files() -> dict[str, bytes]:
     Another release of Python than this one takes the sources.
     """
     sources = _read_sources()
-    compiled = {f"{name}c": _compile(name) for name in sources if name.endswith(".py")}
-    return sources | compiled
+    return sources | {
+        f"{name}c": _compile(name, source)
+        for name, source in sources.items()
+        if name.endswith(".py")
+    }
 
 
 def _read_sources() -> dict[str, bytes]:
@@ -71,11 +74,10 @@ def _read_sources() -> dict[str, bytes]:
     }
 
 
-def _compile(name: str) -> bytes:
+def _compile(name: str, source: bytes) -> bytes:
     """A ``.pyc`` file of a source file, from Python's own cache if that has it."""
-    path = _ROOT.parent / name
-    loader = SourceFileLoader(name, str(path))
-    header = MAGIC_NUMBER + _UNCHECKED + source_hash(path.read_bytes())
+    loader = SourceFileLoader(name, str(_ROOT.parent / name))
+    header = MAGIC_NUMBER + _UNCHECKED + source_hash(source)
     return header + marshal.dumps(loader.get_code(name))
 
 
