@@ -55,6 +55,11 @@ def answer(request: str) -> str:
     return json.dumps(capture(fn, *call["arguments"], **call["named"]))
 
 
+def model_of(result: Any) -> Any:
+    """The model of a `TrainResult`."""
+    return result.model
+
+
 def read_model(uri: str, **options: Any) -> Any:
     """Read the model that a training wrote to ``model_uri``; options of `model_from_bytes`."""
     return model_from_bytes(_read_content(uri), **options)

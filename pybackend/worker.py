@@ -133,6 +133,7 @@ def _train(worker: Worker) -> WorkerReport:
         value=trained.history,
         weights_sha256=trained.weights_sha256,
         model_sha256=trained.model_sha256,
+        inputs=trained.inputs,
     )
 
 

@@ -56,13 +56,14 @@ MODULES = {
         "test_feed",
         "test_local_steps",
         "test_mnist",
+        "test_transfer",
     ],
     "spark": ["test_probe", "test_routes", "test_spark"],
     "frames": ["test_predict", "test_records", "test_score"],
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
     "network": ["test_collective", "test_collective_peers", "test_compression", "test_rendezvous"],
-    "models": ["test_hdf5_checks", "test_serialization", "test_tf_config"],
+    "models": ["test_by_value", "test_hdf5_checks", "test_serialization", "test_tf_config"],
 }
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pybackend.api.result import TrainResult
-from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.errors import InputError, SerializationError, TfdistError
+from pybackend.job.job import EXTRAS, MODEL_FUNCTION, Job
 from pybackend.job.pickling import pickle_value
-from pybackend.model.serialization import model_to_bytes
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
@@ -59,16 +58,37 @@ def encode_model(
     custom_objects: Mapping[str, Any],
     job: Job,
     callbacks: Sequence[Any] = (),
+    as_file: bool = False,
 ) -> dict[str, bytes]:
-    """The model, and the callbacks and custom objects that it needs, as files for the workers."""
-    files = _encode_extras(callbacks, custom_objects)
+    """The model, and the callbacks and custom objects that it needs, as files for the workers.
+
+    Keras's file, if it has all of the model; else, unless ``as_file``, the model by value.
+    """
     if job.model_source == "function":
+        files = _encode_extras(callbacks, custom_objects)
         return {**files, MODEL_FUNCTION: pickle_value(model, "the `model` function", [model])}
     from pybackend.model.checks import check_model
+    from pybackend.model.transfer import encode_file, encode_objects, holds_parts
 
     check_model(model, job)
-    trains = job.kind == "train"
-    return {**files, MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=trains)}
+    extras = _encode_extras(callbacks, custom_objects)
+    refused: TfdistError | None = None
+    if as_file or not holds_parts(callbacks):
+        try:
+            file = encode_file(model, custom_objects, job.safe_mode, job.kind)
+            return {**extras, **file}
+        except (InputError, SerializationError) as error:
+            if as_file:
+                raise
+            refused = error
+    try:
+        return encode_objects(model, callbacks, _add_registered_names(custom_objects))
+    except Exception as error:  # an open file, a lock
+        if refused is not None:
+            raise type(refused)(f"{refused} Nor can it be sent by value: {error}") from error
+        raise InputError(
+            f"the callbacks hold parts of the model, and cannot be sent together with it: {error}"
+        ) from error
 
 
 def check_custom_objects(custom_objects: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pybackend.api.model import is_keras_model
@@ -11,6 +12,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
+from pybackend.job.job import Job
 from pybackend.job.options import DataOptions
 from pybackend.launchers import is_spark_frame, read_schema
 
@@ -83,7 +85,8 @@ def predict_spark(
     _check_model(model)
     data_options = DataOptions(tensors=tensors, categories=categories)
     arguments = {**locals(), "workers": 1}
-    request = prepare("predict", arguments, lambda columns, job: _check_frame(df))
+    # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
+    request = prepare("predict", arguments, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
     from pybackend.model.outputs import count_classes, is_classifier, list_outputs
@@ -124,6 +127,15 @@ def _check_model(model: Any) -> None:
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
+
+
+def _check_inputs(frame: Any, model: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+    found = _check_frame(frame)
+    if is_keras_model(model):  # without shapes it cannot be written as a whole either
+        from pybackend.model.outputs import list_outputs
+
+        list_outputs(model)
+    return found
 
 
 def _check_frame(frame: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
-from pybackend.job.job import SOURCE, Job, argument_of, make_job
+from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
 from pybackend.job.options import DataOptions, check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
@@ -42,6 +42,8 @@ class Request:
         A Keras model, or the function that builds it.
     custom_objects
         Those that the user has given, and those that the model is seen to consist of.
+    snapshot
+        Returns a copy of the model as it was sent, if it was sent by value.
     """
 
     job: Job
@@ -50,6 +52,7 @@ class Request:
     columns: ColumnSpec
     model: Any
     custom_objects: Mapping[str, Any]
+    snapshot: Callable[[], Any] | None
 
     def run(self, launcher: Launcher) -> Outcome:
         """Run the job to its end, and show its progress."""
@@ -67,6 +70,7 @@ def prepare(
     kind: Literal["train", "evaluate", "predict"],
     arguments: Mapping[str, Any],
     read: Callable[[ColumnSpec, Job], Mapping[str, Any]],
+    as_file: bool = False,
 ) -> Request:
     """Check the arguments of a call, and encode what workers get of them.
 
@@ -79,6 +83,8 @@ def prepare(
         Of the call, by name, defaults included.
     read
         Checks the data, given the columns and the job; returns the data sets by name.
+    as_file
+        Whether the model is to be a file of Keras's.
 
     Raises
     ------
@@ -109,10 +115,15 @@ def prepare(
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
-    files = encode_model(model, custom_objects, job, callbacks)
+    files = encode_model(model, custom_objects, job, callbacks, as_file)
     if job.model_source == "file":
         check_rows_fit(model, datasets, job)
-    return Request(job, files, datasets, columns, model, custom_objects)
+    snapshot = None
+    if kind == "train" and MODEL_OBJECTS in files:
+        from pybackend.model.by_value import take_snapshot
+
+        snapshot = take_snapshot(model)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
 
 
 def _choose_columns(

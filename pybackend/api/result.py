@@ -23,7 +23,8 @@ class TrainResult:
     model_base64
         The trained model file as base64 text; empty if it was written to ``model_uri``.
     model_format
-        ``"h5"``, or ``"keras"`` if the model cannot be written as HDF5.
+        ``"h5"``, or ``"keras"`` if the model cannot be written as HDF5; ``"weights.h5"``, weights
+        alone for ``model.load_weights()``, if Keras can write no whole file of it.
     model_sha256
         SHA-256 of the model file, hexadecimal.
     history
@@ -94,7 +95,7 @@ class TrainResult:
             The file name does not end in `model_format`.
         """
         path = Path(path)
-        if path.suffix != f".{self.model_format}":
+        if not path.name.endswith(f".{self.model_format}"):
             raise InputError(
                 f"this model is in {self.model_format!r} format: name the file "
                 f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"

@@ -17,11 +17,12 @@ from pybackend.api.result import TrainResult
 from pybackend.data.columns import TableRows
 from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.job import FUNCTION, TRAINED, WEIGHTS, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, launcher_for
+from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
@@ -135,7 +136,8 @@ def barrier_train(
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
     safe_mode
-        False lets a model that carries Python code (a ``Lambda`` layer) be loaded.
+        False lets a model that a function builds come back although it carries Python code (a
+        ``Lambda`` layer). A model that is passed itself needs no such leave.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout
@@ -212,12 +214,22 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
     job, trained_on = request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
+    inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
+    # Not the request itself: its data are not to live as long as the result.
+    make_copy, custom_objects = request.snapshot, request.custom_objects
+    if kind == WEIGHTS:
+        make_copy = make_copy or request.model
 
     def decode(data: bytes) -> Any:
         import_tensorflow(job.verbose)
-        return model_from_bytes(
-            data, custom_objects=request.custom_objects, safe_mode=safe_mode, sha256=digest
-        )
+        if make_copy is None:
+            return model_from_bytes(
+                data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
+            )
+        from pybackend.model.transfer import restore
+
+        check_digest(data, digest)
+        return restore(make_copy(), data, kind, inputs, weights)
 
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
@@ -226,7 +238,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         model_sha256=digest,
         history=history,
-        workers=[replace(report, value=None) for report in outcome.reports],
+        workers=[replace(report, value=None, inputs=None) for report in outcome.reports],
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
@@ -253,7 +265,8 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
             "train_step has changed them on one worker and not on the others"
         )
     if uri is not None:
-        return uri.rpartition(".")[2], b"", str(outcome.reports[0].model_sha256)
+        kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
+        return kind, b"", str(outcome.reports[0].model_sha256)
     assert outcome.model is not None
     kind, content = outcome.model
     digest = sha256_of(content)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import keras
 
 from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.job import Job
+from pybackend.job.job import TRAINED, WEIGHTS, Job
 from pybackend.job.messages import Emit, Note
+from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
+from pybackend.model.layers import find_custom_objects
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
+from pybackend.model.transfer import read_weights, write_weights
 
 _NO_SETTINGS = (
     "the model will come back without its compile settings, which hold R functions: compile it "
@@ -27,16 +32,21 @@ _NO_LAYERS = (
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How to write a model: the format, and whether with its compile settings."""
+    """How to write a model: what its file's name ends in, and whether with its compile settings."""
 
-    format: Format
+    format: Format | Literal["weights.h5"]
     compiled: bool
 
 
-def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
+def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
     Done before training: to fail after hours of it would be too late.
+
+    Parameters
+    ----------
+    inputs
+        `describe_inputs` of the rows.
 
     Raises
     ------
@@ -44,13 +54,16 @@ def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
         There is none.
     """
     plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
+    if loaded.make_copy is not None:  # the driver can, too, and needs the weights alone
+        plans.append(SavingPlan(WEIGHTS, True))
     if loaded.is_from_r:  # no argument on the driver could name an R function
         plans.append(SavingPlan("h5", False))
         if _has_functions(loaded.model):  # Keras might take one for its own of the same name
             plans = [plan for plan in plans if not plan.compiled]
     if job.model_uri is not None:
         check_writable(job.model_uri)
-        plans = [plan for plan in plans if job.model_uri.endswith(f".{plan.format}")]
+        kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
+        plans = [plan for plan in plans if plan.format == kind]
         if not plans:
             raise InputError(
                 f"this model can be written as HDF5 only: end {job.model_uri!r} in .h5"
@@ -58,22 +71,41 @@ def plan_saving(loaded: LoadedModel, job: Job, emit: Emit) -> SavingPlan:
     failure: SerializationError | None = None
     for plan in plans:
         try:
-            data = _encode(loaded.model, plan)
-            model_from_bytes(
-                data,
-                custom_objects=loaded.extras.get("custom_objects"),
-                safe_mode=job.safe_mode,
-                sha256=sha256_of(data),
-            )
+            data = _encode(loaded, plan)
+            _check_can_be_read(loaded, data, plan, inputs, job)
         except SerializationError as error:
-            failure = failure or error
+            # Weights alone come last, and are the least that can fail.
+            failure = error if plan.format == WEIGHTS else failure or error
             continue
         _check_size(len(data), job)
-        if not plan.compiled:
+        if not plan.compiled and loaded.is_from_r:
             emit(Note(_NO_SETTINGS))
         return plan
     assert failure is not None
     raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure
+
+
+def _check_can_be_read(
+    loaded: LoadedModel, data: bytes, plan: SavingPlan, inputs: Any, job: Job
+) -> None:
+    """Read a file as the driver will; `SerializationError` if it cannot."""
+    if plan.format != WEIGHTS:
+        known = dict(loaded.extras.get("custom_objects") or {})
+        if loaded.is_by_value:  # else the driver knows no more than it has sent
+            known = {**find_custom_objects(loaded.model), **known}
+        # What came by value may hold code, such as a Lambda layer's, and is the caller's own.
+        safe_mode = job.safe_mode and not loaded.is_by_value
+        model_from_bytes(data, custom_objects=known, safe_mode=safe_mode, sha256=sha256_of(data))
+    if loaded.is_by_value or plan.format == WEIGHTS:
+        assert loaded.make_copy is not None
+        copy = loaded.make_copy()
+        if copy.built:
+            for weight in copy.weights:  # so that one which the file does not hold is another
+                if keras.backend.is_float_dtype(weight.dtype):
+                    weight.assign(weight + 1)
+        read_weights(copy, data, plan.format, inputs)
+        if find_other_weights(loaded.model, copy):
+            raise SerializationError("the file does not hold all of the weights")
 
 
 def _check_size(size: int, job: Job) -> None:
@@ -85,9 +117,9 @@ def _check_size(size: int, job: Job) -> None:
         )
 
 
-def write_model(model: Any, plan: SavingPlan, folder: Path, uri: str | None) -> str:
+def write_model(loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
-    data = _encode(model, plan)
+    data = _encode(loaded, plan)
     if uri is not None:
         write_whole(uri, data)
         return sha256_of(data)
@@ -108,8 +140,11 @@ def _has_functions(model: Any) -> bool:
     return model.compiled and found(model.get_compile_config() or {})
 
 
-def _encode(model: Any, plan: SavingPlan) -> bytes:
+def _encode(loaded: LoadedModel, plan: SavingPlan) -> bytes:
+    model = loaded.model
+    if plan.format == WEIGHTS:
+        return write_weights(model)
     if plan.compiled:
-        return model_to_bytes(model, format=plan.format)
+        return model_to_bytes(model, format=plan.format, include_optimizer=True)
     with override(model, "compiled", False):
         return model_to_bytes(model, format=plan.format)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from pybackend.collective import Collective, all_sum
+from pybackend.model.compare import hash_weights, is_random_state
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -25,18 +25,10 @@ def broadcast_state(model: Any, collective: Collective) -> None:
 def offset_seeds(model: Any, rank: int) -> None:
     """Give each rank its own dropout masks, although all start from one saved model."""
     for variable in model.variables:
-        if variable.path.endswith("seed_generator_state"):
+        if is_random_state(variable):
             state = np.array(variable.numpy())
             state[0] = (int(state[0]) + rank * _RANK_STRIDE) % 2**31
             variable.assign(state)
-
-
-def hash_weights(model: Any) -> str:
-    """SHA-256 over all weights: equal on two ranks only if the weights are bitwise equal."""
-    digest = hashlib.sha256()
-    for variable in model.weights:
-        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
-    return digest.hexdigest()
 
 
 def find_differing_ranks(model: Any, collective: Collective) -> list[int]:

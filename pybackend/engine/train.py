@@ -17,26 +17,31 @@ from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
 from pybackend.engine.held_out import HeldOut, build_metrics
+from pybackend.engine.loss_trial import check_loss_is_mean
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
-from pybackend.engine.state import hash_weights
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
+from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
-from pybackend.model.losses import check_loss_is_mean
 from pybackend.model.masks import has_masked_loss
+from pybackend.model.transfer import describe_inputs
+
+# Rows on which a loss is tried: fewer if a row is large, such as a picture.
+_MOST_TRIED = 32
+_LEAST_TRIED = 16
+_LARGE_ROW = 100_000
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a worker's training gave: history, figures of the run, digest of the weights."""
+    """What a worker's training gave; attributes as in `WorkerReport`."""
 
     history: dict[str, list[Any]]
     rows: int
@@ -45,6 +50,7 @@ class Training:
     seconds: float
     weights_sha256: str
     model_sha256: str | None
+    inputs: Any
 
 
 def train(
@@ -75,12 +81,12 @@ def train(
     feed, rows = _make_feed(job, collective, counts, folder, model, stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
-    _build(model, rows)
-    # What is random from here on differs from rank to rank.
-    keras.utils.set_random_seed((job.seed + rank) % 2**32)
+    inputs = _build(model, rows)
     check_model(model, job)
     _check_loss(model, rows, job)
-    plan = plan_saving(loaded, job, emit) if rank == 0 else None
+    # What is random from here on differs from rank to rank.
+    keras.utils.set_random_seed((job.seed + rank) % 2**32)
+    plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, rows)
     held_out = None
@@ -93,7 +99,7 @@ def train(
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
-    digest = write_model(model, plan, folder, job.model_uri) if plan is not None else None
+    digest = write_model(loaded, plan, folder, job.model_uri) if plan is not None else None
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
@@ -102,6 +108,7 @@ def train(
         seconds=seconds,
         weights_sha256=weights,
         model_sha256=digest,
+        inputs=inputs,
     )
 
 
@@ -141,20 +148,27 @@ def _make_feed(
     return feed, rows
 
 
-def _build(model: Any, rows: Rows) -> None:
-    """Create all weights and the optimizer's state, so that they can be made equal."""
+def _build(model: Any, rows: Rows) -> Any:
+    """Create all weights and the optimizer's state, so that they can be made equal.
+
+    Returns what describes the inputs.
+    """
+    inputs = nest(make_zero_row(rows))[0]
     if not model.built:
-        model(nest(make_zero_row(rows))[0])
+        model(inputs)
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    return describe_inputs(inputs)
 
 
 def _check_loss(model: Any, rows: Rows, job: Job) -> None:
-    """Try the loss on two rows, if several workers average it and masks do not weight it."""
+    """Try the loss on some rows, if several workers average it and masks do not weight it."""
+    if job.workers == 1 or not isinstance(job.exchange, Exchange) or has_masked_loss(model):
+        return
     count = len(rows)
-    exchanges_gradients = job.workers > 1 and isinstance(job.exchange, Exchange)
-    is_averaged = exchanges_gradients and has_keras_train_step(model)
-    if is_averaged and count and not has_masked_loss(model):
-        # One row serves twice if there is no second.
-        pair = [nest(rows.take(np.array([row]))) for row in (0, min(1, count - 1))]
-        check_loss_is_mean(model, pair)
+    if count:
+        most = _MOST_TRIED if rows.row_bytes < _LARGE_ROW else _LEAST_TRIED
+        generator = np.random.default_rng(job.seed)
+        tried = np.sort(generator.choice(count, min(count, most), replace=False))
+        # Of a single row two parts are made, too.
+        check_loss_is_mean(model, nest(rows.take(np.resize(tried, max(2, len(tried))))))

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
@@ -29,7 +29,11 @@ Shuffle = Literal["shard", "global"] | bool
 FUNCTION = "function.pkl"
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
+MODEL_OBJECTS = "objects.pkl"
 EXTRAS = "extras.pkl"
+# What the name of a trained model's file ends in; the last is of weights alone, by Keras's name.
+WEIGHTS: Final = "weights.h5"
+TRAINED = ("h5", "keras", WEIGHTS)
 # Follows the name of a data set that workers read themselves.
 SOURCE = ".source.pkl"
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-_TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
+TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 # Names under which builds of them are published.
 BUILDS = {
     "tensorflow": (
@@ -47,7 +47,7 @@ def find_difference(
     hosts, found
         Each rank's host, and what `read_versions` gave there.
     """
-    for package, title in _TITLES.items():
+    for package, title in TITLES.items():
         versions = [have[package] for have in found]
         known = [v for v in versions if v not in (None, UNKNOWN)]
         # What most hosts have is what the others should have; of two, what the lower rank has.
@@ -68,7 +68,7 @@ def find_difference(
 
 def _absent(rank: int, hosts: Sequence[str], python: str, package: str, wanted: str | None) -> str:
     return (
-        f"worker {rank} on {hosts[rank]} has no {_TITLES[package]}: its Python is {python}. "
+        f"worker {rank} on {hosts[rank]} has no {TITLES[package]}: its Python is {python}. "
         f"Install it there with `{_pip(python, package, wanted)}`, or set PYSPARK_PYTHON to a "
         "Python that has it on every host"
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,7 +35,9 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         Something in it cannot be pickled.
     """
     try:
-        with _by_value(_modules(owners)):
+        with sending_code() as send_code:
+            for owner in owners:
+                send_code(owner)
             return bytes(cloudpickle.dumps(value))
     except Exception as error:
         # What reticulate makes of an R function.
@@ -47,14 +50,16 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         raise InputError(f"{what} cannot be sent to the workers: {error}{hint}") from error
 
 
-def _modules(owners: Iterable[Any]) -> Iterator[ModuleType]:
-    for owner in owners:
-        name = getattr(owner, "__module__", None) or type(owner).__module__
-        module = sys.modules.get(name)
-        if module is not None and name != "__main__" and not _is_installed(module):
-            yield module
+def _module_to_send(owner: Any) -> ModuleType | None:
+    """The module of a class, a function or an object, if it is one of the user's files."""
+    name = getattr(owner, "__module__", None) or type(owner).__module__
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or name == "__main__" or _is_installed(module):
+        return None
+    return module
 
 
+@lru_cache
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__.partition(".")[0] == "pybackend":
@@ -64,13 +69,23 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 @contextmanager
-def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    known = cloudpickle.list_registry_pickle_by_value()
-    registered = [m for m in dict.fromkeys(modules) if m.__name__ not in known]
-    for module in registered:
-        cloudpickle.register_pickle_by_value(module)
+def sending_code() -> Iterator[Callable[[Any], None]]:
+    """Meanwhile cloudpickle sends the user's modules as code, once they are known.
+
+    Yields a function that takes a class, a function or an object, and makes its module known.
+    """
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    registered: list[ModuleType] = []
+
+    def send_code(value: Any) -> None:
+        module = _module_to_send(value)
+        if module is not None and module.__name__ not in known:
+            known.add(module.__name__)
+            cloudpickle.register_pickle_by_value(module)
+            registered.append(module)
+
     try:
-        yield
+        yield send_code
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)

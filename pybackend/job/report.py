@@ -31,6 +31,8 @@ class WorkerReport:
         Digest of the final weights, equal on all ranks after a training.
     model_sha256
         Digest of the model file, on the rank that wrote it.
+    inputs
+        Shape and type of each input of a row, nested as the model has them (training).
     failure
         None if the worker succeeded.
     """
@@ -45,6 +47,7 @@ class WorkerReport:
     value: Any = None
     weights_sha256: str | None = None
     model_sha256: str | None = None
+    inputs: Any = None
     failure: Failure | None = None
 
     @property

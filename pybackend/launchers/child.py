@@ -24,7 +24,7 @@ from typing import Any
 import pybackend
 from pybackend.errors import Failure
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import Job
+from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Order, PrintedLine, Reported, read_event
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.stall import StallWatch
@@ -193,7 +193,7 @@ class Child:
 
     def model(self) -> tuple[str, bytes] | None:
         """Format and content of the trained model's file, if the worker wrote one."""
-        for kind in ("h5", "keras"):
+        for kind in TRAINED:
             path = self.folder / f"trained.{kind}"
             if path.exists():
                 return kind, path.read_bytes()

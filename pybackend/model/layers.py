@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+
+_LIBRARIES = {"keras", "numpy", "tensorflow"}
 
 
 def find_layers(model: Any) -> list[Any]:
@@ -23,15 +26,49 @@ def find_layers(model: Any) -> list[Any]:
 
 
 def find_custom_objects(model: Any) -> dict[str, Any]:
-    """Classes and functions in a model that are not Keras's, by name."""
-    parts = [model, *find_layers(model), *flatten(getattr(model, "loss", None))]
-    kinds = [part if inspect.isfunction(part) else type(part) for part in parts]
-    return {
-        kind.__name__: kind
-        for kind in kinds
-        if not kind.__module__.startswith(("keras.", "builtins", "tensorflow."))
-        and kind.__name__.isidentifier()
-    }
+    """Classes and functions that a model consists of and that are not Keras's, by name.
+
+    Those of layers, losses, metrics, optimizers, schedules, regularizers, constraints,
+    initializers and activations.
+    """
+    kinds = [part if inspect.isfunction(part) else type(part) for part in find_custom_parts(model)]
+    return {kind.__name__: kind for kind in kinds if kind.__name__.isidentifier()}
+
+
+def find_custom_parts(model: Any) -> list[Any]:
+    """Functions, and objects of classes, that are not Keras's, in a model and its settings."""
+    found: dict[int, Any] = {}
+    waiting = [model]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in found or inspect.isclass(part):
+            continue
+        if _is_of_keras(type(part)):
+            waiting += flatten(_own_attributes(part))
+        elif not callable(part):
+            continue
+        found[id(part)] = part
+    return [part for part in found.values() if is_custom(part)]
+
+
+def _own_attributes(part: Any) -> list[Any]:
+    """Values of attributes, but for the methods of its class that Keras has wrapped."""
+    kind = type(part)
+    return [v for name, v in vars(part).items() if not callable(getattr(kind, name, None))]
+
+
+def is_custom(part: Any) -> bool:
+    """Whether a function, or the class of an object, is the user's."""
+    kind = part if inspect.isfunction(part) else type(part)
+    package = str(kind.__module__).partition(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def _is_of_keras(kind: type) -> bool:
+    """Whether a class is one of Keras, or is derived from one."""
+    return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
+        kind, "__dict__"
+    )
 
 
 def flatten(value: Any) -> list[Any]:

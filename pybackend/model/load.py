@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import cloudpickle
 import keras
 
 from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, Job
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, Job
 from pybackend.model.serialization import model_from_bytes
+from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
 
 
@@ -23,6 +25,9 @@ class LoadedModel:
     extras: dict[str, Any]
     is_from_r: bool
     """Whether an R function has built it: its losses may be R functions, too."""
+    is_by_value: bool = False
+    make_copy: Callable[[], Any] | None = None
+    """Makes the model that came once more, if the driver, too, can do so without a file."""
 
 
 def load_job_model(job: Job, folder: Path) -> LoadedModel:
@@ -38,10 +43,19 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
     configure_keras(job)
     # A user's function builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
+    if (folder / MODEL_OBJECTS).exists():
+        content = (folder / MODEL_OBJECTS).read_bytes()
+        model, callbacks, custom_objects = read_objects(content)
+        reseed(model, job.seed)
+        found = {"callbacks": callbacks, "custom_objects": custom_objects}
+        return LoadedModel(model, found, False, True, lambda: read_objects(content)[0])
     extras = _unpickle(folder / EXTRAS) or {}
     if job.model_source == "function":
         function = _unpickle(folder / MODEL_FUNCTION)
-        return LoadedModel(_build(function), extras, isinstance(function, RFunction))
+        model = _build(function)
+        if isinstance(function, RFunction):
+            return LoadedModel(model, extras, True)
+        return LoadedModel(model, extras, False, False, lambda: _build(function))
     model = model_from_bytes(
         (folder / MODEL_FILE).read_bytes(),
         custom_objects=extras.get("custom_objects"),

@@ -27,7 +27,7 @@ def write_optimizer_state(path: Path, optimizer: Any) -> None:
     with h5py.File(path, "r+") as file:
         group = file.create_group(_GROUP)
         for index, variable in enumerate(optimizer.variables):
-            group.create_dataset(str(index), data=variable.numpy())
+            group.create_dataset(str(index), data=variable.numpy().astype(_stored_type(variable)))
 
 
 def remove_keras_optimizer_state(path: Path) -> None:
@@ -59,7 +59,7 @@ def restore_optimizer_state(path: Path, model: Any) -> None:
         for variable, dataset in zip(variables, datasets, strict=True):
             _check_dataset(dataset, variable)
         for variable, dataset in zip(variables, datasets, strict=True):
-            variable.assign(dataset[()])
+            variable.assign(dataset[()].astype(variable.dtype))
 
 
 def _find_datasets(group: Any, count: int, model: Any) -> list[Any]:
@@ -77,7 +77,7 @@ def _find_datasets(group: Any, count: int, model: Any) -> list[Any]:
 
 
 def _check_dataset(dataset: Any, variable: Any) -> None:
-    expected = tuple(variable.shape), np.dtype(variable.dtype)
+    expected = tuple(variable.shape), _stored_type(variable)
     received = dataset.shape, dataset.dtype.newbyteorder("=")
     if received != expected:
         raise SerializationError(
@@ -85,6 +85,11 @@ def _check_dataset(dataset: Any, variable: Any) -> None:
             f"{received[0]} for {variable.path!r}, expected {expected[1]} of shape {expected[0]}: "
             "the file was altered. Save the model again"
         )
+
+
+def _stored_type(variable: Any) -> np.dtype[Any]:
+    """HDF5 has no bfloat16."""
+    return np.dtype("float32" if variable.dtype == "bfloat16" else variable.dtype)
 
 
 def drop_optimizer_state(path: Path) -> None:

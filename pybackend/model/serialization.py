@@ -59,7 +59,7 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
             f"HDF5 holds functional and Sequential models, but {model.name!r} is of the custom "
             f"class {type(model).__qualname__}: use format='keras'"
         )
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _silence_keras():
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         _write_file(path, model, include_optimizer)
         return path.read_bytes()
@@ -125,7 +125,7 @@ def model_from_bytes(
         check_digest(data, sha256)
     format = recognize_format(data)
     import_tensorflow()
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, _silence_keras():
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)
         check_file(path, is_intact=sha256 is not None)
@@ -238,7 +238,7 @@ def _check_keras_model(model: Any) -> None:
 
 
 @contextmanager
-def _silence_keras() -> Iterator[None]:
+def silence_keras() -> Iterator[None]:
     """Keep Keras's advice about HDF5 and fresh optimizers out of the user's console."""
     logger = logging.getLogger("absl")
     level = logger.level

@@ -38,6 +38,7 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
   fields <- result$to_dict()
   # The decoded model is kept in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
+  decoded$result <- result
   structure(
     list(
       history = plain_history(fields$history),

@@ -91,8 +91,13 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
   )
 }
 
-# The model of a fit, from its text or from where the training has written it.
+# The model of a fit: what this session's training has returned, or a fit that was read from a file
+# has as text, or has written to a URI.
 decode_fit <- function(fit, call) {
+  result <- .subset2(fit, "decoded")$result
+  if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
+    return(call_python(pybackend(call)$bridge$model_of, result, call = call))
+  }
   custom_objects <- living_objects(fit$custom_objects)
   if (is.null(fit$model_uri)) {
     text <- fit$model_base64

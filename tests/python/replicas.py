@@ -26,8 +26,9 @@ from pybackend.api.model import (
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
-from pybackend.job.job import Job, make_job
+from pybackend.job.job import MODEL_OBJECTS, Job, make_job
 from pybackend.model.serialization import load_model
+from pybackend.model.transfer import read_objects, read_weights
 from pybackend.worker import JOB
 
 WORKERS = 2
@@ -241,6 +242,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]
             outcome = {
                 "history": trained.history,
                 "digest": trained.weights_sha256,
+                "inputs": trained.inputs,
                 "notes": [event.text for event in events if isinstance(event, Note)],
                 "epochs": [event.epoch for event in events if isinstance(event, EpochEnded)],
                 "seconds": trained.seconds,
@@ -258,8 +260,14 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     if errors:
         return "\n".join(errors)
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
-    known = add_custom_objects(case.build(), case.custom_objects)
-    model = load_model(path, custom_objects=known, safe_mode=False)
+    sent = folder / "0" / MODEL_OBJECTS
+    if sent.exists():
+        model = read_objects(sent.read_bytes())[0]
+        kind = path.name.partition(".")[2]
+        read_weights(model, path.read_bytes(), kind, outcomes[0]["inputs"])
+    else:
+        known = add_custom_objects(case.build(), case.custom_objects)
+        model = load_model(path, custom_objects=known, safe_mode=False)
     return Trained(
         model,
         outcomes[0]["history"],

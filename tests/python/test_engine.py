@@ -17,7 +17,6 @@ from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
-from pybackend.model.losses import check_loss_is_mean
 
 TWO = Job(kind="train", workers=2)
 
@@ -228,77 +227,6 @@ def test_further_optimizers_are_refused(held: Any) -> None:
     model.second = held
     with pytest.raises(InputError, match="further optimizers"):
         check_model(model, TWO)
-
-
-RNG = np.random.default_rng(3)
-ONE, OTHER = (
-    (RNG.normal(size=(1, 8)).astype("float32"), RNG.uniform(size=(1, 3)).astype("float32"))
-    for _ in range(2)
-)
-
-
-def summed(y: Any, predicted: Any) -> Any:
-    return keras.ops.sum((y - predicted) ** 2)
-
-
-def averaged(y: Any, predicted: Any) -> Any:
-    return keras.ops.mean((y - predicted) ** 2)
-
-
-class AddsSum(keras.layers.Layer):
-    """Adds a loss that is a sum over the rows of a batch."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(keras.ops.sum(x**2))
-        return x
-
-
-class SumsItsLoss(keras.Sequential):
-    """Adds up the losses of rows, without a parameter `training`."""
-
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        return keras.ops.sum((y - y_pred) ** 2)
-
-
-def own_compute_loss() -> Any:
-    model = SumsItsLoss([keras.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd")
-    return model
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: compiled(keras.layers.Dense(3), loss=summed),
-        lambda: compiled(keras.layers.Dense(3), loss=[summed]),
-        lambda: compiled(keras.layers.Dense(3, activation="sigmoid"), loss=keras.losses.Dice()),
-        lambda: compiled(keras.layers.Dense(3, activation="sigmoid"), loss=keras.losses.Tversky()),
-        lambda: compiled(AddsSum(), keras.layers.Dense(3)),
-        own_compute_loss,
-    ],
-    ids=["sum", "sum in a list", "dice", "tversky", "add_loss", "compute_loss"],
-)
-def test_a_loss_must_be_a_mean_over_rows(model: Any) -> None:
-    with pytest.raises(InputError, match="not a mean over the rows of a batch"):
-        check_loss_is_mean(model(), [ONE, OTHER])
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: compiled(keras.layers.Dense(3)),
-        lambda: compiled(keras.layers.Dense(3), loss=averaged),
-        lambda: compiled(keras.layers.Dense(3), loss=lambda y, p: keras.ops.sum((y - p) ** 2, -1)),
-        lambda: compiled(
-            keras.layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l2"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5),
-        ),
-    ],
-    ids=["mse", "mean", "per row", "regularizers"],
-)
-def test_means_over_rows_are_taken(model: Any) -> None:
-    check_loss_is_mean(model(), [ONE, OTHER])
 
 
 class Inside(keras.layers.Layer):

@@ -25,7 +25,7 @@ import cloudpickle
 from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode
-from pybackend.job.job import Job
+from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
@@ -316,6 +316,6 @@ def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
             "executors"
         )
     reports = [decode(text, WorkerReport) for text in texts if text is not None]
-    found = ((kind, meeting.result(0, MODEL + kind)) for kind in ("h5", "keras"))
+    found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
     models = [(kind, content) for kind, content in found if content is not None]
     return Outcome(reports, models[0] if models else None)

@@ -1,0 +1,256 @@
+"""Tries on some rows whether a model's loss can be averaged over workers.
+
+A mean over rows is what parts of them give, weighted by the parts' rows. Sums are not, nor are
+losses that compare the rows of a batch, wherever they come from: the loss, `add_loss`, an activity
+regularizer, a custom `compute_loss` or `train_step`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.engine.overrides import override
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.errors import InputError
+from pybackend.model.layers import find_layers
+
+Array = npt.NDArray[Any]
+# Parts of the rows, as shares of them.
+_CUTS = ((0.2, 0.55), (0.05,))
+# A loss that is random is drawn so often, and rejected if the mean over its parts is off by so many
+# standard errors.
+_DRAWS = 6
+_ERRORS = 15.0
+# Of a gradient so many values are compared, evenly spread.
+_MOST_VALUES = 10_000
+_WAYS_OUT = (
+    "it is not a mean over the rows of a batch, so it cannot be averaged over workers. Return one "
+    "value per row from a loss (leave out the axis 0), and give `add_loss` a mean"
+)
+_WAYS_OUT_OF_STEPS = (
+    "its `train_step` makes something of the rows of a batch together, of which a worker sees only "
+    "its own: a loss that compares or sums rows, or gradients that it clips by itself (give "
+    "`clipnorm` to the optimizer instead)"
+)
+
+
+def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
+    """Reject a model whose loss is not a mean over rows.
+
+    Tried are parts of several sizes, with training switched on and off, at predictions that are
+    moved at random: those of a model that is not yet trained are too much alike. Of a model with
+    its own ``train_step`` the gradients are compared. What differs from itself is random, and
+    rejected only if its mean over some draws differs.
+
+    Parameters
+    ----------
+    model
+        Is as it was afterwards, but for generators of random numbers that are not Keras's.
+    rows
+        ``x, y`` or ``x, y, sample_weight`` of at least two rows.
+
+    Raises
+    ------
+    InputError
+        Shows the values that differ, or says that the loss is not a number.
+    """
+    with _kept_as_it_is(model):
+        if has_keras_train_step(model):
+            for training in (False, True):
+                _try_loss(model, rows, training)
+        else:
+            _try_step(model, rows)
+
+
+def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
+    loss = _LossOfParts(model, rows, training)
+    if not np.isfinite(loss(slice(0, loss.count))):
+        loss.amount = 0.0  # what was moved may be no prediction of this model
+    total = loss(slice(0, loss.count))
+    if not np.isfinite(total):
+        raise InputError(
+            f"the loss of {loss.count} of the rows is {total}, so it cannot be tried whether it "
+            "may be averaged over the workers: look for NaN and infinity in the features, labels "
+            "and weights, and for a loss that divides by 0"
+        )
+    if found := _find_difference(loss, loss.count, model):
+        cut, whole, parts = found
+        sizes = ", ".join(str(part.stop - part.start) for part in cut)
+        raise InputError(
+            f"the loss of {loss.count} rows{' in training' if training else ''} is {whole:.6g}, "
+            f"but the mean over parts of {sizes} rows is {parts:.6g}: {_WAYS_OUT}"
+        )
+
+
+def _try_step(model: Any, rows: Sequence[Any]) -> None:
+    """As `_try_loss`, with the gradients that a custom train_step gives to the optimizer."""
+
+    def gradients(part: slice) -> Any:
+        taken: list[Any] = []
+
+        def take(grads: Any, trainable_variables: Any = None) -> None:
+            flat = [keras.ops.convert_to_numpy(g).ravel() for g in grads if g is not None]
+            taken.extend(values[:: 1 + len(values) // _MOST_VALUES] for values in flat)
+
+        with override(model.optimizer, "apply", take):
+            model.train_step(_part(rows, part))
+        return np.concatenate(taken) if taken else np.zeros(0)
+
+    count = _count(rows)
+    try:
+        found = _find_difference(gradients, count, model)
+    except Exception:  # what it cannot do here, such as what needs a graph, shows in the training
+        return
+    if found:
+        raise InputError(
+            f"the gradients of {count} rows are not the mean of those of its parts: "
+            f"{_WAYS_OUT_OF_STEPS}"
+        )
+
+
+def _find_difference(
+    function: Callable[[slice], Any], count: int, model: Any
+) -> tuple[list[slice], Any, Any] | None:
+    """The parts of rows of which a function's mean is not what it gives for all, and both values.
+
+    The function, which may be random, returns a number or an array.
+    """
+    # Half precision rounds at the third digit.
+    is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
+    exactness = 0.01 if is_half else 1e-4
+    everything = [slice(0, count)]
+    whole, again = _mean(function, everything), _mean(function, everything)
+    is_random = _norm(again - whole) > 0.1 * exactness * max(_norm(whole), 1e-3)
+    for cut in _cut(count):
+        if is_random:
+            # Turn and turn about: what only counts its calls does so for both.
+            orders = ((everything, cut), (cut, everything))
+            draws = [[_mean(function, each) for each in orders[i % 2]] for i in range(_DRAWS)]
+            pairs = np.array([draw[:: 1 - 2 * (i % 2)] for i, draw in enumerate(draws)])
+            differences = pairs[:, 1] - pairs[:, 0]
+            error = _norm(differences.std(axis=0, ddof=1)) / np.sqrt(_DRAWS)
+            whole, parts = pairs.mean(axis=0)
+            least = max(_ERRORS * error, 0.05 * _norm(whole))
+        else:
+            parts, least = _mean(function, cut), 0.0
+        bound = max(least, exactness * max(_norm(whole), _norm(parts), 1e-3))
+        if not _norm(parts - whole) <= bound:  # NaN is not less than anything
+            return cut, whole, parts
+    return None
+
+
+def _norm(value: Any) -> float:
+    return float(np.linalg.norm(np.atleast_1d(value)))
+
+
+class _LossOfParts:
+    """The loss of parts of the rows; ``amount`` is how far predictions are moved."""
+
+    def __init__(self, model: Any, rows: Sequence[Any], training: bool) -> None:
+        self.count = _count(rows)
+        self.amount = 1.0
+        self._model = model
+        self._rows = rows
+        self._training = training
+        self._moves: list[Callable[[Any, slice], Any]] | None = None
+
+    def __call__(self, part: slice) -> float:
+        x, y, sample_weight = (*_part(self._rows, part), None)[:3]
+        model = self._model
+        y_pred = model(x, training=self._training)
+        if self._moves is None:  # the first call is for all rows
+            generator = np.random.default_rng(0)
+            leaves = keras.tree.flatten(y_pred)
+            self._moves = [_choose_move(leaf, self.count, generator) for leaf in leaves]
+        if self.amount:
+            leaves = keras.tree.flatten(y_pred)
+            moved = [move(leaf, part) for move, leaf in zip(self._moves, leaves, strict=True)]
+            y_pred = keras.tree.pack_sequence_as(y_pred, moved)
+        arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
+        if "training" in inspect.signature(model.compute_loss).parameters:
+            arguments["training"] = self._training
+        return float(model.compute_loss(**arguments))
+
+
+def _choose_move(
+    predictions: Any, count: int, generator: np.random.Generator
+) -> Callable[[Any, slice], Any]:
+    """How to move predictions at random, so that probabilities and rates stay what they are."""
+    shape = tuple(predictions.shape)
+    type_name = keras.backend.standardize_dtype(predictions.dtype)
+    if not shape or shape[0] != count or not keras.backend.is_float_dtype(type_name):
+        return lambda leaf, part: leaf
+    values = keras.ops.convert_to_numpy(predictions).astype("float64")
+    is_share = bool(values.min() >= 0 and values.max() <= 1)
+    is_distribution = is_share and len(shape) > 1 and shape[-1] > 1
+    is_distribution = is_distribution and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
+    if is_distribution:
+        noise = generator.dirichlet(np.ones(shape[-1]), shape[:-1])
+    elif is_share:
+        noise = generator.uniform(0.01, 0.99, shape)
+    elif values.min() >= 0:
+        noise = np.exp(generator.normal(size=shape))
+    else:
+        noise = generator.normal(size=shape) * max(1.0, float(values.std()))
+    if is_share:
+        return lambda leaf, part: 0.5 * leaf + (0.5 * noise[part]).astype(type_name)
+    if values.min() >= 0:
+        return lambda leaf, part: (leaf + 0.1) * noise[part].astype(type_name)
+    return lambda leaf, part: leaf + noise[part].astype(type_name)
+
+
+def _cut(count: int) -> Iterator[list[slice]]:
+    """Uneven parts, each of at least one row."""
+    for shares in _CUTS:
+        ends = [max(1, round(share * count)) for share in shares]
+        bounds = sorted({0, *(end for end in ends if end < count), count})
+        yield [slice(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def _mean(function: Callable[[slice], Any], cut: list[slice]) -> Any:
+    """The mean of what parts give, weighted by their rows."""
+    total = cut[-1].stop
+    return sum((part.stop - part.start) / total * function(part) for part in cut)
+
+
+def _part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
+    return tuple(keras.tree.map_structure(lambda array: array[part], data) for data in rows)
+
+
+def _count(rows: Sequence[Any]) -> int:
+    return len(keras.tree.flatten(rows[0])[0])
+
+
+@contextmanager
+def _kept_as_it_is(model: Any) -> Iterator[None]:
+    """Undo what forward passes change, and keep batch normalization to its moving statistics.
+
+    Those of a batch are each worker's own, which is documented.
+    """
+    state = [*model.non_trainable_variables, *model.metrics_variables, *model.optimizer.variables]
+    values = [(v, v.numpy()) for v in {id(v): v for v in (*state, *model.variables)}.values()]
+    normalizing = [
+        layer
+        for layer in find_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    ]
+    flags = [(v, v.trainable) for layer in normalizing for v in layer.variables]
+    for layer in normalizing:
+        layer.trainable = False
+    try:
+        yield
+    finally:
+        for layer in normalizing:
+            layer.trainable = True
+        for variable, flag in flags:
+            variable.trainable = flag
+        for variable, value in values:
+            variable.assign(value)

@@ -1,0 +1,231 @@
+"""Whether a copy of a model is the model: what a file or a pickle has forgotten of it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from pybackend.model.layers import find_custom_parts, find_layers, flatten, is_custom
+
+Kind = Literal["train", "evaluate", "predict", "run"]
+# Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+_MOST = 5
+_NUMBER = re.compile(r"_\d+$")
+# What Keras sets on objects by itself: names, and the state of their use.
+_OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
+
+
+def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
+    """What a copy of a model has otherwise, in words that continue "it forgets"; none: nothing.
+
+    Compared are classes, the plain attributes of layers and of whatever is of a class of the
+    user's, and compile settings; for training also the optimizer, and variables (shape, type,
+    whether they are trained, value).
+
+    Parameters
+    ----------
+    kind
+        What the copy is for: predictions need no loss, and weights that Keras merges give the same.
+    """
+    if type(model).__name__ != type(copy).__name__:
+        return [f"the class {type(model).__name__}"]
+    found = _compare_layers(model, copy)
+    if kind != "predict" and not found:
+        found = _compare_compile_settings(model, copy) + _compare_custom_parts(model, copy)
+    if kind == "train" and not found:
+        found = _compare_variables("weights", model.variables, copy.variables)
+        found += _compare_optimizers(model, copy)
+    if len(found) > _MOST:
+        found = [*found[:_MOST], f"and {len(found) - _MOST} more"]
+    return found
+
+
+def hash_weights(model: Any) -> str:
+    """SHA-256 over all weights: equal for two models only if the weights are bitwise equal."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether a variable is the state of a generator, which workers draw from a training's seed."""
+    return str(variable.path).endswith("seed_generator_state")
+
+
+def find_other_weights(model: Any, copy: Any) -> list[str]:
+    """The weights of a copy that are not those of the model."""
+    return _compare_variables("weights", model.weights, copy.weights)
+
+
+def _compare_layers(model: Any, copy: Any) -> list[str]:
+    own, others = _named_layers(model), _named_layers(copy)
+    if sorted(map(_name_of, own)) == sorted(map(_name_of, others)):
+        own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
+    # Else a class has made its layers anew, in the same order, and Keras has named them anew.
+    if [type(part).__name__ for part in own] != [type(part).__name__ for part in others]:
+        return [f"layers: {len(own) - 1} became {len(others) - 1}, or others"]
+    found = []
+    for one, other in zip(own, others, strict=True):
+        found += _compare_settings(f"{type(one).__name__} {one.name!r}", one, other, False)
+    return found
+
+
+def _named_layers(model: Any) -> list[Any]:
+    """A model and its layers, but for those that a Sequential makes inside and names anew."""
+    return [model, *(one for one in find_layers(model) if type(one).__name__ != "Functional")]
+
+
+def _compare_variables(what: str, own: Any, others: Any) -> list[str]:
+    if len(own) != len(others):
+        return [f"{what}: {len(own)} variables became {len(others)}"]
+    found = []
+    for one, other in zip(own, others, strict=True):
+        if tuple(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
+            found.append(f"the shape or type of {one.path}")
+        elif one.trainable != other.trainable:
+            found.append(f"{one.path}.trainable={one.trainable}")
+        elif not _is_equal(one.numpy(), other.numpy()) and not is_random_state(one):
+            found.append(f"the values of {one.path}")
+    return found
+
+
+def _compare_optimizers(model: Any, copy: Any) -> list[str]:
+    own, other = getattr(model, "optimizer", None), getattr(copy, "optimizer", None)
+    if own is None or other is None:
+        return [] if own is other else ["the optimizer"]
+    if type(own).__name__ != type(other).__name__:
+        return [f"the optimizer's class {type(own).__name__}"]
+    found = _compare_settings(f"the optimizer {type(own).__name__}", own, other, True)
+    if own.built and not found:
+        found = _compare_variables("the optimizer's state", own.variables, other.variables)
+    return found
+
+
+def _compare_compile_settings(model: Any, copy: Any) -> list[str]:
+    if model.compiled != copy.compiled:
+        return ["how it was compiled"]
+    own, others = _compile_config(model), _compile_config(copy)
+    return [] if own == others else ["how it was compiled"]
+
+
+def _compile_config(model: Any) -> Any:
+    """Keras's record of a `compile()` that is its own; the objects in it have been compared."""
+    if not model.compiled or is_custom(type(model).compile):
+        return None
+    try:
+        return json.dumps(model.get_compile_config(), sort_keys=True, default=str)
+    except Exception:  # Keras cannot write it, and so has sent no file of it either
+        return None
+
+
+def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
+    """Settings of losses, metrics, constraints and the like that are of a class of the user's."""
+    own, others = _custom_parts(model), _custom_parts(copy)
+    kinds = [type(part).__name__ for part in own]
+    if kinds != [type(part).__name__ for part in others]:
+        return [f"its own {name}" for name in dict.fromkeys(kinds)]
+    return [
+        difference
+        for one, other in zip(own, others, strict=True)
+        for difference in _compare_settings(type(one).__name__, one, other, True)
+    ]
+
+
+def _custom_parts(model: Any) -> list[Any]:
+    """In an order that is another one's only if their settings differ."""
+    parts = [
+        part
+        for part in find_custom_parts(model)
+        if not isinstance(part, keras.layers.Layer) and not inspect.isfunction(part)
+    ]
+    return sorted(parts, key=lambda part: (type(part).__name__, repr(_plain(part, True))))
+
+
+def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> list[str]:
+    """Plain attributes that differ; private ones of layers are Keras's own bookkeeping."""
+    if not hasattr(one, "__dict__") or not hasattr(other, "__dict__"):
+        return []
+    own, others = _plain(one, with_private), _plain(other, with_private)
+    names = [
+        name
+        for name, value in own.items()
+        if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
+    ]
+    return [f"{what}: {name}={own[name]!r}" for name in names]
+
+
+def _plain(part: Any, with_private: bool) -> dict[str, Any]:
+    """Attributes that are numbers, text, and lists, sets or dicts of them.
+
+    Left out is what Keras sets for itself: private dicts, and all that is private of a layer unless
+    the user's class names it.
+    """
+    kind: Any = type(part)
+    named = _names_in(kind)
+
+    def counts(name: str, value: Any) -> bool:
+        if name in named:
+            return True
+        if not name.startswith("_"):
+            return name not in _OF_USE
+        return with_private and not isinstance(value, Mapping)
+
+    plain = {
+        name: _list_set(value) if isinstance(value, (set, frozenset)) else value
+        for name, value in vars(part).items()
+        if counts(name, value)
+    }
+    return {name: value for name, value in plain.items() if _is_plain(value)}
+
+
+@lru_cache
+def _names_in(kind: Any) -> frozenset[str]:
+    """The names of attributes in the methods that a user's class defines."""
+    members = [
+        getattr(member, "fget", None) or getattr(member, "__func__", member)
+        for base in kind.__mro__
+        if not base.__module__.startswith(("keras.", "builtins"))
+        for member in vars(base).values()
+    ]
+    waiting: list[Any] = [member.__code__ for member in members if inspect.isfunction(member)]
+    found: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        found.update(code.co_names)
+        waiting += [part for part in code.co_consts if inspect.iscode(part)]
+    return frozenset(found - _OF_USE)
+
+
+def _list_set(value: Any) -> list[Any]:
+    """A set as a list; TensorFlow numbers the names of variables, and anew in each copy."""
+    return sorted((_NUMBER.sub("", v) if isinstance(v, str) else v for v in value), key=repr)
+
+
+def _is_plain(value: Any) -> bool:
+    return all(isinstance(leaf, _PLAIN) for leaf in flatten(value))
+
+
+def _name_of(part: Any) -> str:
+    return f"{type(part).__name__} {getattr(part, 'name', '')}"
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, (np.ndarray, np.generic)) or isinstance(other, (np.ndarray, np.generic)):
+        one, other = np.asarray(one), np.asarray(other)
+        kinds = "fc" if one.dtype.kind in "fc" and other.dtype.kind in "fc" else ""
+        return bool(np.array_equal(one, other, equal_nan=bool(kinds)))
+    return type(one) is type(other) and bool(one == other or one != one)
