@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
@@ -19,6 +21,8 @@ from pybackend.launchers import is_spark_frame
 
 # Kinds of data whose rows are arrays in their `columns`.
 HELD_AS_COLUMNS = (FrameRows, Batches)
+# Rows on which a copy of a model is tried.
+_TRIED = 8
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
 _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
@@ -52,26 +56,34 @@ def check_takes(fn: Any, call: str, *arguments: Any) -> None:
         ) from error
 
 
-def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> None:
-    """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway."""
+def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
+    """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway.
+
+    Returns some of the rows to train on, as ``x, y`` or ``x, y, sample_weight``, if the driver has
+    them, else None.
+    """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import check_features, reshape_rows
     from pybackend.model.labels import check_labels
 
+    some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
         if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
             try:
-                reshape_rows(to_rows(columns), model)
+                rows = reshape_rows(to_rows(columns), model)
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)
+            if name == "train":
+                some = arrays.nest(rows.take(np.arange(min(len(rows), _TRIED))))
         elif isinstance(data, TableRows):
             named = [
                 group.key.partition("/")[2] for group in data.column_groups if not group.is_target
             ]
             check_features(model, None if named == [""] else dict.fromkeys(named), None)
+    return some
 
 
 def check_can_be_split(data: Any) -> None:

@@ -59,10 +59,12 @@ def encode_model(
     job: Job,
     callbacks: Sequence[Any] = (),
     as_file: bool = False,
+    rows: Sequence[Any] | None = None,
 ) -> dict[str, bytes]:
     """The model, and the callbacks and custom objects that it needs, as files for the workers.
 
-    Keras's file, if it has all of the model; else, unless ``as_file``, the model by value.
+    Keras's file, if it has all of the model, as some rows show; else, unless ``as_file``, the model
+    by value.
     """
     if job.model_source == "function":
         files = _encode_extras(callbacks, custom_objects)
@@ -75,14 +77,14 @@ def encode_model(
     refused: TfdistError | None = None
     if as_file or not holds_parts(callbacks):
         try:
-            file = encode_file(model, custom_objects, job.safe_mode, job.kind)
+            file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
             return {**extras, **file}
         except (InputError, SerializationError) as error:
             if as_file:
                 raise
             refused = error
     try:
-        return encode_objects(model, callbacks, _add_registered_names(custom_objects))
+        return encode_objects(model, callbacks, _add_registered_names(custom_objects), rows)
     except Exception as error:  # an open file, a lock
         if refused is not None:
             raise type(refused)(f"{refused} Nor can it be sent by value: {error}") from error

@@ -115,9 +115,8 @@ def prepare(
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
-    files = encode_model(model, custom_objects, job, callbacks, as_file)
-    if job.model_source == "file":
-        check_rows_fit(model, datasets, job)
+    rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
+    files = encode_model(model, custom_objects, job, callbacks, as_file, rows)
     snapshot = None
     if kind == "train" and MODEL_OBJECTS in files:
         from pybackend.model.by_value import take_snapshot

@@ -12,7 +12,7 @@ from pybackend.engine.backup import ShareRestoredState, find_epoch_to_resume
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import broadcast_state, find_differing_ranks, offset_seeds
+from pybackend.engine.state import broadcast_state, find_differing_weights, offset_seeds
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.job.job import Job
@@ -54,7 +54,8 @@ def fit(
                 find_epoch_to_resume(callbacks, collective) or job.initial_epoch
             )
             own.append(ShareRestoredState(collective))
-        callbacks = [*own, StopTogether(collective, synchronizer, job.exchange.verify_weights)]
+        callbacks = [*own, StopTogether(collective, synchronizer)]
+    sync.evaluated_by = [one for one in callbacks if not isinstance(one, StopTogether)]
     try:
         with synchronizer.install():
             fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
@@ -65,7 +66,7 @@ def fit(
 
 def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
     """Give all ranks rank 0's weights, and report if they were not equal before."""
-    differing = find_differing_ranks(model, collective)
+    differing = find_differing_weights(model, collective)
     if differing:
         text = (
             f"the first weights of worker {', '.join(map(str, differing))} differed from those of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from pybackend.collective import Collective
@@ -31,15 +32,40 @@ class HeldOut:
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
-    def evaluate(self, model: Any, collective: Collective) -> dict[str, Any]:
-        """Loss and metrics over all workers' rows; the same on every rank."""
+    def evaluate(
+        self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Loss and metrics over all workers' rows; the same on every rank.
+
+        Callbacks that see the end of it see these figures.
+        """
         model.reset_metrics()
-        logs = {}
+        combine = _Combine(model, collective, self._counts)
+        hooks = keras.callbacks.CallbackList([combine, *callbacks])
         if self._data is None:
+            hooks.on_test_begin()
             build_metrics(model, self._rows)
+            hooks.on_test_end({})
         else:
-            logs = model.evaluate(self._data, verbose=0, return_dict=True)
-        return combine_logs(model, logs, collective, self._counts)
+            model.evaluate(self._data, verbose=0, callbacks=hooks)
+        return combine.figures
+
+
+class _Combine(keras.callbacks.Callback):
+    """First of the callbacks: one rank's figures become those of all."""
+
+    def __init__(self, model: Any, collective: Collective, counts: Any) -> None:
+        super().__init__()
+        self.figures: dict[str, Any] = {}
+        self._evaluated = model
+        self._collective = collective
+        self._counts = counts
+
+    def on_test_end(self, logs: Any = None) -> None:
+        logs = {} if logs is None else logs
+        self.figures = combine_logs(self._evaluated, logs, self._collective, self._counts)
+        logs.clear()
+        logs.update(self.figures)
 
 
 def build_metrics(model: Any, rows: Rows) -> None:

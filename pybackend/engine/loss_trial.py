@@ -7,7 +7,6 @@ regularizer, a custom `compute_loss` or `train_step`.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
+from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.layers import find_layers
 
 Array = npt.NDArray[Any]
@@ -62,7 +62,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     InputError
         Shows the values that differ, or says that the loss is not a number.
     """
-    with _kept_as_it_is(model):
+    with keep_state(model), _hold_statistics(model):
         if has_keras_train_step(model):
             for training in (False, True):
                 _try_loss(model, rows, training)
@@ -163,9 +163,8 @@ class _LossOfParts:
         self._moves: list[Callable[[Any, slice], Any]] | None = None
 
     def __call__(self, part: slice) -> float:
-        x, y, sample_weight = (*_part(self._rows, part), None)[:3]
-        model = self._model
-        y_pred = model(x, training=self._training)
+        rows = _part(self._rows, part)
+        y_pred = self._model(rows[0], training=self._training)
         if self._moves is None:  # the first call is for all rows
             generator = np.random.default_rng(0)
             leaves = keras.tree.flatten(y_pred)
@@ -174,10 +173,7 @@ class _LossOfParts:
             leaves = keras.tree.flatten(y_pred)
             moved = [move(leaf, part) for move, leaf in zip(self._moves, leaves, strict=True)]
             y_pred = keras.tree.pack_sequence_as(y_pred, moved)
-        arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
-        if "training" in inspect.signature(model.compute_loss).parameters:
-            arguments["training"] = self._training
-        return float(model.compute_loss(**arguments))
+        return float(compute_loss(self._model, rows, y_pred, self._training))
 
 
 def _choose_move(
@@ -230,13 +226,11 @@ def _count(rows: Sequence[Any]) -> int:
 
 
 @contextmanager
-def _kept_as_it_is(model: Any) -> Iterator[None]:
-    """Undo what forward passes change, and keep batch normalization to its moving statistics.
+def _hold_statistics(model: Any) -> Iterator[None]:
+    """Keep batch normalization to its moving statistics.
 
     Those of a batch are each worker's own, which is documented.
     """
-    state = [*model.non_trainable_variables, *model.metrics_variables, *model.optimizer.variables]
-    values = [(v, v.numpy()) for v in {id(v): v for v in (*state, *model.variables)}.values()]
     normalizing = [
         layer
         for layer in find_layers(model)
@@ -252,5 +246,3 @@ def _kept_as_it_is(model: Any) -> Iterator[None]:
             layer.trainable = True
         for variable, flag in flags:
             variable.trainable = flag
-        for variable, value in values:
-            variable.assign(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
 
-from pybackend.collective import Collective, all_sum
-from pybackend.model.compare import hash_weights, is_random_state
+from pybackend.collective import Collective
+from pybackend.model.compare import is_random_state
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -31,11 +32,17 @@ def offset_seeds(model: Any, rank: int) -> None:
             variable.assign(state)
 
 
-def find_differing_ranks(model: Any, collective: Collective) -> list[int]:
-    """Ranks whose weights are not bitwise those of rank 0; the same answer on every rank."""
-    own = np.frombuffer(bytes.fromhex(hash_weights(model)), np.uint8)
-    reference = own.copy()
-    collective.broadcast(reference)
-    differs = np.zeros(collective.world_size)
-    differs[collective.rank] = not np.array_equal(own, reference)
-    return np.flatnonzero(all_sum(collective, differs)).tolist()
+def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
+    """Ranks whose weights are not those of rank 0, and the first that is not; equal on every rank.
+
+    By a checksum of each weight (CRC-32).
+    """
+    weights = model.weights
+    own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in weights]
+    everyone = collective.all_gather(np.array(own, np.int64))
+    found = {}
+    for rank, sums in enumerate(everyone):
+        differs = np.flatnonzero(sums != everyone[0]) if len(sums) == len(own) else [0]
+        if len(differs):
+            found[rank] = str(weights[int(differs[0])].path)
+    return found

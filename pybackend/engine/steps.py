@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
 from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.model.layers import find_layers
 
 
 class Position:
@@ -81,6 +83,7 @@ class StepOrSkip:
         return logs
 
     def _skip_step(self) -> Any:
+        _normalize_spectra(self._model)
         self._skip()
         metrics = self._model.get_metrics_result()
         if tf.executing_eagerly():
@@ -89,3 +92,16 @@ class StepOrSkip:
             name: tf.cast(metrics[name], logged[1]) if name in metrics else tf.zeros(*logged)
             for name, logged in self._logged.items()
         }
+
+
+def _normalize_spectra(model: Any) -> None:
+    """What a forward pass does to weights, whatever the rows: `SpectralNormalization` alone."""
+    for layer in find_layers(model):
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            vector, kernel = keras.ops.cond(
+                keras.ops.all(keras.ops.equal(layer.kernel, 0)),
+                lambda layer=layer: (layer.vector_u.value, layer.kernel.value),
+                layer.normalized_weights,
+            )
+            layer.vector_u.assign(vector)
+            layer.kernel.assign(kernel)

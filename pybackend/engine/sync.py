@@ -14,7 +14,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import find_differing_ranks
+from pybackend.engine.state import find_differing_weights
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError
 from pybackend.job.job import Job
@@ -46,6 +46,8 @@ class EpochSync(keras.callbacks.Callback):
         self._steps = 0
         self.steps_done = 0
         """Steps of all epochs so far."""
+        self.evaluated_by: Sequence[Any] = ()
+        """Callbacks that see the validation."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
@@ -76,7 +78,7 @@ class EpochSync(keras.callbacks.Callback):
             combined["loss"] = self._synchronizer.mean_loss
         self._agree_on_statistics()
         if self._held_out is not None and self._is_validated(epoch):
-            figures = self._held_out.evaluate(self.model, self._collective)
+            figures = self._held_out.evaluate(self.model, self._collective, self.evaluated_by)
             combined.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(combined)
@@ -125,14 +127,11 @@ class StopTogether(keras.callbacks.Callback):
     A rank that left an epoch by itself would miss the exchanges that the others wait for.
     """
 
-    def __init__(
-        self, collective: Collective, synchronizer: Synchronizer, verify_weights: bool
-    ) -> None:
+    def __init__(self, collective: Collective, synchronizer: Synchronizer) -> None:
         super().__init__()
         self._collective = collective
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer
-        self._verify_weights = verify_weights
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._synchronizer.begin_training()
@@ -146,11 +145,10 @@ class StopTogether(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         asked = self._agreement.is_requested or bool(self.model.stop_training)
         self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
-        if self._verify_weights:
-            differing = find_differing_ranks(self.model, self._collective)
-            if differing:
-                raise ClusterError(
-                    f"after epoch {epoch + 1} the weights of worker "
-                    f"{', '.join(map(str, differing))} differ from those of worker 0: a callback, "
-                    "a layer or a custom train_step has changed them on one worker only"
-                )
+        differing = find_differing_weights(self.model, self._collective)
+        if differing:
+            raise ClusterError(
+                f"after epoch {epoch + 1} the variable {min(differing.values())!r} of worker "
+                f"{', '.join(map(str, differing))} differs from that of worker 0: a callback, a "
+                "layer or a custom train_step has changed it on one worker only"
+            )

@@ -42,8 +42,6 @@ class Exchange:
     bucket_mb
         Megabytes of gradients that are sent together, while the backward pass is still running.
         ``float("inf")``: all at once, after it.
-    verify_weights
-        Compare the workers' weights after every epoch, not only at the start and the end.
 
     Raises
     ------
@@ -54,7 +52,6 @@ class Exchange:
     transport: Literal["tcp", "tf"] = "tcp"
     compression: Compression = None
     bucket_mb: float = 25.0
-    verify_weights: bool = False
 
     def __post_init__(self) -> None:
         check_choice("transport", self.transport, choices=["tcp", "tf"])
@@ -62,7 +59,6 @@ class Exchange:
         if self.compression is not None and self.transport != "tcp":
             raise InputError("`compression` needs transport='tcp'")
         _set(self, bucket_mb=check_positive("bucket_mb", self.bucket_mb))
-        check_flag("verify_weights", self.verify_weights)
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class LocalSteps:
         Steps between two averages, at least 2.
     learning_rate, momentum
         How the average change of the weights is applied. 0.7 and 0.9 give DiLoCo.
-    compression, verify_weights
+    compression
         As in `Exchange`.
 
     Raises
@@ -90,7 +86,6 @@ class LocalSteps:
     learning_rate: float = 1.0
     momentum: float = 0.0
     compression: Compression = None
-    verify_weights: bool = False
 
     def __post_init__(self) -> None:
         _set(
@@ -100,7 +95,6 @@ class LocalSteps:
             momentum=check_fraction("momentum", self.momentum),
         )
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
-        check_flag("verify_weights", self.verify_weights)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
 from pybackend.job.packages import TITLES, read_versions
+from pybackend.model.behavior import find_other_behavior
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 from pybackend.model.compare import Kind, find_differences, hash_weights
 from pybackend.model.layers import find_layers, flatten
@@ -33,9 +34,17 @@ _WAYS_OUT = (
 
 
 def encode_objects(
-    model: Any, callbacks: Sequence[Any], custom_objects: Mapping[str, Any]
+    model: Any,
+    callbacks: Sequence[Any],
+    custom_objects: Mapping[str, Any],
+    rows: Sequence[Any] | None = None,
 ) -> dict[str, bytes]:
     """A model and the callbacks that may hold parts of it, by value, as a file for the workers.
+
+    Parameters
+    ----------
+    rows
+        Some rows to train on, by which a copy is tried.
 
     Raises
     ------
@@ -43,7 +52,7 @@ def encode_objects(
         Something in them cannot be pickled, or would arrive as something else.
     """
     content = pickle_objects((model, list(callbacks), dict(custom_objects)))
-    if differences := find_differences(model, take_snapshot(model)()):
+    if differences := _try_copy(model, take_snapshot(model)(), "train", rows):
         raise InputError("; ".join(differences))
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
@@ -65,8 +74,14 @@ def encode_file(
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
     kind: Kind,
+    rows: Sequence[Any] | None = None,
 ) -> dict[str, bytes]:
     """A model as Keras's own file, if that has all of it.
+
+    Parameters
+    ----------
+    rows
+        As in `encode_objects`.
 
     Raises
     ------
@@ -77,12 +92,17 @@ def encode_file(
     """
     content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
     copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
-    if differences := find_differences(model, copy, kind):
+    if differences := _try_copy(model, copy, kind, rows):
         raise InputError(
             "this model would not arrive at the workers as it is: Keras's file of it "
             f"forgets {'; '.join(differences)}. {_WAYS_OUT}."
         )
     return {MODEL_FILE: content}
+
+
+def _try_copy(model: Any, copy: Any, kind: Kind, rows: Sequence[Any] | None) -> list[str]:
+    found = find_differences(model, copy, kind)
+    return found if found or rows is None else find_other_behavior(model, copy, rows)
 
 
 def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:

@@ -11,8 +11,6 @@
 #'   later, but the result is no longer that of one process. `NULL` is exact.
 #' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf`
 #'   sends everything at once after it.
-#' @param verify_weights Whether to compare the workers' weights after every epoch, not only at the
-#'   start and at the end.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'
@@ -29,8 +27,7 @@
 exchange <- function(
   transport = "tcp",
   compression = NULL,
-  bucket_mb = 25,
-  verify_weights = FALSE
+  bucket_mb = 25
 ) {
   check_one_of(transport, c("tcp", "tf"))
   check_compression(compression)
@@ -45,8 +42,7 @@ exchange <- function(
   fields <- list(
     transport = transport,
     compression = compression,
-    bucket_mb = check_positive(bucket_mb, finite = FALSE),
-    verify_weights = check_flag(verify_weights)
+    bucket_mb = check_positive(bucket_mb, finite = FALSE)
   )
   new_options(fields, "tfdist_exchange")
 }
@@ -57,15 +53,13 @@ local_steps <- function(
   steps,
   learning_rate = 1,
   momentum = 0,
-  compression = NULL,
-  verify_weights = FALSE
+  compression = NULL
 ) {
   fields <- list(
     steps = check_count(steps, min = 2L),
     learning_rate = check_positive(learning_rate),
     momentum = check_fraction(momentum),
-    compression = check_compression(compression),
-    verify_weights = check_flag(verify_weights)
+    compression = check_compression(compression)
   )
   new_options(fields, "tfdist_local_steps")
 }

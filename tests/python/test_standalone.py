@@ -365,7 +365,7 @@ sparklyr::spark_disconnect(sc)
 def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path: Path) -> None:
     import pyspark
 
-    shown = subprocess.run(
+    ended = subprocess.run(
         ["Rscript", "-e", IN_R],
         cwd=tmp_path,
         env={
@@ -380,9 +380,11 @@ def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path:
         },
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=300,
-    ).stdout
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    shown = ended.stdout
     hosts = next(line for line in shown.splitlines() if line.startswith("hosts"))
     assert set(hosts.split()[1:]) == {host.seen_as for host in cluster.hosts}
     assert "epoch 1/1" in shown  # live

@@ -385,6 +385,40 @@ def test_an_attribute_that_only_its_own_class_reads_is_compared() -> None:
     assert _files(_compiled(_stack(forgets))) == {MODEL_OBJECTS}
 
 
+class Factor:
+    """No plain value."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Helped(layers.Layer):
+    """Asks an object that its configuration does not know."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.factor = Factor(1.0)
+
+    def call(self, x: Any) -> Any:
+        """Scaled."""
+        return self.factor.value * x
+
+
+def test_a_copy_must_compute_the_same() -> None:
+    helped = Helped()
+    model = _compiled(_stack(helped, layers.BatchNormalization(), layers.Dropout(0.5)))
+    known = add_custom_objects(model, None)
+    before = [v.numpy() for v in model.variables]
+    encode_file(model, known, True, "train", (X[:8], Y[:8]))
+    helped.factor = Factor(2.0)
+    encode_file(model, known, True, "train")
+    with pytest.raises(InputError, match="forgets something that changes its loss"):
+        encode_file(model, known, True, "train", (X[:8], Y[:8]))
+    assert MODEL_OBJECTS in encode_objects(model, [], known, (X[:8], Y[:8]))
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+
+
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
     assert not find_differences(model, take_snapshot(model)())

@@ -170,7 +170,7 @@ test_that("how gradients travel does not change the result", {
     barrier_train("local", dense_model(), iris_arrays(), ..., seed = 1, verbose = 0)
   }
   plain <- train()
-  once <- exchange(bucket_mb = Inf, verify_weights = TRUE)
+  once <- exchange(bucket_mb = Inf)
   split <- train(exchange = once, shuffle = "shard")
   expect_equal(split$model$get_weights(), plain$model$get_weights(), tolerance = 1e-6)
   collectives <- train(exchange = exchange(transport = "tf"))

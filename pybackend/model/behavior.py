@@ -1,0 +1,86 @@
+"""What a model computes, compared with what a copy of it does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pybackend.model.compare import is_random_state
+from pybackend.model.layers import find_custom_parts
+
+
+def find_other_behavior(model: Any, copy: Any, rows: Sequence[Any]) -> list[str]:
+    """What a copy of a model computes otherwise, in words that continue "it forgets".
+
+    Compared are the loss in training and its gradients, if the model is built and has parts of the
+    user's: those of Keras are known by their configuration. A random result says nothing.
+
+    Parameters
+    ----------
+    rows
+        ``x, y`` or ``x, y, sample_weight`` of some rows.
+    """
+    if not (model.built and copy.built and find_custom_parts(model)):
+        return []
+    states = [v for v in copy.variables if is_random_state(v)]
+    for state, own in zip(states, filter(is_random_state, model.variables), strict=False):
+        state.assign(own)
+    try:
+        own, again = _compute_gradients(model, rows), _compute_gradients(model, rows)
+    except Exception:  # rows that do not fit are reported by what comes next
+        return []
+    if not _is_close(own, again):
+        return []
+    others = _compute_gradients(copy, rows)
+    return [] if _is_close(own, others) else ["something that changes its loss or gradients"]
+
+
+@contextmanager
+def keep_state(model: Any) -> Iterator[None]:
+    """Undo what forward passes change in a model's variables."""
+    holders = [model.variables, model.metrics_variables]
+    if model.optimizer is not None:
+        holders.append(model.optimizer.variables)
+    variables = {id(v): v for holder in holders for v in holder}.values()
+    trained = {id(v) for v in model.trainable_variables}  # only an optimizer changes these
+    values = [(v, v.numpy()) for v in variables if id(v) not in trained]
+    try:
+        yield
+    finally:
+        for variable, value in values:
+            variable.assign(value)
+
+
+def compute_loss(model: Any, rows: Sequence[Any], y_pred: Any, training: bool) -> Any:
+    """A model's loss of predictions, as a tensor."""
+    x, y, sample_weight = (*rows, None)[:3]
+    arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
+    if "training" in inspect.signature(model.compute_loss).parameters:
+        arguments["training"] = training
+    return model.compute_loss(**arguments)
+
+
+def _compute_gradients(model: Any, rows: Sequence[Any]) -> list[Any]:
+    """The loss, and the gradients of what is trained."""
+    variables = [v.value for v in model.trainable_variables]
+    with keep_state(model):
+        with tf.GradientTape() as tape:
+            loss = compute_loss(model, rows, model(rows[0], training=True), True)
+        gradients = tape.gradient(loss, variables)
+    found = [loss, *(gradient for gradient in gradients if gradient is not None)]
+    return [keras.ops.convert_to_numpy(each) for each in found]
+
+
+def _is_close(own: list[Any], others: list[Any]) -> bool:
+    if len(own) != len(others):
+        return False
+    return all(
+        one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+        for one, other in zip(own, others, strict=True)
+    )
