@@ -63,20 +63,25 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     them, else None.
     """
     from pybackend.data.rows import to_rows
-    from pybackend.model.inputs import check_features, reshape_rows
+    from pybackend.model.inputs import check_features, check_input_names, reshape_rows
     from pybackend.model.labels import check_labels
 
     some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
-        if isinstance(columns, dict) and not any(isinstance(c, Ragged) for c in columns.values()):
+        has_text = isinstance(columns, dict) and any(
+            isinstance(column, Ragged) for column in columns.values()
+        )
+        if isinstance(columns, dict):
             try:
-                rows = reshape_rows(to_rows(columns), model)
+                if not isinstance(data, TableRows):
+                    check_input_names(model, columns)
+                rows = None if has_text else reshape_rows(to_rows(columns), model)
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)
-            if name == "train":
+            if rows is not None and name == "train":
                 some = arrays.nest(rows.take(np.arange(min(len(rows), _TRIED))))
         elif isinstance(data, TableRows):
             named = [

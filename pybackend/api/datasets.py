@@ -35,6 +35,8 @@ def read_training_data(
     fraction = check_fraction("validation_split", arguments["validation_split"])
     if fraction and held_out is not None:
         raise InputError("`validation_data` and `validation_split` exclude each other: use one")
+    if job.validation_freq != 1 and held_out is None and not fraction:
+        raise InputError("`validation_freq` needs `validation_data` or `validation_split`")
     if fraction:
         return _read_split(data, fraction, columns, job)
     found = {"train": read_data(launcher, data, "data", columns, job)}

@@ -9,6 +9,7 @@ from typing import Any
 from pybackend.api.model import is_keras_model
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
+from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
@@ -19,6 +20,7 @@ from pybackend.launchers import is_spark_frame, read_schema
 _TYPES = (None, "class", "prob", "raw")
 
 
+@explain_arguments
 def predict_spark(
     model: Any,
     df: Any,

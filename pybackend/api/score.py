@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.api.datasets import read_data
 from pybackend.api.request import prepare
+from pybackend.api.signatures import explain_arguments
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
@@ -20,6 +21,7 @@ from pybackend.job.values import decode_value
 from pybackend.launchers import launcher_for
 
 
+@explain_arguments
 def barrier_evaluate(
     spark: Any,
     model: Any,
@@ -76,6 +78,7 @@ def barrier_evaluate(
     return figures
 
 
+@explain_arguments
 def barrier_predict(
     spark: Any,
     model: Any,

@@ -14,6 +14,7 @@ from pybackend.api.datasets import read_training_data
 from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.result import TrainResult
+from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
 from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
@@ -27,6 +28,7 @@ from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
 
+@explain_arguments
 def barrier_train(
     spark: Any,
     model: Any,
@@ -63,9 +65,9 @@ def barrier_train(
         None or ``"local"`` for processes on this machine, or a ``pyspark.sql.SparkSession``.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
-        one and is called on every worker; or a `TrainResult`, whose model is trained further, with
-        a new state of its optimizer. Unless others are named, the features are those of that
-        training; ``label`` and ``weight`` are not remembered.
+        one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
+        second ``fit`` does. Unless others are named, the features are those of that training;
+        ``label`` and ``weight`` are not remembered.
     data
         One of
 
@@ -136,8 +138,9 @@ def barrier_train(
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
     safe_mode
-        False lets a model that a function builds come back although it carries Python code (a
-        ``Lambda`` layer). A model that is passed itself needs no such leave.
+        False lets a model that a function builds come back as a whole file although it carries
+        Python code (a ``Lambda`` layer). Otherwise its weights come back, and the function builds
+        the model here. A model that is passed itself needs no such leave.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout

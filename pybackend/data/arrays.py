@@ -8,11 +8,12 @@ named ``x``, ``x/0``, ``x/left``, ..., from whose names the structure follows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import deal
 from pybackend.errors import InputError
 
@@ -26,7 +27,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     """Check a data set and flatten it to named arrays with one length.
 
     Floating-point arrays become ``floatx``, as in Keras's own ``fit``; integers and booleans
-    keep their type.
+    keep their type. Text among the inputs becomes `Ragged`.
 
     Raises
     ------
@@ -130,12 +131,14 @@ def _to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         raise InputError(f"`{key}` of `{name}` is not a rectangular array: {error}") from error
     if array.ndim == 0:
         raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row")
+    if key.startswith("x") and _is_text(array):
+        return cast(Array, _to_text(array, key, name))
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
         array = array.astype(floatx)
     if array.dtype.kind not in "fiub":
         raise InputError(
-            f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers or booleans "
-            "(encode text as numbers first)"
+            f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers"
+            f"{', booleans or text' if key.startswith('x') else ' or booleans (encode text first)'}"
         )
     # TensorFlow takes the bytes as they are.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -143,6 +146,23 @@ def _to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         row = int(np.argwhere(np.isnan(array))[0][0])
         raise InputError(f"`{key}` of `{name}` has a NaN in row {row} (counting from 0)")
     return array
+
+
+def _is_text(array: Array) -> bool:
+    is_object = array.dtype.kind == "O"
+    texts = (str, bytes)
+    return array.dtype.kind in "US" or (is_object and all(isinstance(t, texts) for t in array.flat))
+
+
+def _to_text(array: Array, key: str, name: str) -> Ragged:
+    if array.size != len(array):
+        raise InputError(
+            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts in a row; expected "
+            "one: pass a dict of arrays, an input for each"
+        )
+    texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
 
 
 def _check_lengths(columns: Columns, name: str) -> None:

@@ -76,6 +76,8 @@ def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
         loss.amount = 0.0  # what was moved may be no prediction of this model
     total = loss(slice(0, loss.count))
     if not np.isfinite(total):
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            return  # it expects that numbers overflow
         raise InputError(
             f"the loss of {loss.count} of the rows is {total}, so it cannot be tried whether it "
             "may be averaged over the workers: look for NaN and infinity in the features, labels "

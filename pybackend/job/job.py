@@ -201,6 +201,13 @@ def _class_number(key: Any) -> int:
     return int(number)
 
 
+def _verbose(value: Any) -> int:
+    """As Keras has it, "auto" and True are a line per epoch."""
+    if value == "auto" or isinstance(value, bool):
+        return int(bool(value))
+    return check_whole_number("verbose", value, least=0, most=2)
+
+
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else check(value)
 
@@ -220,5 +227,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),
-    "verbose": partial(check_whole_number, "verbose", least=0, most=2),
+    "verbose": _verbose,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -45,6 +45,41 @@ def check_features(model: Any, features: Any, columns: int | None) -> None:
                 f"the model's input has the shape {shape}, but `features` are {columns} columns "
                 "of one number each: name those of the training in `features`"
             )
+
+
+def check_input_names(model: Any, columns: Collection[str]) -> None:
+    """Reject arrays of other inputs than the model's.
+
+    Parameters
+    ----------
+    columns
+        Names of arrays, as `pybackend.data.arrays` flattens them.
+
+    Raises
+    ------
+    InputError
+        Names both.
+    """
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    if not tensors:  # a subclassed model
+        return
+    structure = getattr(model, "input", None)  # a Sequential model has none before it is called
+    inputs = list(structure) if isinstance(structure, Mapping) else [t.name for t in tensors]
+    given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
+    is_one = given == [""]
+    is_list = given[:1] == ["#0"]
+    if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
+        found = "one array" if is_one else f"{len(given)} arrays"
+    elif is_one or is_list or set(inputs) <= set(given):
+        return
+    else:
+        found = f"arrays named {', '.join(sorted(given))}"
+    if len(inputs) == 1:
+        raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
+    raise InputError(
+        f"the model has the inputs {', '.join(inputs)}, but x has {found}: "
+        f"pass {{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
+    )
 
 
 def reshape_rows(rows: Rows, model: Any) -> Rows:

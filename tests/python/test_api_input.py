@@ -88,6 +88,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "data only x": (train(data=(X,)), "`data`"),
     "data without y": (train(data=(X, None)), "`data` has no labels"),
     "data without x": (train(data=(None, Y)), "`data` has no inputs"),
+    "x and y": (lambda: barrier_train(None, build, X, Y), "pass arrays together as (x, y)"),  # type: ignore[misc]
+    "y by name": (train(y=Y), "has no argument `y`: pass `data=(x, y)`"),
+    "epoch": (train(epoch=3), "has no argument `epoch`: do you mean `epochs`?"),
+    "no data": (lambda: barrier_train(None, build), "barrier_train() needs `data`"),  # type: ignore[call-arg]
+    "an argument of no fit": (train(rounds_of_tea=3), "has no argument `rounds_of_tea`: see"),
+    "validation_freq alone": (train(validation_freq=2), "`validation_freq` needs `validation_"),
+    "two texts in a row": (
+        train(data=(np.array([["a", "b"]] * 20), Y)),
+        "`x` of `data` has 2 texts in a row; expected one",
+    ),
     "data lengths": (train(data=(X, Y[1:])), "`data`"),
     "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),
     "data NaN": (train(data=(X, np.full(20, np.nan))), "`y` of `data` has a NaN in row 0"),

@@ -19,6 +19,7 @@ from pybackend.data.arrays import (
     nest,
     shard,
 )
+from pybackend.data.ragged import Ragged, to_dense
 from pybackend.errors import InputError
 
 X = np.arange(12.0).reshape(6, 2)
@@ -196,3 +197,11 @@ def test_numbers_of_another_byte_order_become_native() -> None:
     assert columns["x"].tolist() == [[1], [2]]
     assert columns["y"].tolist() == [0, 1]
     assert all(array.dtype.isnative for array in columns.values())
+
+
+def test_text_inputs_are_ragged() -> None:
+    texts = ["", "a b", "\N{SNOWMAN}"]
+    for x in (np.array(texts), np.array(texts, object)[:, None], np.array(texts, object)):
+        column: Any = flatten_data((x, [0, 1, 2]))["x"]
+        assert isinstance(column, Ragged)
+        assert [text.decode() for text in to_dense(column)[:, 0]] == texts

@@ -290,6 +290,19 @@ def model_cases() -> dict[str, Case]:
             (X, Y),
             custom_objects={"TwoUpdates": TwoUpdates},
         ),
+        "spectral normalization, empty steps": Case(
+            stack(lambda: layers.SpectralNormalization(layers.Dense(3))),
+            (X[:7], Y[:7]),
+            batch_size=1,
+        ),
+        "validated with moving averages": Case(
+            stack(
+                lambda: layers.Dense(3), optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True)
+            ),
+            (X, Y),
+            callbacks=[keras.callbacks.SwapEMAWeights()],
+            held_out=(X[:31], Y[:31]),
+        ),
         "frozen layer": Case(frozen, (X, Y)),
         "frozen before": Case(thawed, (X, Y)),
         # TensorFlow does not know the shape of this kernel's gradient.
@@ -532,4 +545,4 @@ def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
-    check_equal(CASES[name], trained[name])
+    check_equal(CASES[name], trained[name], CASES[name].callbacks)

@@ -265,6 +265,9 @@ def test_what_is_not_a_number_cannot_be_tried() -> None:
     x[3, 2] = np.nan
     with pytest.raises(InputError, match="the loss of 32 of the rows is nan, so it cannot"):
         check_loss_is_mean(_compiled(), (x, TARGETS))
+    scaled = _compiled()
+    scaled.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+    check_loss_is_mean(scaled, (x, TARGETS))
 
 
 @pytest.mark.parametrize("build", [_normalized, lambda: _compiled(Counts(), Sampling(ops.mean))])

@@ -1,0 +1,61 @@
+"""Calls with arguments that do not exist here, answered in the words of the caller."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from pybackend.errors import InputError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+# What Keras's `fit`, `evaluate` and `predict` take that has another form here.
+_INSTEAD = {
+    "x": "pass `data=(x, y)`",
+    "y": "pass `data=(x, y)`",
+    "sample_weight": "pass `data=(x, y, sample_weight)`",
+    "validation_batch_size": "validation rows are read in batches of `batch_size`",
+    "validation_steps": "all rows of `validation_data` are used",
+    "steps": "all rows are used",
+    "return_dict": "a dict is what it returns",
+    "num_workers": "pass `workers`",
+    "spark_context": "pass a SparkSession as `spark`",
+}
+
+
+def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Have a function raise an `InputError` that says what to pass, in place of a TypeError."""
+    signature = inspect.signature(fn)
+
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _explain(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    known = list(signature.parameters.values())
+    by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        return (
+            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} and otherwise named "
+            f"arguments, but {len(args)} values came without a name: pass arrays together as "
+            f"(x, y), and name what follows, e.g. {known[len(by_place)].name}=..."
+        )
+    unknown = next((given for given in kwargs if given not in signature.parameters), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, signature.parameters, 1)
+        instead = _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else "see its help")
+        return f"{name}() has no argument `{unknown}`: {instead}"
+    missing = [p for p in by_place if p not in kwargs][len(args) :]
+    return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}" if missing else None

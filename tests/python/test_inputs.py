@@ -1,0 +1,48 @@
+"""What arrays a model's inputs are fed with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from pybackend import InputError
+from pybackend.model.inputs import check_input_names
+
+
+def _model(*names: str, by_name: bool = False) -> Any:
+    inputs = {name: keras.Input((4,), name=name) for name in names}
+    listed = list(inputs.values())
+    joined = keras.layers.add(listed) if len(listed) > 1 else listed[0]
+    given = inputs if by_name else listed if len(listed) > 1 else listed[0]
+    return keras.Model(given, keras.layers.Dense(1)(joined))
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "found"),
+    [
+        (["a"], ["x/z", "y"], "one input, a, but x has arrays named z: pass one array"),
+        (["a"], ["x/#0", "x/#1", "y"], "one input, a, but x has 2 arrays"),
+        (["a", "b"], ["x", "y"], "the inputs a, b, but x has one array: pass {'a': ..., 'b'"),
+        (["a", "b"], ["x/#0", "x/#1", "x/#2", "y"], "but x has 3 arrays"),
+        (["a", "b"], ["x/a", "y/b"], "but x has arrays named a: pass"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_other_inputs_are_refused(
+    names: list[str], columns: list[str], found: str, by_name: bool
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_input_names(_model(*names, by_name=by_name), columns)
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_models_own_are_taken(by_name: bool) -> None:
+    for columns in (["x/a", "x/b", "y"], ["x/#0", "x/#1"], ["x/b", "x/a", "x/more"]):
+        check_input_names(_model("a", "b", by_name=by_name), columns)
+    check_input_names(_model("a", by_name=by_name), ["x", "y"])
+    check_input_names(_model("a", by_name=by_name), ["x/a", "y"])
+    check_input_names(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), ["x", "y"])
+    check_input_names(keras.Sequential([keras.layers.Dense(1)]), ["x/whatever", "y"])
