@@ -95,7 +95,7 @@ def barrier_train(
     batch_size
         Rows per worker and step; the global batch is ``workers * batch_size``.
     steps_per_epoch
-        Stop each epoch after so many steps. None: use all rows.
+        Steps of an epoch; the next one goes on with the rows that follow. None: use all rows.
     validation_data
         As ``data``; evaluated by all workers together after each epoch.
     validation_split

@@ -154,7 +154,8 @@ def replay_batches(
     workers, batch_size, seed, shuffle
         As in `barrier_train`; the seed of a training without one is ``result.seed``.
     epoch
-        Counted from 0.
+        Counted from 0. With ``steps_per_epoch`` the steps are those of epochs of all rows, one list
+        after the other.
 
     Returns
     -------

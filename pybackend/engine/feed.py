@@ -34,7 +34,8 @@ class Feed:
         ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: the
         workers share out a new order of all rows; False: as they come.
     limit
-        Largest number of steps per epoch, or None for all rows.
+        Steps of an epoch, or None for all rows. Fewer than all rows give go on where the epoch
+        before ended, and begin anew, in a new order, when all rows were visited.
     batches
         Rows of each global batch, if they are not to follow from ``batch_size``.
 
@@ -63,7 +64,7 @@ class Feed:
         self._columns = to_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
-        self.epoch = 0
+        self._rank = rank
         workers = len(counts)
         full = count_steps(counts, batch_size) if batches is None else len(batches)
         edges = [
@@ -76,10 +77,11 @@ class Feed:
                 f"give {full} steps of {batch_size} rows per worker"
             )
         self.steps = full if limit is None else limit
-        self._rows_by_rank = np.stack([np.diff(own[: self.steps + 1]) for own in edges])
-        self.total_rows = self._rows_by_rank.sum(axis=0)
-        self.may_be_empty = bool((self._rows_by_rank == 0).any())
-        self._edges = edges[rank][: self.steps + 1]
+        self._all_rows_by_rank = np.stack([np.diff(own) for own in edges])
+        self.may_be_empty = bool((self._all_rows_by_rank == 0).any())
+        self._edges = edges[rank]
+        self._first_epoch: int | None = None
+        self._enter(0)
         everyones = len(counts) if shuffle == "global" else None
         self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
 
@@ -102,14 +104,29 @@ class Feed:
 
     def begin_epoch(self, epoch: int) -> None:
         """Visit the rows in the order of an epoch."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        self._enter(epoch)
+
+    def _enter(self, epoch: int) -> None:
+        """Find the steps of an epoch among those of all rows."""
         self.epoch = epoch
+        first_epoch = epoch if self._first_epoch is None else self._first_epoch
+        full = self._all_rows_by_rank.shape[1]
+        passes, self._places = np.divmod(
+            (epoch - first_epoch) * self.steps + np.arange(self.steps), full
+        )
+        # How often all rows were visited before; orders follow from it.
+        self._passes = first_epoch + passes
+        self._rows_by_rank = self._all_rows_by_rank[:, self._places]
+        self.total_rows = self._rows_by_rank.sum(axis=0)
 
     def count_steps(self, steps: int) -> None:
         """Note that so many steps of the epoch are done: its rows are known anyway."""
 
     def share(self) -> float:
-        """This worker's part of all rows."""
-        return self.rows / sum(self.counts)
+        """This worker's part of the epoch's rows."""
+        return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())
 
     def rows_at(self, step: int) -> Any:
         """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
@@ -123,7 +140,7 @@ class Feed:
         firsts, lasts = self._blocks()
         epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(self._read)
         if len(firsts) < self.steps:
-            epoch = epoch.prefetch(1).rebatch(np.diff(self._edges))
+            epoch = epoch.prefetch(1).rebatch(self._rows_by_rank[self._rank])
         epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps))
         return epoch.prefetch(2).with_options(options)
 
@@ -133,6 +150,7 @@ class Feed:
         batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
         # tf.data loses batches without rows at the end, or adds some.
         is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
+        is_cut = is_cut and self.steps == len(sizes)  # else epochs have steps of different sizes
         steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
         firsts = np.arange(0, self.steps, steps)
         return firsts, np.append(firsts[1:], self.steps)
@@ -142,8 +160,10 @@ class Feed:
         spec = self._columns.spec
 
         def read(first: int, last: int) -> list[Any]:
-            between = int(self._edges[first]), int(self._edges[last])
-            return list(self._columns.take(self._visits.between(*between, self.epoch)).values())
+            place = int(self._places[first])
+            between = int(self._edges[place]), int(self._edges[place + last - first])
+            visits = self._visits.between(*between, int(self._passes[first]))
+            return list(self._columns.take(visits).values())
 
         types = [tf.as_dtype(dtype) for dtype, _ in spec.values()]
         tensors = tf.numpy_function(read, [first, last], types, stateful=True)

@@ -94,6 +94,8 @@ def global_data(case: Case) -> tuple[Any, int]:
     columns = flatten_data(case.data, keras.config.floatx())
     epochs = range(case.settings.get("initial_epoch", 0), case.epochs)
     batches = [rows for epoch in epochs for rows in _batches(case, columns, epoch)]
+    if limit := case.settings.get("steps_per_epoch"):
+        batches = batches[: limit * len(epochs)]
 
     def generate() -> Any:
         for rows in batches:

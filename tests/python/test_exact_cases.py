@@ -303,6 +303,9 @@ def model_cases() -> dict[str, Case]:
             callbacks=[keras.callbacks.SwapEMAWeights()],
             held_out=(X[:31], Y[:31]),
         ),
+        "fewer steps than the rows give": Case(
+            stack(lambda: layers.Dense(3)), (X, Y), epochs=5, settings={"steps_per_epoch": 3}
+        ),
         "frozen layer": Case(frozen, (X, Y)),
         "frozen before": Case(thawed, (X, Y)),
         # TensorFlow does not know the shape of this kernel's gradient.

@@ -32,9 +32,15 @@ def rows_of(count: int) -> dict[str, Any]:
     st.sampled_from([1, 30, 200, 2 << 20]),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 2),
 )
 def test_batches_are_cut_as_the_sharding_says(
-    counts: list[int], batch_size: int, block_bytes: int, shuffle: bool, is_limited: bool
+    counts: list[int],
+    batch_size: int,
+    block_bytes: int,
+    shuffle: bool,
+    is_limited: bool,
+    first_epoch: int,
 ) -> None:
     full = count_steps(counts, batch_size)
     limit = (full + 1) // 2 if is_limited else None
@@ -45,14 +51,18 @@ def test_batches_are_cut_as_the_sharding_says(
         batches = feed.dataset()
         edges = cut_rows(counts[rank], full)
         assert int(batches.cardinality()) == feed.steps == (limit or full)
-        for epoch in (0, 1):
-            feed.begin_epoch(epoch)
-            order = Visits(counts[rank], 5, rank, shuffle).between(0, counts[rank], epoch)
+        visits = Visits(counts[rank], 5, rank, shuffle)
+        orders = [visits.between(0, counts[rank], first_epoch + number) for number in range(3)]
+        parts = [order[edges[step] : edges[step + 1]] for order in orders for step in range(full)]
+        for number in range(3):
+            feed.begin_epoch(first_epoch + number)
             found = [x.numpy() for (x,) in batches]
             assert len(found) == feed.steps
             for step, x in enumerate(found):
-                expected = columns["x"][order[edges[step] : edges[step + 1]]]
-                np.testing.assert_array_equal(x, expected)
+                part = parts[number * feed.steps + step]
+                np.testing.assert_array_equal(x, columns["x"][part])
+                assert feed.rows_at(step)[rank] == len(part)
+            assert feed.total_rows.shape == (feed.steps,)
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 500, 40 << 20])
