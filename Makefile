@@ -144,6 +144,10 @@ $(BENCH_STAMP): $(DEV_STAMP)
 bench: $(BENCH_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
 
+.PHONY: exactness
+exactness: $(DEV_STAMP) ## run the cases of docs/exactness.md, and write it
+	$(PY) scripts/exactness.py
+
 # --- upkeep ---
 .PHONY: format r-document constraints clean distclean help
 format: $(DEV_STAMP) ## reformat both halves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -158,6 +159,15 @@ def _started(master: str, **settings: str) -> Iterator[Any]:
         yield session
     finally:
         session.stop()
+
+
+def record_outcome(name: str, shown: float | str) -> None:
+    """Note what a case has shown, if `scripts/exactness.py` has started pytest."""
+    if path := os.environ.get("TFDIST_EXACTNESS"):
+        module = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        line = {"module": Path(module).stem, "name": name, "shown": shown}
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def largest_difference(one: Any, other: Any) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from conftest import largest_difference
+from conftest import largest_difference, record_outcome
 
 import pybackend
 from pybackend.api.model import (
@@ -157,14 +157,20 @@ def replay(case: Case, callbacks: Sequence[Any] = ()) -> tuple[Any, dict[str, li
 
 
 def check_equal(
-    case: Case, trained: Any, callbacks: Sequence[Any] = ()
+    case: Case, trained: Any, callbacks: Sequence[Any] = (), name: str | None = None
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """Assert that the workers have reached what one process reaches; returns the latter."""
+    """Assert that the workers have reached what one process reaches; returns the latter.
+
+    What is found is noted under the name, if there is one.
+    """
     assert isinstance(trained, Trained), trained
     model, history = replay(case, callbacks)
     assert len(set(trained.digests)) == 1
     assert set(trained.history) == set(history)
-    assert difference(case, model, trained.model) <= case.tolerance
+    found = difference(case, model, trained.model)
+    if name is not None:
+        record_outcome(name, found)
+    assert found <= case.tolerance
     bound = max(1e-5, case.tolerance)
     for name, values in history.items():
         if name in case.unweighted:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense
+from conftest import build_dense, record_outcome
 
 from pybackend import InputError, WorkerFailedError, barrier_train
 from pybackend.engine.state import offset_seeds
@@ -221,6 +222,19 @@ def test_refused_models_name_the_part(model: Any, message: str) -> None:
         check_model(model(), TWO)
 
 
+def stateful() -> Any:
+    parts = [keras.layers.Reshape((4, 2)), keras.layers.LSTM(2, stateful=True)]
+    model = keras.Sequential([keras.Input(batch_shape=(4, 8)), *parts])
+    model.compile("sgd", "mse")
+    return model
+
+
+def with_two_optimizers() -> Any:
+    model = compiled(keras.layers.Dense(1))
+    model.second = keras.optimizers.Adam()
+    return model
+
+
 @pytest.mark.parametrize("held", [keras.optimizers.Adam(), [keras.optimizers.Adam()]])
 def test_further_optimizers_are_refused(held: Any) -> None:
     model = compiled(keras.layers.Dense(1))
@@ -258,24 +272,36 @@ def masks_and_activities() -> Any:
     return compiled(words, keras.layers.Dense(1))
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "message"),
-    [
-        (lambda: compiled(Inside()), {}, "synchronized=True"),
-        (lambda: compiled_with("sgd", keras.losses.Circle()), {}, "Circle compares the rows"),
-        (lambda: compiled_with(OwnApply(0.1)), {}, "apply_gradients of its own"),
-        (
-            lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
-            {"exchange": LocalSteps(2)},
-            "use_ema=True exclude each other",
-        ),
-        (masks_and_activities, {}, "has an activity regularizer"),
-    ],
-    ids=["inside", "circle", "apply_gradients", "ema", "mask"],
-)
-def test_what_cannot_be_exact_is_refused(model: Any, settings: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "synchronized batch normalization": (lambda: compiled(Inside()), {}, "synchronized=True"),
+    "the loss Circle": (
+        lambda: compiled_with("sgd", keras.losses.Circle()),
+        {},
+        "Circle compares the rows",
+    ),
+    "an own apply_gradients": (
+        lambda: compiled_with(OwnApply(0.1)),
+        {},
+        "apply_gradients of its own",
+    ),
+    "moving averages and local steps": (
+        lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
+        {"exchange": LocalSteps(2)},
+        "use_ema=True exclude each other",
+    ),
+    "masks and an activity regularizer": (masks_and_activities, {}, "has an activity regularizer"),
+    "masks that reach two losses": (two_masked_outputs, {}, "has 2 outputs"),
+    "several optimizers": (with_two_optimizers, {}, "further optimizers"),
+    "a stateful layer": (stateful, {}, "stateful=True"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exact_is_refused(name: str) -> None:
+    model, settings, message = REFUSED[name]
+    with pytest.raises(InputError, match=message) as caught:
         check_model(model(), Job(kind="train", workers=2, **settings))
+    record_outcome(name, str(caught.value))
 
 
 class StopInTheMiddle(keras.callbacks.Callback):

@@ -548,4 +548,4 @@ def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
-    check_equal(CASES[name], trained[name], CASES[name].callbacks)
+    check_equal(CASES[name], trained[name], CASES[name].callbacks, name)

@@ -193,7 +193,7 @@ def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_trains_is_what_was_passed(name: str, trained: dict[str, Any]) -> None:
-    check_equal(CASES[name], trained[name])
+    check_equal(CASES[name], trained[name], name=name)
 
 
 def test_a_callback_acts_on_the_model_that_trains() -> None:

@@ -1,0 +1,79 @@
+"""Writes docs/exactness.md: what equals one process, and what is refused, as the tests show it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "exactness.md"
+# Modules of cases, and what their tables are headed with.
+EQUAL = {
+    "test_exact_cases": "Optimizers, losses, metrics, layers and ways to train",
+    "test_transfer": "Models whose file of Keras's forgets what they are",
+}
+REFUSED = {
+    "test_engine": "Refused for what the model consists of",
+    "test_loss_trial": "Refused since the loss is not a mean over rows",
+}
+_HEAD = """# What is exact
+
+Written by `make exactness`, which runs the cases below; the tests hold the page to them. A case is
+trained by two workers and by one process on the same batches (`pybackend.replay_batches`). Equal
+means: every weight is within the tolerance of its test (1e-6 for most; 1e-5 if an optimizer divides
+by the root of small numbers), and so are loss and metrics of each epoch. The figure is the largest
+difference of a weight, rounded up to a power of ten: float32 sums in another order differ so much.
+What is refused ends before the first step, in words that begin as those beside it.
+"""
+
+
+def write_page(found: list[dict[str, object]]) -> str:
+    """The page, from the outcomes that tests have noted."""
+    parts = [_HEAD]
+    for module, title in EQUAL.items():
+        parts.append(f"## {title}\n\n| case | equal, within |\n|---|---|")
+        parts += [f"| {o['name']} | {_bound(o['shown'])} |" for o in found if o["module"] == module]
+        parts.append("")
+    for module, title in REFUSED.items():
+        parts.append(f"## {title}\n\n| case | refused |\n|---|---|")
+        parts += [f"| {o['name']} | {_words(o['shown'])} |" for o in found if o["module"] == module]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _bound(difference: object) -> str:
+    number = float(str(difference))
+    return "0" if number == 0 else f"1e{math.ceil(math.log10(number))}"
+
+
+def _words(message: object) -> str:
+    first = str(message).partition(": ")[0]
+    return first.replace("|", "\\|")
+
+
+def main() -> int:
+    """Run the cases and write the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        noted = Path(folder, "noted")
+        files = [f"tests/python/{module}.py" for module in (*EQUAL, *REFUSED)]
+        chosen = "reaches or was_passed or refused or mean_over_rows"
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-k", chosen, *files],
+            cwd=ROOT,
+            env={**os.environ, "TFDIST_EXACTNESS": str(noted)},
+            check=False,
+        )
+        if ended.returncode:
+            return ended.returncode
+        found = [json.loads(line) for line in noted.read_text().splitlines()]
+    PAGE.write_text(write_page(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
