@@ -23,8 +23,10 @@ from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.layers import find_layers
 
 Array = npt.NDArray[Any]
-# Parts of the rows, as shares of them.
-_CUTS = ((0.2, 0.55), (0.05,))
+# Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
+# the number of parts.
+_PARTS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
+_FEW_PARTS = (0.2, 0.55)
 # A loss that is random is drawn so often, and rejected if the mean over its parts is off by so many
 # standard errors.
 _DRAWS = 6
@@ -127,26 +129,28 @@ def _find_difference(
     """
     # Half precision rounds at the third digit.
     is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
-    exactness = 0.01 if is_half else 1e-4
+    exactness = 0.01 if is_half else 3e-5
     everything = [slice(0, count)]
-    whole, again = _mean(function, everything), _mean(function, everything)
-    is_random = _norm(again - whole) > 0.1 * exactness * max(_norm(whole), 1e-3)
-    for cut in _cut(count):
-        if is_random:
-            # Turn and turn about: what only counts its calls does so for both.
-            orders = ((everything, cut), (cut, everything))
-            draws = [[_mean(function, each) for each in orders[i % 2]] for i in range(_DRAWS)]
-            pairs = np.array([draw[:: 1 - 2 * (i % 2)] for i, draw in enumerate(draws)])
-            differences = pairs[:, 1] - pairs[:, 0]
-            error = _norm(differences.std(axis=0, ddof=1)) / np.sqrt(_DRAWS)
-            whole, parts = pairs.mean(axis=0)
-            least = max(_ERRORS * error, 0.05 * _norm(whole))
-        else:
-            parts, least = _mean(function, cut), 0.0
-        bound = max(least, exactness * max(_norm(whole), _norm(parts), 1e-3))
-        if not _norm(parts - whole) <= bound:  # NaN is not less than anything
-            return cut, whole, parts
-    return None
+    whole, again = function(everything[0]), function(everything[0])
+    if _norm(again - whole) <= 0.1 * exactness * max(_norm(whole), 1e-3):
+        cut = _cut(count, _PARTS)
+        values = [function(part) for part in cut]
+        parts = _weigh(cut, values)
+        bound = exactness * max(1e-3, *map(_norm, [whole, *values]))
+    else:
+        cut = _cut(count, _FEW_PARTS)
+        draws = []
+        for number in range(_DRAWS):  # turn and turn about: what counts its calls does so for both
+            order = (everything, cut) if number % 2 else (cut, everything)
+            found = [_weigh(each, [function(part) for part in each]) for each in order]
+            draws.append(found if number % 2 else found[::-1])
+        pairs = np.array(draws)
+        whole, parts = pairs.mean(axis=0)
+        error = _norm((pairs[:, 1] - pairs[:, 0]).std(axis=0, ddof=1)) / np.sqrt(_DRAWS)
+        bound = max(_ERRORS * error, 0.05 * _norm(whole), 1e-3 * exactness)
+    if _norm(parts - whole) <= bound:  # NaN is not less than anything
+        return None
+    return cut, whole, parts
 
 
 def _norm(value: Any) -> float:
@@ -205,18 +209,19 @@ def _choose_move(
     return lambda leaf, part: leaf + noise[part].astype(type_name)
 
 
-def _cut(count: int) -> Iterator[list[slice]]:
-    """Uneven parts, each of at least one row."""
-    for shares in _CUTS:
-        ends = [max(1, round(share * count)) for share in shares]
-        bounds = sorted({0, *(end for end in ends if end < count), count})
-        yield [slice(*pair) for pair in itertools.pairwise(bounds)]
+def _cut(count: int, shares: Sequence[float]) -> list[slice]:
+    """Uneven parts, each of at least one row, that end at shares of the rows."""
+    ends = {max(1, round(share * count)) for share in shares}
+    bounds = sorted({0, *(end for end in ends if end < count), count})
+    return [slice(*pair) for pair in itertools.pairwise(bounds)]
 
 
-def _mean(function: Callable[[slice], Any], cut: list[slice]) -> Any:
+def _weigh(cut: Sequence[slice], values: Sequence[Any]) -> Any:
     """The mean of what parts give, weighted by their rows."""
     total = cut[-1].stop
-    return sum((part.stop - part.start) / total * function(part) for part in cut)
+    return sum(
+        (part.stop - part.start) / total * value for part, value in zip(cut, values, strict=True)
+    )
 
 
 def _part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:

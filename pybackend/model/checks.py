@@ -77,15 +77,14 @@ def _check_optimizers(model: Any, job: Job) -> None:
 def _find_other_optimizers(model: Any) -> list[str]:
     """Attributes of the model and its layers with optimizers that compile() was not given."""
     # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
-    return [
-        name
-        for part in [model, *find_layers(model)]
-        for name, value in vars(part).items()
-        if any(
-            isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer
-            for leaf in flatten(value)
-        )
-    ]
+    found: dict[int, str] = {}
+    for part in [model, *find_layers(model)]:
+        # TensorFlow keeps all of them once more, in an attribute of its own.
+        for name, value in sorted(vars(part).items(), key=lambda item: item[0].startswith("_")):
+            for leaf in flatten(value):
+                if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer:
+                    found.setdefault(id(leaf), name)
+    return list(found.values())
 
 
 def _check_layers(model: Any) -> None:
