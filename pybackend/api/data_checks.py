@@ -82,7 +82,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)
             if rows is not None and name == "train":
-                some = arrays.nest(rows.take(np.arange(min(len(rows), _TRIED))))
+                some = arrays.nest(rows.take(np.arange(min(len(rows), job.batch_size, _TRIED))))
         elif isinstance(data, TableRows):
             named = [
                 group.key.partition("/")[2] for group in data.column_groups if not group.is_target

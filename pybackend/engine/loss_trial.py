@@ -15,11 +15,13 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.model.behavior import compute_loss, keep_state
+from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers
 
 Array = npt.NDArray[Any]
@@ -29,7 +31,7 @@ _PARTS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
 _FEW_PARTS = (0.2, 0.55)
 # A loss that is random is drawn so often, and rejected if the mean over its parts is off by so many
 # standard errors.
-_DRAWS = 6
+_DRAWS = 8
 _ERRORS = 15.0
 # Of a gradient so many values are compared, evenly spread.
 _MOST_VALUES = 10_000
@@ -66,7 +68,8 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     """
     with keep_state(model), _hold_statistics(model):
         if has_keras_train_step(model):
-            for training in (False, True):
+            # Keras fits the loss to the first outputs, which are to be those of a training.
+            for training in (True, False):
                 _try_loss(model, rows, training)
         else:
             _try_step(model, rows)
@@ -74,24 +77,40 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
 
 def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
     loss = _LossOfParts(model, rows, training)
-    if not np.isfinite(loss(slice(0, loss.count))):
-        loss.amount = 0.0  # what was moved may be no prediction of this model
-    total = loss(slice(0, loss.count))
+    everything = slice(0, loss.count)
+    try:
+        if not _is_finite(loss, everything):
+            loss.amount = 0.0  # what was moved may be no prediction of this model
+        total = loss(everything)
+    except Exception:  # nothing is known, such as how the model computes outside of training
+        return
     if not np.isfinite(total):
-        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-            return  # it expects that numbers overflow
+        # A loss-scaling optimizer expects that numbers overflow.
+        if not training or isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            return
         raise InputError(
             f"the loss of {loss.count} of the rows is {total}, so it cannot be tried whether it "
             "may be averaged over the workers: look for NaN and infinity in the features, labels "
             "and weights, and for a loss that divides by 0"
         )
-    if found := _find_difference(loss, loss.count, model):
+    try:
+        found = _find_difference(loss, loss.count, model)
+    except Exception:  # of fewer rows: the training will show it
+        return
+    if found:
         cut, whole, parts = found
         sizes = ", ".join(str(part.stop - part.start) for part in cut)
         raise InputError(
-            f"the loss of {loss.count} rows{' in training' if training else ''} is {whole:.6g}, "
-            f"but the mean over parts of {sizes} rows is {parts:.6g}: {_WAYS_OUT}"
+            f"the loss of {loss.count} rows in {'training' if training else 'evaluation'} is "
+            f"{whole:.6g}, but the mean over parts of {sizes} rows is {parts:.6g}: {_WAYS_OUT}"
         )
+
+
+def _is_finite(loss: _LossOfParts, part: slice) -> bool:
+    try:
+        return bool(np.isfinite(loss(part)))
+    except Exception:  # an assertion about predictions, say
+        return False
 
 
 def _try_step(model: Any, rows: Sequence[Any]) -> None:
@@ -131,13 +150,24 @@ def _find_difference(
     is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
     exactness = 0.01 if is_half else 3e-5
     everything = [slice(0, count)]
-    whole, again = function(everything[0]), function(everything[0])
-    if _norm(again - whole) <= 0.1 * exactness * max(_norm(whole), 1e-3):
-        cut = _cut(count, _PARTS)
-        values = [function(part) for part in cut]
-        parts = _weigh(cut, values)
-        bound = exactness * max(1e-3, *map(_norm, [whole, *values]))
-    else:
+    seeds = [v for v in model.variables if is_random_state(v)]
+    before = [v.numpy() for v in seeds]
+
+    def reset(part: slice) -> Any:
+        for seed, state in zip(seeds, before, strict=True):
+            seed.assign(state)
+        return function(part)
+
+    # The same draws for all parts, if what is drawn is not drawn for each row.
+    whole, again = reset(everything[0]), function(everything[0])
+    cut = _cut(count, _PARTS)
+    values = [reset(part) for part in cut]
+    parts = _weigh(cut, values)
+    bound = exactness * max(1e-3, *map(_norm, [whole, *values]))
+    is_random = _norm(again - whole) > 0.1 * bound or any(
+        not np.array_equal(v.numpy(), state) for v, state in zip(seeds, before, strict=True)
+    )
+    if is_random and not _norm(parts - whole) <= bound:
         cut = _cut(count, _FEW_PARTS)
         draws = []
         for number in range(_DRAWS):  # turn and turn about: what counts its calls does so for both
@@ -190,10 +220,11 @@ def _choose_move(
     type_name = keras.backend.standardize_dtype(predictions.dtype)
     if not shape or shape[0] != count or not keras.backend.is_float_dtype(type_name):
         return lambda leaf, part: leaf
-    values = keras.ops.convert_to_numpy(predictions).astype("float64")
+    values = keras.ops.convert_to_numpy(predictions).astype("float32")
     is_share = bool(values.min() >= 0 and values.max() <= 1)
     is_distribution = is_share and len(shape) > 1 and shape[-1] > 1
     is_distribution = is_distribution and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
+    noise: Any
     if is_distribution:
         noise = generator.dirichlet(np.ones(shape[-1]), shape[:-1])
     elif is_share:
@@ -201,7 +232,7 @@ def _choose_move(
     elif values.min() >= 0:
         noise = np.exp(generator.normal(size=shape))
     else:
-        noise = generator.normal(size=shape) * max(1.0, float(values.std()))
+        noise = generator.standard_normal(shape, "float32") * max(1.0, float(values.std()))
     if is_share:
         return lambda leaf, part: 0.5 * leaf + (0.5 * noise[part]).astype(type_name)
     if values.min() >= 0:
@@ -225,7 +256,10 @@ def _weigh(cut: Sequence[slice], values: Sequence[Any]) -> Any:
 
 
 def _part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
-    return tuple(keras.tree.map_structure(lambda array: array[part], data) for data in rows)
+    return tuple(
+        keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), data)
+        for data in rows
+    )
 
 
 def _count(rows: Sequence[Any]) -> int:

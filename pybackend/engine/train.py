@@ -33,10 +33,8 @@ from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
 
-# Rows on which a loss is tried: fewer if a row is large, such as a picture.
+# Rows on which a loss is tried.
 _MOST_TRIED = 32
-_LEAST_TRIED = 16
-_LARGE_ROW = 100_000
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,8 @@ def _check_loss(model: Any, rows: Rows, job: Job) -> None:
         return
     count = len(rows)
     if count:
-        most = _MOST_TRIED if rows.row_bytes < _LARGE_ROW else _LEAST_TRIED
+        # A step has the memory for a batch.
+        most = max(2, min(job.batch_size, _MOST_TRIED))
         generator = np.random.default_rng(job.seed)
         tried = np.sort(generator.choice(count, min(count, most), replace=False))
         # Of a single row two parts are made, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import find_custom_parts
+from pybackend.model.layers import find_custom_parts, find_variables
 
 
 def find_other_behavior(model: Any, copy: Any, rows: Sequence[Any]) -> list[str]:
@@ -37,24 +38,25 @@ def find_other_behavior(model: Any, copy: Any, rows: Sequence[Any]) -> list[str]
         return []
     if not _is_close(own, again):
         return []
-    others = _compute_gradients(copy, rows)
+    try:
+        others = _compute_gradients(copy, rows)
+    except Exception as error:
+        return [f"something without which it fails ({error})"]
     return [] if _is_close(own, others) else ["something that changes its loss or gradients"]
 
 
 @contextmanager
 def keep_state(model: Any) -> Iterator[None]:
-    """Undo what forward passes change in a model's variables."""
-    holders = [model.variables, model.metrics_variables]
-    if model.optimizer is not None:
-        holders.append(model.optimizer.variables)
-    variables = {id(v): v for holder in holders for v in holder}.values()
-    trained = {id(v) for v in model.trainable_variables}  # only an optimizer changes these
-    values = [(v, v.numpy()) for v in variables if id(v) not in trained]
+    """Undo what forward passes change: a model's variables, and Python's random numbers."""
+    values = [(variable, variable.numpy()) for variable in find_variables(model)]
+    states = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         for variable, value in values:
             variable.assign(value)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def compute_loss(model: Any, rows: Sequence[Any], y_pred: Any, training: bool) -> Any:

@@ -122,6 +122,8 @@ class _Pickler(cloudpickle.Pickler):
             return _Renamed([(*self._keys[key], each) for key, each in item.items()])
         if isinstance(item, set) and item and all(key in self._keys for key in item):
             return _Renamed([(*self._keys[key], None) for key in item], is_set=True)
+        if isinstance(item, set) and any(type(key) is int and key in self._known for key in item):
+            return _Addresses([self._known[key] for key in item if key in self._known])
         if isinstance(item, set) and item:
             found = [_NODE.fullmatch(key) if isinstance(key, str) else None for key in item]
             nodes = [
@@ -182,12 +184,22 @@ class _Nodes:
         return {f"{id(layer)}{rest}" for layer, rest in self._nodes}
 
 
+class _Addresses:
+    """A set of the addresses of parts, by which Keras knows what it has seen."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    def restore(self) -> set[int]:
+        return {id(part) for part in self._parts}
+
+
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
     """Give an object its attributes and items, without a method of its own being called."""
     attributes, items = state
     vars(value).update(
         {
-            name: item.restore() if isinstance(item, (_Renamed, _Nodes)) else item
+            name: item.restore() if isinstance(item, (_Renamed, _Nodes, _Addresses)) else item
             for name, item in attributes.items()
         }
     )
@@ -232,6 +244,8 @@ def _reduce_tensorflow(value: Any) -> Any:
             "shape": value.shape.as_list() if value.shape.rank is not None else None,
         }
         return _make_variable, (value.numpy(), options)
+    if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
+        raise TypeError("it holds a table of TensorFlow, as TextVectorization does")
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
         return tf.constant, (value.numpy(), value.dtype.name)
     if isinstance(value, tf.DType):
@@ -277,9 +291,9 @@ def _find_parts(value: Any) -> Iterator[Any]:
             continue
         seen.add(id(part))
         if isinstance(part, (list, tuple, set)):
-            waiting += part
+            waiting.extend(part)
         elif isinstance(part, Mapping):
-            waiting += part.values()
+            waiting.extend(part.values())
         elif isinstance(part, keras.Variable):
             yield part
         elif isinstance(part, (keras.Operation, keras.optimizers.Optimizer)):

@@ -12,13 +12,23 @@ from typing import Any, Literal
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from pybackend.model.layers import find_custom_parts, find_layers, flatten, is_custom
+from pybackend.model.layers import (
+    find_custom_parts,
+    find_layers,
+    find_replaced_methods,
+    flatten,
+    is_custom,
+    is_defined_by_user,
+)
 
 Kind = Literal["train", "evaluate", "predict", "run"]
 # Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 _MOST = 5
+# How far values are followed that are no plain ones.
+_DEEPEST = 8
 _NUMBER = re.compile(r"_\d+$")
 # What Keras sets on objects by itself: names, and the state of their use.
 _OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
@@ -36,7 +46,7 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
     kind
         What the copy is for: predictions need no loss, and weights that Keras merges give the same.
     """
-    if type(model).__name__ != type(copy).__name__:
+    if type(model) is not type(copy):
         return [f"the class {type(model).__name__}"]
     found = _compare_layers(model, copy)
     if kind != "predict" and not found:
@@ -72,11 +82,14 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
     if sorted(map(_name_of, own)) == sorted(map(_name_of, others)):
         own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
     # Else a class has made its layers anew, in the same order, and Keras has named them anew.
-    if [type(part).__name__ for part in own] != [type(part).__name__ for part in others]:
+    if list(map(type, own)) != list(map(type, others)):
         return [f"layers: {len(own) - 1} became {len(others) - 1}, or others"]
     found = []
     for one, other in zip(own, others, strict=True):
-        found += _compare_settings(f"{type(one).__name__} {one.name!r}", one, other, False)
+        what = f"{type(one).__name__} {one.name!r}"
+        replaced = set(find_replaced_methods(one)) ^ set(find_replaced_methods(other))
+        found += [f"{what}: its {name}()" for name in sorted(replaced)]
+        found += _compare_settings(what, one, other, False)
     return found
 
 
@@ -131,9 +144,8 @@ def _compile_config(model: Any) -> Any:
 def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
     """Settings of losses, metrics, constraints and the like that are of a class of the user's."""
     own, others = _custom_parts(model), _custom_parts(copy)
-    kinds = [type(part).__name__ for part in own]
-    if kinds != [type(part).__name__ for part in others]:
-        return [f"its own {name}" for name in dict.fromkeys(kinds)]
+    if list(map(type, own)) != list(map(type, others)):
+        return [f"its own {name}" for name in dict.fromkeys(type(part).__name__ for part in own)]
     return [
         difference
         for one, other in zip(own, others, strict=True)
@@ -152,16 +164,50 @@ def _custom_parts(model: Any) -> list[Any]:
 
 
 def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> list[str]:
-    """Plain attributes that differ; private ones of layers are Keras's own bookkeeping."""
+    """Attributes that differ; private ones of layers are Keras's own bookkeeping."""
     if not hasattr(one, "__dict__") or not hasattr(other, "__dict__"):
         return []
     own, others = _plain(one, with_private), _plain(other, with_private)
-    names = [
-        name
+    found = [
+        f"{what}: {name}={value!r}"
         for name, value in own.items()
         if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
     ]
-    return [f"{what}: {name}={own[name]!r}" for name in names]
+    if not is_custom(one):
+        return found
+    # What is no plain value, if the user's class names it.
+    kind: Any = type(one)
+    shown = sorted(name for name in _names_in(kind) if name in vars(one) and name not in own)
+    return found + [
+        f"{what}: {name}"
+        for name in shown
+        if name in vars(other) and not _is_alike(vars(one)[name], vars(other)[name])
+    ]
+
+
+def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
+    """Whether two values that are not plain are the same, as far as can be seen."""
+    if one is other or depth > _DEEPEST:
+        return True
+    if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
+        return not hasattr(one, "numpy") or _is_equal(one.numpy(), other.numpy())
+    if _is_plain(one) or _is_plain(other):
+        return _is_equal(one, other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        alike = (_is_alike(a, b, depth + 1) for a, b in zip(one, other, strict=False))
+        return len(one) == len(other) and all(alike)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return len(one) == len(other) and all(
+            name in other and _is_alike(item, other[name], depth + 1) for name, item in one.items()
+        )
+    if inspect.isfunction(one) and inspect.isfunction(other):
+        cells = [[cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other)]
+        return one.__code__ == other.__code__ and _is_alike(cells[0], cells[1], depth + 1)
+    if type(one) is not type(other):
+        return False
+    if not is_custom(one) or isinstance(one, (keras.layers.Layer, keras.Variable)):
+        return True  # compared elsewhere, or by its configuration
+    return _is_alike(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}), depth + 1)
 
 
 def _plain(part: Any, with_private: bool) -> dict[str, Any]:
@@ -194,7 +240,7 @@ def _names_in(kind: Any) -> frozenset[str]:
     members = [
         getattr(member, "fget", None) or getattr(member, "__func__", member)
         for base in kind.__mro__
-        if not base.__module__.startswith(("keras.", "builtins"))
+        if is_defined_by_user(base)
         for member in vars(base).values()
     ]
     waiting: list[Any] = [member.__code__ for member in members if inspect.isfunction(member)]

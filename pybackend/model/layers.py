@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _LIBRARIES = {"keras", "numpy", "tensorflow"}
 
@@ -25,14 +26,48 @@ def find_layers(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def find_variables(model: Any) -> list[Any]:
+    """All variables of a model, its losses and metrics, those of TensorFlow included.
+
+    Of the optimizer only single numbers, such as how many steps it has made.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or part is getattr(model, "optimizer", None):
+            continue
+        seen.add(id(part))
+        if isinstance(part, keras.Variable):
+            found[id(part.value)] = part.value
+        elif isinstance(part, tf.Variable):
+            found[id(part)] = part
+        elif _is_of_keras(type(part)):
+            waiting += flatten(list(vars(part).values()))
+    optimizer = getattr(model, "optimizer", None)
+    numbers = [v.value for v in (optimizer.variables if optimizer else ()) if not v.shape]
+    return [*found.values(), *(v for v in numbers if id(v) not in found)]
+
+
 def find_custom_objects(model: Any) -> dict[str, Any]:
     """Classes and functions that a model consists of and that are not Keras's, by name.
 
     Those of layers, losses, metrics, optimizers, schedules, regularizers, constraints,
     initializers and activations.
     """
-    kinds = [part if inspect.isfunction(part) else type(part) for part in find_custom_parts(model)]
-    return {kind.__name__: kind for kind in kinds if kind.__name__.isidentifier()}
+    return {kind.__name__: kind for kind in _custom_kinds(model) if kind.__name__.isidentifier()}
+
+
+def find_equal_names(model: Any) -> list[str]:
+    """Names that several classes or functions of the user's have, of which a file knows one."""
+    kinds = {id(kind): kind for kind in _custom_kinds(model)}.values()
+    names = [kind.__name__ for kind in kinds]
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def _custom_kinds(model: Any) -> list[Any]:
+    return [part if inspect.isfunction(part) else type(part) for part in find_custom_parts(model)]
 
 
 def find_custom_parts(model: Any) -> list[Any]:
@@ -51,15 +86,32 @@ def find_custom_parts(model: Any) -> list[Any]:
     return [part for part in found.values() if is_custom(part)]
 
 
+def find_replaced_methods(part: Any) -> list[str]:
+    """Names of methods that an object has in place of its class's."""
+    return [
+        name
+        for name, value in vars(part).items()
+        if callable(value) and callable(getattr(type(part), name, None)) and not _is_wrapper(value)
+    ]
+
+
 def _own_attributes(part: Any) -> list[Any]:
     """Values of attributes, but for the methods of its class that Keras has wrapped."""
-    kind = type(part)
-    return [v for name, v in vars(part).items() if not callable(getattr(kind, name, None))]
+    return [value for value in vars(part).values() if not _is_wrapper(value)]
+
+
+def _is_wrapper(value: Any) -> bool:
+    """Whether this is what Keras puts in place of a layer's method, such as `build`."""
+    return inspect.isfunction(value) and str(value.__globals__["__name__"]).startswith("keras.")
 
 
 def is_custom(part: Any) -> bool:
     """Whether a function, or the class of an object, is the user's."""
-    kind = part if inspect.isfunction(part) else type(part)
+    return is_defined_by_user(part if inspect.isfunction(part) else type(part))
+
+
+def is_defined_by_user(kind: Any) -> bool:
+    """Whether a class or a function is of none of the libraries below."""
     package = str(kind.__module__).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
 

@@ -6,12 +6,16 @@ would be forgotten, the model travels by value.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 
@@ -21,7 +25,7 @@ from pybackend.job.packages import TITLES, read_versions
 from pybackend.model.behavior import find_other_behavior
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 from pybackend.model.compare import Kind, find_differences, hash_weights
-from pybackend.model.layers import find_layers, flatten
+from pybackend.model.layers import find_custom_parts, find_equal_names, find_layers
 from pybackend.model.optimizer_state import restore_optimizer_state
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
 
@@ -58,15 +62,33 @@ def encode_objects(
 
 
 def holds_parts(callbacks: Sequence[Any]) -> bool:
-    """Whether callbacks hold layers, variables or models, which are to be those that train."""
-    kinds = (keras.Variable, keras.layers.Layer)
-    return any(
-        isinstance(leaf, kinds)
-        for callback in callbacks
-        for value in vars(callback).values()
-        if value is not getattr(callback, "model", None)  # of an earlier training
-        for leaf in flatten(value)
-    )
+    """Whether callbacks hold layers, variables or models, which are to be those that train.
+
+    Be it in attributes, or in what their functions refer to.
+    """
+    finder = _PartFinder(callbacks)
+    with contextlib.suppress(Exception):  # what cannot be pickled is named by what comes next
+        finder.dump(list(callbacks))
+    return finder.found
+
+
+class _PartFinder(cloudpickle.Pickler):
+    """Pickles, and stops at the first part of a model."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO())
+        self.found = False
+        # Of an earlier training.
+        self._models = {id(getattr(callback, "model", None)) for callback in callbacks}
+
+    def reducer_override(self, value: Any) -> Any:
+        """As cloudpickle; raises `LookupError` at a part of a model."""
+        if isinstance(value, (keras.Variable, keras.layers.Layer)):
+            if id(value) in self._models:
+                return str, ()
+            self.found = True
+            raise LookupError
+        return super().reducer_override(value)
 
 
 def encode_file(
@@ -91,7 +113,18 @@ def encode_file(
         Keras cannot write the file, or cannot read it.
     """
     content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
-    copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
+    if kind != "train" and not find_custom_parts(model):
+        return {MODEL_FILE: content}  # Keras's own layers predict the same
+    if names := find_equal_names(model):
+        raise InputError(
+            f"several classes or functions of this model are named {names[0]}, of which Keras's "
+            f"file of it knows one. {_WAYS_OUT}."
+        )
+    state = random.getstate()  # a copy is initialized at random first
+    try:
+        copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
+    finally:
+        random.setstate(state)
     if differences := _try_copy(model, copy, kind, rows):
         raise InputError(
             "this model would not arrive at the workers as it is: Keras's file of it "

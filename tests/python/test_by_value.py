@@ -136,6 +136,12 @@ def _half() -> Any:
     return _compiled(_stack(layers.Dense(3, dtype="mixed_float16")), optimizer)
 
 
+def _half_fitted() -> Any:
+    model = _half()
+    model.fit(X, Y, verbose=0)
+    return model
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "functional": _functional,
     "fitted": _fitted,
@@ -150,6 +156,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "schedule, averages and loss": _scheduled,
     "lambda": lambda: _compiled(_stack(layers.Lambda(lambda x: x * 2))),
     "half precision": _half,
+    "half precision, fitted": _half_fitted,
 }
 
 

@@ -281,3 +281,90 @@ def test_a_trial_leaves_a_model_as_it_was(build: Callable[[], Any]) -> None:
         assert (v.path, v.trainable) == (path, trainable)
         np.testing.assert_array_equal(v.numpy(), value)
     assert all(layer.trainable for layer in model.layers)
+
+
+class Teaches(keras.Model):
+    """A train_step that moves a teacher by assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = layers.Dense(3), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        """Of the student."""
+        self.teacher(x)
+        return self.student(x)
+
+    def train_step(self, data: Any) -> Any:
+        """One of Keras's, and a step of the teacher."""
+        logs = super().train_step(data)
+        for own, other in zip(self.teacher.weights, self.student.weights, strict=True):
+            own.assign(0.9 * own + 0.1 * other)
+        return logs
+
+
+def test_a_trial_undoes_what_a_train_step_assigns() -> None:
+    model = Teaches()
+    model.compile("sgd", "mse")
+    model(X)
+    model.optimizer.build(model.trainable_variables)
+    before = model.get_weights()
+    check_loss_is_mean(model, (X, TARGETS))
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Depends(keras.Model):
+    """Outputs that depend on whether it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Two outputs in training, one class else."""
+        y = self.dense(x)
+        return [y, 2 * y] if training else ops.argmax(y, axis=-1)
+
+
+def test_a_model_that_predicts_otherwise_is_tried_in_training() -> None:
+    model = Depends()
+    model.compile("sgd", ["mse", "mse"])
+    model(X)
+    check_loss_is_mean(model, (X, [TARGETS, TARGETS]))
+    model.compile("sgd", ["mse", _summed])
+    with pytest.raises(InputError, match=r"in training is .* not a mean over the rows"):
+        check_loss_is_mean(model, (X, [TARGETS, TARGETS]))
+
+
+class SkipsItself(layers.Layer):
+    """Leaves itself out of some steps, for all rows alike."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.dense = layers.Dense(8)
+        self.seeds = keras.random.SeedGenerator(seed)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Most of the time with the layer inside."""
+        if not training:
+            return x + self.dense(x)
+        drawn = keras.random.uniform((), seed=self.seeds)
+        return x + ops.cast(drawn > 0.1, "float32") * self.dense(x) / 0.9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_layer_that_is_left_out_at_random_is_no_loss_of_sums(seed: int) -> None:
+    check_loss_is_mean(_compiled(SkipsItself(seed), SkipsItself(seed + 50)), (X, TARGETS))
+
+
+def test_predictions_that_are_asserted_are_not_moved() -> None:
+    import tensorflow as tf
+
+    def cosine(y: Any, predicted: Any) -> Any:
+        tf.debugging.assert_near(tf.norm(predicted, axis=-1), 1.0)
+        return -ops.sum(y * predicted, axis=-1)
+
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3), layers.UnitNormalization()])
+    model.compile("sgd", cosine)
+    check_loss_is_mean(model, (X, TARGETS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from replicas import Case, check_equal, chosen, train_all
 from test_by_value import Net, Scaled
 
@@ -386,7 +388,9 @@ def test_an_attribute_that_only_its_own_class_reads_is_compared() -> None:
 
 
 class Factor:
-    """No plain value."""
+    """No value that could be looked into."""
+
+    __slots__ = ("value",)
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -415,6 +419,80 @@ def test_a_copy_must_compute_the_same() -> None:
     with pytest.raises(InputError, match="forgets something that changes its loss"):
         encode_file(model, known, True, "train", (X[:8], Y[:8]))
     assert MODEL_OBJECTS in encode_objects(model, [], known, (X[:8], Y[:8]))
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+
+
+class WeighsClasses(keras.losses.Loss):
+    """Keeps a tensor, and has no `get_config`."""
+
+    def __init__(self, weights: Any = (1.0, 1.0, 1.0), **options: Any) -> None:
+        super().__init__(**options)
+        self.weights = tf.constant(weights)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Entropy, weighted."""
+        entropy = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        return entropy * tf.gather(self.weights, tf.reshape(tf.cast(y_true, tf.int32), [-1]))
+
+
+def _scaled(factor: float) -> Any:
+    def loss(y: Any, predicted: Any) -> Any:
+        return factor * keras.losses.sparse_categorical_crossentropy(y, predicted, True)
+
+    return loss
+
+
+def _two_of_a_name() -> Any:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, {"a": layers.Dense(3)(inputs), "b": layers.Dense(3)(inputs)})
+    return _compiled(model, "sgd", {"a": _scaled(1.0), "b": _scaled(100.0)})
+
+
+def _with_replaced_call() -> Any:
+    dense = layers.Dense(3)
+    model = _compiled(keras.Sequential([keras.Input((8,)), dense]))
+    own = dense.call
+    dense.call = lambda x, training=None: 5 * own(x)
+    return model
+
+
+HIDDEN: dict[str, Callable[[], Any]] = {
+    "a tensor": lambda: _compiled(_stack(), "sgd", WeighsClasses((1.0, 10.0, 100.0))),
+    "two of a name": _two_of_a_name,
+    "a method of an object": _with_replaced_call,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_hides_from_a_configuration_is_seen_without_rows(name: str) -> None:
+    assert _files(HIDDEN[name]()) == {MODEL_OBJECTS}
+
+
+def test_a_callback_that_refers_to_the_model_travels_with_it() -> None:
+    model = _compiled(_stack())
+    kernel = model.layers[-1].kernel
+    clear = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: kernel.assign(kernel * 0)
+    )
+    assert _files(model, [clear]) == {MODEL_OBJECTS}
+    assert _files(model, [keras.callbacks.LambdaCallback(on_epoch_end=lambda e, _: e)]) == {
+        MODEL_FILE
+    }
+
+
+def test_the_callers_model_and_random_numbers_stay_as_they_are() -> None:
+    model = _compiled(
+        _stack(Hidden(2.0), layers.SpectralNormalization(layers.Dense(4)), layers.Dropout(0.5)),
+        "sgd",
+        WeighsClasses((1.0, 2.0, 3.0)),
+    )
+    before = [v.numpy() for v in model.variables]
+    state = random.getstate()
+    encode_objects(model, [], {}, (X[:8], Y[:8]))
+    with pytest.raises(InputError):
+        encode_file(model, add_custom_objects(model, None), True, "train", (X[:8], Y[:8]))
+    assert random.getstate() == state
     for value, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
 
