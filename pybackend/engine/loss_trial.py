@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -27,11 +28,11 @@ from pybackend.model.layers import find_layers
 Array = npt.NDArray[Any]
 # Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
 # the number of parts.
-_PARTS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
-_FEW_PARTS = (0.2, 0.55)
+_PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
+_FEW_PARTS = (0.3,)
 # A loss that is random is drawn so often, and rejected if the mean over its parts is off by so many
 # standard errors.
-_DRAWS = 8
+_DRAWS = 6
 _ERRORS = 15.0
 # Of a gradient so many values are compared, evenly spread.
 _MOST_VALUES = 10_000
@@ -69,13 +70,14 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     with keep_state(model), _hold_statistics(model):
         if has_keras_train_step(model):
             # Keras fits the loss to the first outputs, which are to be those of a training.
-            for training in (True, False):
-                _try_loss(model, rows, training)
+            if not _try_loss(model, rows, training=True):
+                _try_loss(model, rows, training=False)
         else:
             _try_step(model, rows)
 
 
-def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
+def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
+    """Returns whether that is certain: a loss that is random may hide a small difference."""
     loss = _LossOfParts(model, rows, training)
     everything = slice(0, loss.count)
     try:
@@ -83,11 +85,11 @@ def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
             loss.amount = 0.0  # what was moved may be no prediction of this model
         total = loss(everything)
     except Exception:  # nothing is known, such as how the model computes outside of training
-        return
+        return False
     if not np.isfinite(total):
         # A loss-scaling optimizer expects that numbers overflow.
         if not training or isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-            return
+            return False
         raise InputError(
             f"the loss of {loss.count} of the rows is {total}, so it cannot be tried whether it "
             "may be averaged over the workers: look for NaN and infinity in the features, labels "
@@ -96,14 +98,15 @@ def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> None:
     try:
         found = _find_difference(loss, loss.count, model)
     except Exception:  # of fewer rows: the training will show it
-        return
-    if found:
-        cut, whole, parts = found
+        return False
+    if found.differs:
+        cut, whole, parts = found.cut, found.whole, found.parts
         sizes = ", ".join(str(part.stop - part.start) for part in cut)
         raise InputError(
             f"the loss of {loss.count} rows in {'training' if training else 'evaluation'} is "
             f"{whole:.6g}, but the mean over parts of {sizes} rows is {parts:.6g}: {_WAYS_OUT}"
         )
+    return not found.is_random
 
 
 def _is_finite(loss: _LossOfParts, part: slice) -> bool:
@@ -132,20 +135,26 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
         found = _find_difference(gradients, count, model)
     except Exception:  # what it cannot do here, such as what needs a graph, shows in the training
         return
-    if found:
+    if found.differs:
         raise InputError(
             f"the gradients of {count} rows are not the mean of those of its parts: "
             f"{_WAYS_OUT_OF_STEPS}"
         )
 
 
-def _find_difference(
-    function: Callable[[slice], Any], count: int, model: Any
-) -> tuple[list[slice], Any, Any] | None:
-    """The parts of rows of which a function's mean is not what it gives for all, and both values.
+@dataclass(frozen=True)
+class _Comparison:
+    """What a function gives for all rows, and the mean of what it gives for parts of them."""
 
-    The function, which may be random, returns a number or an array.
-    """
+    cut: list[slice]
+    whole: Any
+    parts: Any
+    differs: bool
+    is_random: bool
+
+
+def _find_difference(function: Callable[[slice], Any], count: int, model: Any) -> _Comparison:
+    """Compare a function of all rows, which may be random, with its mean over parts of them."""
     # Half precision rounds at the third digit.
     is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
     exactness = 0.01 if is_half else 3e-5
@@ -178,9 +187,8 @@ def _find_difference(
         whole, parts = pairs.mean(axis=0)
         error = _norm((pairs[:, 1] - pairs[:, 0]).std(axis=0, ddof=1)) / np.sqrt(_DRAWS)
         bound = max(_ERRORS * error, 0.05 * _norm(whole), 1e-3 * exactness)
-    if _norm(parts - whole) <= bound:  # NaN is not less than anything
-        return None
-    return cut, whole, parts
+    differs = not _norm(parts - whole) <= bound  # NaN is not less than anything
+    return _Comparison(cut, whole, parts, differs, is_random)
 
 
 def _norm(value: Any) -> float:
