@@ -128,7 +128,13 @@ def _compare_compile_settings(model: Any, copy: Any) -> list[str]:
     if model.compiled != copy.compiled:
         return ["how it was compiled"]
     own, others = _compile_config(model), _compile_config(copy)
-    return [] if own == others else ["how it was compiled"]
+    found = [] if own == others else ["how it was compiled"]
+    # A configuration of Keras's own may lack something: that of Huber lacks its delta.
+    losses = zip(flatten(model.loss), flatten(copy.loss), strict=False)
+    for one, other in losses:
+        if isinstance(one, keras.losses.Loss) and not _is_alike(vars(one), vars(other)):
+            found.append(f"the loss {one.name}: {vars(one)}")
+    return found
 
 
 def _compile_config(model: Any) -> Any:

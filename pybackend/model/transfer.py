@@ -113,7 +113,7 @@ def encode_file(
         Keras cannot write the file, or cannot read it.
     """
     content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
-    if kind != "train" and not find_custom_parts(model):
+    if kind == "predict" and not find_custom_parts(model):
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := find_equal_names(model):
         raise InputError(

@@ -458,6 +458,7 @@ def _with_replaced_call() -> Any:
 
 
 HIDDEN: dict[str, Callable[[], Any]] = {
+    "the delta of Huber": lambda: _compiled(_stack(), "sgd", keras.losses.Huber(0.5)),
     "a tensor": lambda: _compiled(_stack(), "sgd", WeighsClasses((1.0, 10.0, 100.0))),
     "two of a name": _two_of_a_name,
     "a method of an object": _with_replaced_call,
