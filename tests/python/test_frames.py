@@ -146,7 +146,7 @@ def test_text_inputs_do_not_travel_through_spark_as_arrays() -> None:
     frame = pd.DataFrame({"title": ["a", "b"], "label": [0, 1]})
     rows = FrameRows.of(frame, ColumnSpec(["title"]), "float32", "data")
     assert isinstance(rows.columns["x"], Ragged)
-    with pytest.raises(InputError, match=r"pass spark\.createDataFrame"):
+    with pytest.raises(InputError, match=r"pass a Spark DataFrame"):
         describe_layout({"train": rows.columns})
 
 
