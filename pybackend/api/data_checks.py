@@ -63,21 +63,29 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     them, else None.
     """
     from pybackend.data.rows import to_rows
-    from pybackend.model.inputs import check_features, check_input_names, reshape_rows
+    from pybackend.model.inputs import (
+        check_features,
+        check_input_names,
+        check_output_names,
+        check_text,
+        reshape_rows,
+    )
     from pybackend.model.labels import check_labels
 
     some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
-        has_text = isinstance(columns, dict) and any(
-            isinstance(column, Ragged) for column in columns.values()
-        )
+        ragged = {}
+        if isinstance(columns, dict):
+            ragged = {key: c for key, c in columns.items() if isinstance(c, Ragged)}
         if isinstance(columns, dict):
             try:
                 if not isinstance(data, TableRows):
                     check_input_names(model, columns)
-                rows = None if has_text else reshape_rows(to_rows(columns), model)
+                    check_output_names(model, columns)
+                    check_text(model, ragged)
+                rows = None if ragged else reshape_rows(to_rows(columns), model)
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)

@@ -96,8 +96,10 @@ class TrainResult:
         """
         path = Path(path)
         if not path.name.endswith(f".{self.model_format}"):
+            alone = self.model_format == "weights.h5"
             raise InputError(
-                f"this model is in {self.model_format!r} format: name the file "
+                f"this model is in {self.model_format!r} format"
+                f"{', weights alone for model.load_weights()' if alone else ''}: name the file "
                 f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"
             )
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,4 +58,9 @@ def _explain(
         instead = _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else "see its help")
         return f"{name}() has no argument `{unknown}`: {instead}"
     missing = [p for p in by_place if p not in kwargs][len(args) :]
-    return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}" if missing else None
+    if not missing:
+        return None
+    first = signature.parameters.keys() & {"spark"} and (
+        ": `spark`, the first, is None or 'local' for this machine, or a SparkSession"
+    )
+    return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"

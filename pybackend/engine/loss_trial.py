@@ -38,12 +38,13 @@ _ERRORS = 15.0
 _MOST_VALUES = 10_000
 _WAYS_OUT = (
     "it is not a mean over the rows of a batch, so it cannot be averaged over workers. Return one "
-    "value per row from a loss (leave out the axis 0), and give `add_loss` a mean"
+    "value per row from a loss (leave out the axis 0), and give `add_loss` a mean; a root or a "
+    "ratio of sums can be a metric"
 )
 _WAYS_OUT_OF_STEPS = (
-    "its `train_step` makes something of the rows of a batch together, of which a worker sees only "
-    "its own: a loss that compares or sums rows, or gradients that it clips by itself (give "
-    "`clipnorm` to the optimizer instead)"
+    "the model's `train_step` makes something of the rows of a batch together, of which a worker "
+    "sees only its own: a loss that compares or sums rows, or gradients that it clips by itself "
+    "(give `clipnorm` to the optimizer instead)"
 )
 
 
@@ -137,7 +138,7 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
         return
     if found.differs:
         raise InputError(
-            f"the gradients of {count} rows are not the mean of those of its parts: "
+            f"the gradients of {count} rows are not the mean of those of parts of them: "
             f"{_WAYS_OUT_OF_STEPS}"
         )
 

@@ -15,7 +15,7 @@ from pybackend.job.job import TRAINED, WEIGHTS, Job
 from pybackend.job.messages import Emit, Note
 from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
-from pybackend.model.layers import find_custom_objects
+from pybackend.model.layers import find_custom_objects, find_layers
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
@@ -54,6 +54,8 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
         There is none.
     """
     plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
+    if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files have no room for them
+        plans = plans[1:]
     if loaded.make_copy is not None:  # the driver can, too, and needs the weights alone
         plans.append(SavingPlan(WEIGHTS, True))
     if loaded.is_from_r:  # no argument on the driver could name an R function
@@ -106,6 +108,11 @@ def _check_can_be_read(
         read_weights(copy, data, plan.format, inputs)
         if find_other_weights(loaded.model, copy):
             raise SerializationError("the file does not hold all of the weights")
+
+
+def _has_learned_words(layer: Any) -> bool:
+    """Whether a layer has a vocabulary that its configuration does not know."""
+    return hasattr(layer, "get_vocabulary") and layer.get_config().get("vocabulary") is None
 
 
 def _check_size(size: int, job: Job) -> None:

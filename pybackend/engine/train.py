@@ -169,5 +169,19 @@ def _check_loss(model: Any, rows: Rows, job: Job) -> None:
         most = max(2, min(job.batch_size, _MOST_TRIED))
         generator = np.random.default_rng(job.seed)
         tried = np.sort(generator.choice(count, min(count, most), replace=False))
-        # Of a single row two parts are made, too.
-        check_loss_is_mean(model, nest(rows.take(np.resize(tried, max(2, len(tried))))))
+        found = rows.take(tried)
+        finite = np.flatnonzero(_are_finite(found))  # others are left to the model
+        if len(finite):
+            # Of a single row two parts are made, too.
+            finite = np.resize(finite, max(2, len(finite)))
+            check_loss_is_mean(model, nest({key: column[finite] for key, column in found.items()}))
+
+
+def _are_finite(columns: Mapping[str, Any]) -> Any:
+    """Which rows have finite numbers only."""
+    parts = [
+        np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+        for column in columns.values()
+        if column.dtype.kind == "f"
+    ]
+    return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])

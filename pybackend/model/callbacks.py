@@ -28,6 +28,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         Names its class.
     """
     for callback in callbacks:
+        if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+            name = callback.__name__
+            raise InputError(f"`callbacks` holds the class {name}: pass an object, {name}(...)")
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(
                 f"`callbacks` holds {type(callback).__name__}, which is not a "

@@ -142,7 +142,9 @@ def _compile_config(model: Any) -> Any:
     if not model.compiled or is_custom(type(model).compile):
         return None
     try:
-        return json.dumps(model.get_compile_config(), sort_keys=True, default=str)
+        # Keras forgets the optimizer in it when it writes HDF5; that is compared by itself.
+        config = {**(model.get_compile_config() or {}), "optimizer": None}
+        return json.dumps(config, sort_keys=True, default=str)
     except Exception:  # Keras cannot write it, and so has sent no file of it either
         return None
 

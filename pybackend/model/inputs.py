@@ -82,6 +82,42 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     )
 
 
+def check_output_names(model: Any, columns: Collection[str]) -> None:
+    """Reject labels by other names than those of a model's outputs; as `check_input_names`."""
+    outputs: Any = getattr(model, "output", None)
+    given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
+    by_name = isinstance(outputs, Mapping) and not any(name.startswith("#") for name in given)
+    if given and by_name and given != set(outputs):
+        raise InputError(
+            f"the model has the outputs {', '.join(outputs)}, but y has arrays named "
+            f"{', '.join(sorted(given))}: pass {{{', '.join(f'{n!r}: ...' for n in outputs)}}}"
+        )
+
+
+def check_text(model: Any, texts: Collection[str]) -> None:
+    """Reject text for inputs that take numbers.
+
+    Parameters
+    ----------
+    texts
+        Names of the arrays of text.
+
+    Raises
+    ------
+    InputError
+        Names the array, and the type that is expected.
+    """
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    for number, tensor in enumerate(tensors):
+        for key in texts:
+            is_this = key in (f"x/#{number}", f"x/{tensor.name}") or len(tensors) == 1
+            if is_this and keras.backend.standardize_dtype(tensor.dtype) != "string":
+                raise InputError(
+                    f"{key} is text, but the model's input takes {tensor.dtype}: encode it as "
+                    "numbers first, or begin the model with a TextVectorization layer"
+                )
+
+
 def reshape_rows(rows: Rows, model: Any) -> Rows:
     """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
 

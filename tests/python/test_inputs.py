@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from pybackend import InputError
-from pybackend.model.inputs import check_input_names
+from pybackend.model.inputs import check_input_names, check_output_names, check_text
 
 
 def _model(*names: str, by_name: bool = False) -> Any:
@@ -46,3 +46,17 @@ def test_the_models_own_are_taken(by_name: bool) -> None:
     check_input_names(_model("a", by_name=by_name), ["x/a", "y"])
     check_input_names(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), ["x", "y"])
     check_input_names(keras.Sequential([keras.layers.Dense(1)]), ["x/whatever", "y"])
+
+
+def test_other_outputs_and_text_for_numbers_are_refused() -> None:
+    inputs = keras.Input((4,), name="a")
+    model = keras.Model(inputs, {name: keras.layers.Dense(1)(inputs) for name in "pq"})
+    check_output_names(model, ["x", "y/p", "y/q"])
+    check_output_names(model, ["x", "y/#0", "y/#1"])
+    check_output_names(keras.Sequential([keras.layers.Dense(1)]), ["x", "y/p"])
+    for columns in (["x", "y/p", "y/z"], ["x", "y/p"]):
+        with pytest.raises(InputError, match="the model has the outputs p, q, but y has arrays"):
+            check_output_names(model, columns)
+    with pytest.raises(InputError, match="x is text, but the model's input takes float32"):
+        check_text(model, ["x"])
+    check_text(keras.Sequential([keras.Input((1,), dtype="string")]), ["x"])

@@ -91,7 +91,7 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
     [
         ({"x": np.ones((4, 5))}, r"shape \(5,\).*shape \(8,\)"),
         ({"x": np.ones((0, 8))}, "no rows"),
-        ({"x": [["a"]]}, "numbers or booleans"),
+        ({"x": [["a"]]}, "`x`: x is text, but the model's input takes float32"),
         ({"workers": 0}, "`workers` must be"),
         ({"batch_size": 1.5}, "`batch_size` must be a whole number"),
         ({"model": 3}, "`model` must be"),

@@ -498,6 +498,21 @@ def test_the_callers_model_and_random_numbers_stay_as_they_are() -> None:
         np.testing.assert_array_equal(value, variable.numpy())
 
 
+def test_words_that_a_layer_has_learned_come_back() -> None:
+    texts = np.array(["the cat sat", "a dog ran"] * 10)
+    words = layers.TextVectorization(output_sequence_length=4)
+    words.adapt(texts)
+    hidden = [layers.Embedding(20, 4), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+    model = _compiled(keras.Sequential([keras.Input((1,), dtype="string"), words, *hidden]))
+    data = texts, np.arange(20) % 3
+    result = pybackend.barrier_train(None, model, data, workers=2, verbose=0)
+    assert result.model_format == "keras"
+    assert result.model.layers[0].get_vocabulary() == words.get_vocabulary()
+    found = pybackend.barrier_predict(None, result, texts, workers=2, verbose=0)
+    expected = result.model.predict(tf.constant(texts[:, None]), verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
     assert not find_differences(model, take_snapshot(model)())
