@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
-from pybackend.data.files import read_file
+from pybackend.api.result import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.errors import PeerLostError, SerializationError, TfdistError, WorkerFailedError
+from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
 
@@ -62,12 +62,12 @@ def model_of(result: Any) -> Any:
 
 def read_model(uri: str, **options: Any) -> Any:
     """Read the model that a training wrote to ``model_uri``; options of `model_from_bytes`."""
-    return model_from_bytes(_read_content(uri), **options)
+    return model_from_bytes(read_model_file(uri), **options)
 
 
 def copy_model(uri: str, path: str) -> None:
     """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
-    save_model(base64.b64encode(_read_content(uri)).decode("ascii"), path)
+    save_model(base64.b64encode(read_model_file(uri)).decode("ascii"), path)
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
@@ -75,13 +75,6 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     from pybackend.model.outputs import count_classes, list_outputs
 
     return levels if len(levels) == count_classes(model, list_outputs(model)) else None
-
-
-def _read_content(uri: str) -> bytes:
-    try:
-        return read_file(uri)
-    except OSError as error:
-        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 
 
 def _describe(error: TfdistError) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.api.plots import plot_history
-from pybackend.errors import InputError
+from pybackend.data.files import read_file
+from pybackend.errors import InputError, SerializationError
 from pybackend.job.report import WorkerReport
 
 
@@ -168,6 +169,20 @@ class TrainResult:
             "levels": self.levels,
             "features": self.features,
         }
+
+
+def read_model_file(uri: str) -> bytes:
+    """The model that a training wrote to ``model_uri``.
+
+    Raises
+    ------
+    SerializationError
+        It is not there, or cannot be read.
+    """
+    try:
+        return read_file(uri)
+    except OSError as error:
+        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
 
 
 def _figure(value: Any) -> str:

@@ -13,10 +13,9 @@ from pybackend.api.data_checks import check_takes
 from pybackend.api.datasets import read_training_data
 from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
-from pybackend.api.result import TrainResult
+from pybackend.api.result import TrainResult, read_model_file
 from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
-from pybackend.data.files import read_file
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import FUNCTION, TRAINED, WEIGHTS, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
@@ -247,7 +246,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         epochs=max(map(len, history.values()), default=0),
         initial_epoch=outcome.reports[0].first_epoch,
         validation_freq=job.validation_freq,
-        fetch=read_file,
+        fetch=read_model_file,
         decode=decode,
     )
 

@@ -82,6 +82,27 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert len({w.weights_sha256 for w in cluster.workers}) == 1
 
 
+def test_a_model_goes_to_executors_by_value(spark: Any, rows: Any) -> None:
+    class Halves(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+            self.factor = 1.0
+
+        def call(self, x: Any) -> Any:
+            return self.factor * self.dense(x)
+
+    model = Halves()
+    model.factor = 0.5
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model(rows[0][:1])
+    options: dict[str, Any] = {"workers": 2, "batch_size": 100, "seed": 5, "verbose": 0}
+    cluster = barrier_train(spark, model, rows, **options)
+    assert (type(cluster.model), cluster.model.factor) == (Halves, 0.5)
+    local = barrier_train(None, model, rows, **options)
+    assert largest_difference(cluster.model, local.model) <= 1e-6
+
+
 def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
     x, y = rows[0][:240], rows[1][:240]
     data = frame(spark, x, y)

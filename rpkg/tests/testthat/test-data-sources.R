@@ -236,6 +236,9 @@ test_that("a model written to a URI is read from there", {
   expect_identical(tools::md5sum("copy.h5")[[1L]], tools::md5sum("model.h5")[[1L]])
   expect_output(summary(fit), "model.h5, SHA-256")
 
+  # As a fit that another session has saved.
+  rm("model", "result", envir = .subset2(fit, "decoded"))
+  expect_equal(fit_weights(fit), fit_weights(sent))
   rm("model", envir = .subset2(fit, "decoded"))
   unlink("model.h5")
   expect_error(fit$model, "cannot be read", class = "tfdist_error_serialization")
