@@ -117,7 +117,7 @@ def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
         ("safe_mode", None),
         ("verbose", 3),
         ("verbose", -1),
-        ("verbose", True),
+        ("verbose", "loud"),
     ],
 )
 def test_a_training_job_names_the_wrong_argument(name: str, value: Any) -> None:
@@ -139,3 +139,8 @@ def test_a_run_job_has_no_training_in_it() -> None:
 def test_a_run_job_names_the_wrong_argument(arguments: Any, name: str) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):
         make_job("run", arguments)
+
+
+@pytest.mark.parametrize(("value", "lines"), [(True, 1), (False, 0), ("auto", 1), (2.0, 2)])
+def test_verbose_is_also_what_fit_takes(value: Any, lines: int) -> None:
+    assert make_job("train", {**ARGUMENTS, "verbose": value}).verbose == lines
