@@ -76,10 +76,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
-        ragged = {}
         if isinstance(columns, dict):
-            ragged = {key: c for key, c in columns.items() if isinstance(c, Ragged)}
-        if isinstance(columns, dict):
+            ragged = [key for key, column in columns.items() if isinstance(column, Ragged)]
             try:
                 if not isinstance(data, TableRows):
                     check_input_names(model, columns)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.overrides import override
@@ -25,7 +24,6 @@ from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers
 
-Array = npt.NDArray[Any]
 # Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
 # the number of parts.
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
@@ -51,10 +49,10 @@ _WAYS_OUT_OF_STEPS = (
 def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     """Reject a model whose loss is not a mean over rows.
 
-    Tried are parts of several sizes, with training switched on and off, at predictions that are
-    moved at random: those of a model that is not yet trained are too much alike. Of a model with
-    its own ``train_step`` the gradients are compared. What differs from itself is random, and
-    rejected only if its mean over some draws differs.
+    Tried are parts of several sizes, in training and, if that is random, in evaluation, at
+    predictions that are moved at random: those of a model that is not yet trained are too much
+    alike. Of a model with its own ``train_step`` the gradients are compared. What differs from
+    itself is random, and rejected only if its mean over some draws differs.
 
     Parameters
     ----------
@@ -80,12 +78,8 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
 def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
     """Returns whether that is certain: a loss that is random may hide a small difference."""
     loss = _LossOfParts(model, rows, training)
-    everything = slice(0, loss.count)
-    try:
-        if not _is_finite(loss, everything):
-            loss.amount = 0.0  # what was moved may be no prediction of this model
-        total = loss(everything)
-    except Exception:  # nothing is known, such as how the model computes outside of training
+    total = _compute_total(loss)
+    if total is None:
         return False
     if not np.isfinite(total):
         # A loss-scaling optimizer expects that numbers overflow.
@@ -110,11 +104,18 @@ def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
     return not found.is_random
 
 
-def _is_finite(loss: _LossOfParts, part: slice) -> bool:
+def _compute_total(loss: _LossOfParts) -> float | None:
+    """The loss of all rows, at predictions that are moved if it allows that; None if it fails."""
+    everything = slice(0, loss.count)
+    with suppress(Exception):  # an assertion about predictions, say
+        total = loss(everything)
+        if np.isfinite(total):
+            return total
+    loss.amount = 0.0  # what was moved may be no prediction of this model
     try:
-        return bool(np.isfinite(loss(part)))
-    except Exception:  # an assertion about predictions, say
-        return False
+        return loss(everything)
+    except Exception:  # such as a model that computes nothing to compare outside of training
+        return None
 
 
 def _try_step(model: Any, rows: Sequence[Any]) -> None:
