@@ -16,11 +16,19 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.split import SplitStep
-from pybackend.engine.steps import Position, StepOrSkip, count_rows, has_keras_train_step
+from pybackend.engine.steps import (
+    Position,
+    StepOrSkip,
+    count_rows,
+    has_keras_train_step,
+    normalize_spectra,
+)
 from pybackend.engine.valid_steps import ValidStepCounter
 from pybackend.model.masks import has_masked_loss
 
@@ -42,6 +50,8 @@ class GradientExchange:
         Local batches may have no rows: such a step skips the model and adds nothing to the sum.
     graph
         Exchanges by TensorFlow's collectives instead, without compression; every step exchanges.
+    over
+        What is computed from the rows of the global batch.
     """
 
     def __init__(
@@ -52,15 +62,16 @@ class GradientExchange:
         settings: TransferSettings,
         may_be_empty: bool,
         graph: GraphExchange | None = None,
+        over: OverBatch = NOTHING,
     ) -> None:
         self._model = model
         self._may_be_empty = may_be_empty
-        self._valid = ValidStepCounter(model) if has_masked_loss(model) else None
-        self._rows: Any = None
+        self._calls = StepCalls()
+        self._gathered = GatheredRows(collective, self._calls)
+        self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
+        is_masked = has_masked_loss(model) and not over.loss
+        self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
-        # Of the step being traced: its calls of apply, and the last of its exchanges.
-        self._applied: list[tuple[Kinds, Any]] = []
-        self._previous: list[Any] = []
         # Masks decide the weights, if there are any.
         knows_totals = self._valid is None and position.total_rows is not None
         # A custom train_step may call apply as often as it likes.
@@ -76,6 +87,7 @@ class GradientExchange:
         model, optimizer = self._model, self._model.optimizer
         train_step, apply = model.train_step, optimizer.apply
         with ExitStack() as stack:
+            stack.enter_context(self._global_batch.install())
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(override(model, "compute_loss", watched))
@@ -98,7 +110,12 @@ class GradientExchange:
     @property
     def error(self) -> BaseException | None:
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
-        return self._host.error
+        return self._host.error or self._gathered.error
+
+    @property
+    def shared_variables(self) -> Sequence[Any]:
+        """Variables of metrics that are the same on all workers."""
+        return self._global_batch.variables
 
     def begin_training(self) -> None:
         """Read how far the optimizer is: a callback may have restored it."""
@@ -118,7 +135,7 @@ class GradientExchange:
 
     def begin_step(self, rows: Any) -> None:
         """Forget the exchanges of the step before, and of the branch of a graph before."""
-        self._rows, self._applied, self._previous = rows, [], []
+        self._calls.begin(rows)
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Gradients of a step without rows, of the kinds that the others have."""
@@ -159,11 +176,10 @@ class GradientExchange:
         # Of one type on all workers, even if there are no rows.
         slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
         anchor = min((variables[n] for n in [*dense, *sparse]), key=_count_elements)
-        # A step that applies twice exchanges twice, in one order on all workers.
-        with tf.control_dependencies(self._previous):
+        with self._calls.next():  # a step that applies twice exchanges twice
             parts = [part for pair in slices for part in pair]
             means = self._exchange(tensors, parts, weight, loss, anchor)
-        self._previous = [] if tf.executing_eagerly() else means[:1]
+        self._calls.end(means)
         result = list(gradients)
         for n, tensor, mean in zip(dense, tensors, means, strict=False):
             mean.set_shape(tensor.shape)
@@ -197,16 +213,13 @@ class GradientExchange:
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
             self.begin_step(count_rows(data))
-            return train_step(data)
+            with self._global_batch.active():
+                return train_step(data)
 
         def skip() -> None:
-            # As often as a step with rows applies gradients, and to the same variables.
-            applied: list[tuple[Kinds | None, Any]] = [*self._applied]
-            self.begin_step(tf.constant(0))
-            for kinds, variables in applied or [(None, None)]:
-                zeros = self.make_zeros(kinds, variables)
-                apply(self.average(zeros, 0.0, 0.0, variables), variables)
-            self._applied = [(kinds, variables) for kinds, variables in applied if kinds]
+            normalize_spectra(self._model)
+            with self._global_batch.active():
+                self._calls.replace(lambda: self._apply_zeros(apply, None, None))
 
         if not self._may_be_empty:
             return counting_train_step
@@ -215,12 +228,18 @@ class GradientExchange:
     def _wrap_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             variables = None if trainable_variables is None else list(trainable_variables)
-            weight, loss = self.weigh_step(self._rows)
+            weight, loss = self.weigh_step(self._calls.rows)
             means = self.average(list(grads), weight, loss, variables)
-            self._applied.append((self._kinds, variables))
+            kinds = self._kinds
+            self._calls.record(lambda: self._apply_zeros(apply, kinds, variables))
             return apply(means, variables)
 
         return averaging_apply
+
+    def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
+        """What a worker without rows does: as a step with rows, to the same variables."""
+        zeros = self.make_zeros(kinds, variables)
+        apply(self.average(zeros, 0.0, 0.0, variables), variables)
 
 
 def count_accumulated_steps(optimizer: Any) -> int:

@@ -15,6 +15,7 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import broadcast_state, find_differing_weights, offset_seeds
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
+from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.model.callbacks import select_callbacks
@@ -28,8 +29,14 @@ def fit(
     callbacks: list[Any],
     job: Job,
     emit: Emit,
+    metrics: MetricsKind = "unknown",
 ) -> tuple[dict[str, list[Any]], int, int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
+
+    Parameters
+    ----------
+    metrics
+        Whether the metrics given to ``compile`` may be summed.
 
     Returns
     -------
@@ -44,8 +51,8 @@ def fit(
         options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
     if collective.world_size > 1:
         _share_state(model, collective, emit)
-    synchronizer = make_synchronizer(model, collective, feed, job, emit)
-    sync = EpochSync(job, collective, synchronizer, feed, held_out, emit)
+    synchronizer = make_synchronizer(model, collective, feed, job, emit, metrics)
+    sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     if collective.world_size > 1:
         own = select_callbacks(collective.rank, callbacks)
         if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):

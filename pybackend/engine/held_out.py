@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, make_zero_row
+from pybackend.engine.calls import StepCalls
 from pybackend.engine.feed import Feed
+from pybackend.engine.global_batch import (
+    NOTHING,
+    GatheredRows,
+    GlobalBatch,
+    OverBatch,
+    check_runs_eagerly,
+)
 from pybackend.engine.metrics import combine_logs
+from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.steps import StepOrSkip, count_rows
 
 
 class HeldOut:
@@ -24,11 +36,18 @@ class HeldOut:
         This worker's rows.
     counts
         Rows of every worker, by rank.
+    over
+        What is computed from the rows of global batches of ``batch_size`` rows of each worker.
     """
 
-    def __init__(self, rows: Rows, counts: Sequence[int], batch_size: int) -> None:
+    def __init__(
+        self, rows: Rows, counts: Sequence[int], batch_size: int, over: OverBatch = NOTHING
+    ) -> None:
         self._counts = np.array(counts)
         self._rows = rows
+        self._batch_size = batch_size
+        self._over = over
+        self._steps: _StepsTogether | None = None
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
@@ -40,9 +59,16 @@ class HeldOut:
         Callbacks that see the end of it see these figures.
         """
         model.reset_metrics()
-        combine = _Combine(model, collective, self._counts)
+        if self._steps is None and self._over != NOTHING:
+            feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
+            check_runs_eagerly(model, feed.may_be_empty)
+            self._steps = _StepsTogether(model, collective, feed, self._over)
+        shared = self._steps.shared_variables if self._steps else []
+        combine = _Combine(model, collective, self._counts, shared)
         hooks = keras.callbacks.CallbackList([combine, *callbacks])
-        if self._data is None:
+        if self._steps is not None:
+            self._steps.evaluate(hooks)
+        elif self._data is None:
             hooks.on_test_begin()
             build_metrics(model, self._rows)
             hooks.on_test_end({})
@@ -54,8 +80,11 @@ class HeldOut:
 class _Combine(keras.callbacks.Callback):
     """First of the callbacks: one rank's figures become those of all."""
 
-    def __init__(self, model: Any, collective: Collective, counts: Any) -> None:
+    def __init__(
+        self, model: Any, collective: Collective, counts: Any, shared: Sequence[Any]
+    ) -> None:
         super().__init__()
+        self._shared = shared
         self.figures: dict[str, Any] = {}
         self._evaluated = model
         self._collective = collective
@@ -63,9 +92,54 @@ class _Combine(keras.callbacks.Callback):
 
     def on_test_end(self, logs: Any = None) -> None:
         logs = {} if logs is None else logs
-        self.figures = combine_logs(self._evaluated, logs, self._collective, self._counts)
+        self.figures = combine_logs(
+            self._evaluated, logs, self._collective, self._counts, self._shared
+        )
         logs.clear()
         logs.update(self.figures)
+
+
+class _StepsTogether:
+    """Evaluates global batches step by step, together with the other workers."""
+
+    def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
+        self._model = model
+        self._feed = feed
+        self._calls = StepCalls()
+        self._gathered = GatheredRows(collective, self._calls)
+        self._batch = GlobalBatch(model, self._gathered, self._calls, over)
+        self._function: Any = None
+
+    @property
+    def shared_variables(self) -> Sequence[Any]:
+        """Variables of metrics that are the same on all workers."""
+        return self._batch.variables
+
+    def evaluate(self, hooks: Any) -> None:
+        """Evaluate the model; the figures are seen by the callbacks."""
+        test_step = self._model.test_step
+
+        def step(data: Any) -> Any:
+            self._calls.begin(count_rows(data))
+            with self._batch.active():
+                return test_step(data)
+
+        def skip() -> None:
+            with self._batch.active():
+                self._calls.replace()
+
+        together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
+        with ExitStack() as stack:
+            stack.enter_context(self._batch.install())
+            stack.enter_context(disable_jit(self._model))
+            stack.enter_context(override(self._model, "test_step", together))
+            # What callbacks evaluate is their own; a function is traced once.
+            stack.enter_context(override(self._model, "test_function", self._function))
+            try:
+                self._model.evaluate(self._feed.dataset(), verbose=0, callbacks=hooks)
+            except tf.errors.OpError as error:
+                raise self._gathered.error or error from None
+            self._function = self._model.test_function
 
 
 def build_metrics(model: Any, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from pybackend.collective import Collective
 from pybackend.engine.flat import FlatExchange, StopAgreement
 from pybackend.engine.layout import Layout
 from pybackend.engine.overrides import disable_jit, override
-from pybackend.engine.steps import StepOrSkip, count_rows
+from pybackend.engine.steps import StepOrSkip, count_rows, normalize_spectra
 
 Array = npt.NDArray[Any]
 
@@ -117,6 +117,7 @@ class WeightAveraging:
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
 
+    shared_variables = ()
     mean_loss = None
     """Each worker's losses are its own: they are averaged by rows."""
 
@@ -151,7 +152,10 @@ class WeightAveraging:
             self._rows.assign_add(tf.cast(count_rows(data), tf.int64))
             return train_step(data)
 
-        step_or_skip = StepOrSkip(self._model, step, lambda: None) if self._may_be_empty else step
+        def skip() -> None:
+            normalize_spectra(self._model)
+
+        step_or_skip = StepOrSkip(self._model, step, skip) if self._may_be_empty else step
 
         def local_step(data: Any) -> Any:
             logs = step_or_skip(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.global_batch import GlobalBatch, OverBatch
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
@@ -35,14 +37,21 @@ _ERRORS = 15.0
 # Of a gradient so many values are compared, evenly spread.
 _MOST_VALUES = 10_000
 _WAYS_OUT = (
-    "it is not a mean over the rows of a batch, so it cannot be averaged over workers. Return one "
-    "value per row from a loss (leave out the axis 0), and give `add_loss` a mean; a root or a "
-    "ratio of sums can be a metric"
+    "it is not a mean over the rows of a batch, so it cannot be averaged over workers. For a loss "
+    "of outputs and labels give `exchange` the option loss_over='global batch', which computes it "
+    "from the rows of all workers. Or return one value per row from the loss (leave out the axis "
+    "0); `add_loss` needs a mean"
 )
 _WAYS_OUT_OF_STEPS = (
     "the model's `train_step` makes something of the rows of a batch together, of which a worker "
-    "sees only its own: a loss that compares or sums rows, or gradients that it clips by itself "
-    "(give `clipnorm` to the optimizer instead)"
+    "sees only its own: a loss that compares or sums rows (compute it in `compute_loss`, and give "
+    "`exchange` the option loss_over='global batch'), or gradients that it clips by itself (give "
+    "`clipnorm` to the optimizer instead)"
+)
+_WAYS_OUT_OF_BATCHES = (
+    "the rows of all workers come together in `compute_loss` and the losses of `compile` only, but "
+    "a layer, `add_loss` or the model's own `train_step` makes something of the rows of a batch, "
+    "too. Return what the loss needs as an output of the model"
 )
 
 
@@ -73,6 +82,32 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
                 _try_loss(model, rows, training=False)
         else:
             _try_step(model, rows)
+
+
+def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
+    """Reject a model whose loss over the global batch would not have the gradients of one process.
+
+    Workers are simulated: each part of the rows is given the outputs of the others.
+
+    Raises
+    ------
+    InputError
+        Says what workers cannot compute together.
+    """
+    count = count_rows(rows)
+    others = _SimulatedRows(model, rows)
+    with keep_state(model), _hold_statistics(model), others.install():
+        try:
+            found = _find_difference(
+                others.compute_gradients, count, model, shares=_FEW_PARTS, prepare=others.begin
+            )
+        except Exception:  # what it cannot do here shows in the training
+            return
+    if found.differs:
+        raise InputError(
+            f"the gradients of {count} rows are not the sum of those of parts of them: "
+            f"{_WAYS_OUT_OF_BATCHES}"
+        )
 
 
 def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
@@ -122,17 +157,9 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
     """As `_try_loss`, with the gradients that a custom train_step gives to the optimizer."""
 
     def gradients(part: slice) -> Any:
-        taken: list[Any] = []
+        return _compute_gradients(model, take_part(rows, part))
 
-        def take(grads: Any, trainable_variables: Any = None) -> None:
-            flat = [keras.ops.convert_to_numpy(g).ravel() for g in grads if g is not None]
-            taken.extend(values[:: 1 + len(values) // _MOST_VALUES] for values in flat)
-
-        with override(model.optimizer, "apply", take):
-            model.train_step(_part(rows, part))
-        return np.concatenate(taken) if taken else np.zeros(0)
-
-    count = _count(rows)
+    count = count_rows(rows)
     try:
         found = _find_difference(gradients, count, model)
     except Exception:  # what it cannot do here, such as what needs a graph, shows in the training
@@ -142,6 +169,72 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
             f"the gradients of {count} rows are not the mean of those of parts of them: "
             f"{_WAYS_OUT_OF_STEPS}"
         )
+
+
+def _compute_gradients(model: Any, data: Any) -> Any:
+    """Some values of what a train_step gives to the optimizer, as one array."""
+    taken: list[Any] = []
+
+    def take(grads: Any, trainable_variables: Any = None) -> None:
+        flat = [keras.ops.convert_to_numpy(g).ravel() for g in grads if g is not None]
+        taken.extend(values[:: 1 + len(values) // _MOST_VALUES] for values in flat)
+
+    with override(model.optimizer, "apply", take):
+        model.train_step(data)
+    return np.concatenate(taken) if taken else np.zeros(0)
+
+
+class _SimulatedRows:
+    """Parts of the rows as workers, each of which is given the outputs of the others."""
+
+    def __init__(self, model: Any, rows: Sequence[Any]) -> None:
+        self._model = model
+        self._rows = rows
+        self._calls = StepCalls()
+        self._batch = GlobalBatch(model, self, self._calls, OverBatch(loss=True))
+        self._part = slice(0, 0)
+        self._is_recording = False
+        # By part, for each time that a step asks for rows.
+        self._recorded: dict[int, list[Sequence[Any]]] = {}
+        self._asked = 0
+
+    def install(self) -> AbstractContextManager[None]:
+        """Watch the model while the context lasts."""
+        return self._batch.install()
+
+    def begin(self, cut: Sequence[slice]) -> None:
+        """Let all workers compute their outputs."""
+        self._recorded = {}
+        self._is_recording = True
+        for part in cut:
+            self.compute_gradients(part)
+        self._is_recording = False
+
+    def compute_gradients(self, part: slice) -> Any:
+        """Those of one worker, for the mean over all."""
+        self._part, self._asked = part, 0
+        self._calls.begin(part.stop - part.start)
+        with self._batch.active():
+            return _compute_gradients(self._model, take_part(self._rows, part))
+
+    def __call__(self, own: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
+        """As `OtherRows`."""
+        if self._is_recording:
+            self._recorded.setdefault(self._part.start, []).append(own)
+        before = [tensor[:0] for tensor in own]
+        after = list(before)
+        for start, asked in self._recorded.items():
+            if self._is_recording or start == self._part.start:
+                continue
+            side = before if start < self._part.start else after
+            found = [tf.stop_gradient(tensor) for tensor in asked[self._asked]]
+            side[:] = [tf.concat(pair, 0) for pair in zip(side, found, strict=True)]
+        self._asked += 1
+        return before, after, count_rows(self._rows) / (self._part.stop - self._part.start)
+
+    def fetch_whole(self, specs: Sequence[Any]) -> list[Any]:
+        """Every part has rows."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -155,8 +248,22 @@ class _Comparison:
     is_random: bool
 
 
-def _find_difference(function: Callable[[slice], Any], count: int, model: Any) -> _Comparison:
-    """Compare a function of all rows, which may be random, with its mean over parts of them."""
+def _find_difference(
+    function: Callable[[slice], Any],
+    count: int,
+    model: Any,
+    shares: Sequence[float] = _PARTS,
+    prepare: Callable[[Sequence[slice]], None] = lambda cut: None,
+) -> _Comparison:
+    """Compare a function of all rows, which may be random, with its mean over parts of them.
+
+    Parameters
+    ----------
+    shares
+        Where the rows are cut.
+    prepare
+        Called with all parts, before the function is called with each.
+    """
     # Half precision rounds at the third digit.
     is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
     exactness = 0.01 if is_half else 3e-5
@@ -169,9 +276,15 @@ def _find_difference(function: Callable[[slice], Any], count: int, model: Any) -
             seed.assign(state)
         return function(part)
 
+    def draw(cut: Sequence[slice]) -> Any:
+        prepare(cut)
+        return _weigh(cut, [function(part) for part in cut])
+
     # The same draws for all parts, if what is drawn is not drawn for each row.
+    prepare(everything)
     whole, again = reset(everything[0]), function(everything[0])
-    cut = _cut(count, _PARTS)
+    cut = cut_rows(count, shares)
+    prepare(cut)
     values = [reset(part) for part in cut]
     parts = _weigh(cut, values)
     bound = exactness * max(1e-3, *map(_norm, [whole, *values]))
@@ -179,11 +292,11 @@ def _find_difference(function: Callable[[slice], Any], count: int, model: Any) -
         not np.array_equal(v.numpy(), state) for v, state in zip(seeds, before, strict=True)
     )
     if is_random and not _norm(parts - whole) <= bound:
-        cut = _cut(count, _FEW_PARTS)
+        cut = cut_rows(count, _FEW_PARTS)
         draws = []
         for number in range(_DRAWS):  # turn and turn about: what counts its calls does so for both
             order = (everything, cut) if number % 2 else (cut, everything)
-            found = [_weigh(each, [function(part) for part in each]) for each in order]
+            found = [draw(each) for each in order]
             draws.append(found if number % 2 else found[::-1])
         pairs = np.array(draws)
         whole, parts = pairs.mean(axis=0)
@@ -201,7 +314,7 @@ class _LossOfParts:
     """The loss of parts of the rows; ``amount`` is how far predictions are moved."""
 
     def __init__(self, model: Any, rows: Sequence[Any], training: bool) -> None:
-        self.count = _count(rows)
+        self.count = count_rows(rows)
         self.amount = 1.0
         self._model = model
         self._rows = rows
@@ -209,12 +322,12 @@ class _LossOfParts:
         self._moves: list[Callable[[Any, slice], Any]] | None = None
 
     def __call__(self, part: slice) -> float:
-        rows = _part(self._rows, part)
+        rows = take_part(self._rows, part)
         y_pred = self._model(rows[0], training=self._training)
         if self._moves is None:  # the first call is for all rows
             generator = np.random.default_rng(0)
             leaves = keras.tree.flatten(y_pred)
-            self._moves = [_choose_move(leaf, self.count, generator) for leaf in leaves]
+            self._moves = [choose_move(leaf, self.count, generator) for leaf in leaves]
         if self.amount:
             leaves = keras.tree.flatten(y_pred)
             moved = [move(leaf, part) for move, leaf in zip(self._moves, leaves, strict=True)]
@@ -222,7 +335,7 @@ class _LossOfParts:
         return float(compute_loss(self._model, rows, y_pred, self._training))
 
 
-def _choose_move(
+def choose_move(
     predictions: Any, count: int, generator: np.random.Generator
 ) -> Callable[[Any, slice], Any]:
     """How to move predictions at random, so that probabilities and rates stay what they are."""
@@ -250,7 +363,7 @@ def _choose_move(
     return lambda leaf, part: leaf + noise[part].astype(type_name)
 
 
-def _cut(count: int, shares: Sequence[float]) -> list[slice]:
+def cut_rows(count: int, shares: Sequence[float]) -> list[slice]:
     """Uneven parts, each of at least one row, that end at shares of the rows."""
     ends = {max(1, round(share * count)) for share in shares}
     bounds = sorted({0, *(end for end in ends if end < count), count})
@@ -265,14 +378,14 @@ def _weigh(cut: Sequence[slice], values: Sequence[Any]) -> Any:
     )
 
 
-def _part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
+def take_part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
     return tuple(
         keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), data)
         for data in rows
     )
 
 
-def _count(rows: Sequence[Any]) -> int:
+def count_rows(rows: Sequence[Any]) -> int:
     return len(keras.tree.flatten(rows[0])[0])
 
 

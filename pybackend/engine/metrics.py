@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pybackend.collective import Collective, all_sum
+from pybackend.engine.global_batch import find_compiled_metrics
 
 
 def combine_logs(
-    model: Any, logs: Mapping[str, Any], collective: Collective, rows: Any
+    model: Any,
+    logs: Mapping[str, Any],
+    collective: Collective,
+    rows: Any,
+    shared: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """One rank's logs made those of all: metrics from their summed state, the rest averaged.
 
@@ -23,6 +28,8 @@ def combine_logs(
     ----------
     rows
         Shape (world size,): rows behind each rank's logs.
+    shared
+        Variables of metrics that are the same on all ranks.
     """
     local = {name: to_plain(value) for name, value in model.get_metrics_result().items()}
     names = _agree_on_names(logs, local, collective, rows)
@@ -32,7 +39,7 @@ def combine_logs(
         np.mean(to_plain(logs[name])) * share if name in logs and share else 0.0 for name in own
     ]
     averaged = dict(zip(own, all_sum(collective, values), strict=True)) if own else {}
-    summed = _sum_metrics(model, collective)
+    summed = _sum_metrics(model, collective, shared)
     found = {n: summed[n] if is_metric else float(averaged[n]) for n, is_metric in names.items()}
     return {"loss": found.pop("loss"), **found} if "loss" in found else found
 
@@ -58,9 +65,10 @@ def _agree_on_names(
     return {name: count == 0 for name, count in zip(names, others, strict=True)}
 
 
-def _sum_metrics(model: Any, collective: Collective) -> dict[str, Any]:
+def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> dict[str, Any]:
     """Results of the metrics from the sums of their variables: exact, not averages."""
-    variables = model.metrics_variables
+    kept = {id(variable) for variable in shared}
+    variables = [v for v in model.metrics_variables if id(v) not in kept]
     if collective.world_size > 1 and variables:
         values = [np.array(v.numpy()) for v in variables]
         flat = np.concatenate([v.reshape(-1).astype(np.float64) for v in values])
@@ -71,11 +79,20 @@ def _sum_metrics(model: Any, collective: Collective) -> dict[str, Any]:
     return {name: to_plain(value) for name, value in model.get_metrics_result().items()}
 
 
-def find_custom_metrics(model: Any) -> list[str]:
-    """Names of metrics of custom classes: whether their state sums up, only they know."""
+def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
+    """Names of metrics of custom classes of which nobody has tried whether their state sums up.
+
+    Parameters
+    ----------
+    are_compiled_tried
+        Those given to ``compile`` were tried.
+    """
+    compiled = find_compiled_metrics(model)
+    known = compiled if are_compiled_tried else []
     return [
         metric.name
         for container in model.metrics
+        if not any(container is each for each in known)
         for metric in getattr(container, "metrics", [container])
         if not type(metric).update_state.__module__.startswith("keras.")
     ]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from pybackend.engine.overrides import override
-from pybackend.engine.steps import StepOrSkip, count_rows
+from pybackend.engine.steps import StepOrSkip, count_rows, normalize_spectra
 
 
 class StepExchange(Protocol):
@@ -58,6 +58,7 @@ class SplitStep:
         return logs
 
     def _skip_step(self) -> None:
+        normalize_spectra(self._model)
         gradients = [g for g in self._exchange.make_zeros() if g is not None]
         self._finish(gradients, 0.0, 0.0)
 

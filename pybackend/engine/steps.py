@@ -57,7 +57,7 @@ def count_rows(data: Any) -> Any:
 
 
 class StepOrSkip:
-    """Runs a ``train_step`` if the local batch has rows, and ``skip`` if it has none.
+    """Runs a step if the local batch has rows, and ``skip`` if it has none.
 
     Either way the step has logs of one structure: without rows, the metrics as they are, and
     zeros for what else a custom train_step logs.
@@ -83,7 +83,6 @@ class StepOrSkip:
         return logs
 
     def _skip_step(self) -> Any:
-        _normalize_spectra(self._model)
         self._skip()
         metrics = self._model.get_metrics_result()
         if tf.executing_eagerly():
@@ -94,7 +93,7 @@ class StepOrSkip:
         }
 
 
-def _normalize_spectra(model: Any) -> None:
+def normalize_spectra(model: Any) -> None:
     """What a forward pass does to weights, whatever the rows: `SpectralNormalization` alone."""
     for layer in find_layers(model):
         if isinstance(layer, keras.layers.SpectralNormalization):

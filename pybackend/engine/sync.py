@@ -16,6 +16,7 @@ from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import find_differing_weights
 from pybackend.engine.synchronizer import Synchronizer
+from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EpochEnded, Note
@@ -32,6 +33,7 @@ class EpochSync(keras.callbacks.Callback):
         feed: Feed | PipelineFeed,
         held_out: HeldOut | None,
         emit: Emit,
+        metrics: MetricsKind,
     ) -> None:
         super().__init__()
         self._job = job
@@ -40,6 +42,7 @@ class EpochSync(keras.callbacks.Callback):
         self._feed = feed
         self._held_out = held_out
         self._emit = emit
+        self._metrics = metrics
         self._agreed: list[Any] = []
         self._has_reported_metrics = False
         self._began = 0.0
@@ -73,7 +76,8 @@ class EpochSync(keras.callbacks.Callback):
         self._synchronizer.end_epoch()
         self.steps_done += self._steps
         rows = self._feed.rows_at(self._steps - 1)
-        combined = combine_logs(self.model, logs, self._collective, rows)
+        shared = self._synchronizer.shared_variables
+        combined = combine_logs(self.model, logs, self._collective, rows, shared)
         if self._synchronizer.mean_loss is not None and "loss" in combined:
             combined["loss"] = self._synchronizer.mean_loss
         self._agree_on_statistics()
@@ -95,7 +99,7 @@ class EpochSync(keras.callbacks.Callback):
     def _report_custom_metrics(self) -> None:
         # Not before an epoch: Keras builds the metrics in its first step.
         self._has_reported_metrics = True
-        for name in find_custom_metrics(self.model):
+        for name in find_custom_metrics(self.model, self._metrics != "unknown"):
             text = (
                 f"metric {name!r} is of a custom class: its variables are summed over the "
                 "workers, which is right for sums and counts only"

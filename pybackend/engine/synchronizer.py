@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -10,11 +11,13 @@ from pybackend.collective.tensorflow import GraphReduce
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
 from pybackend.engine.flat import StopAgreement
+from pybackend.engine.global_batch import OverBatch
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.local_steps import WeightAveraging
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.steps import Position, has_keras_train_step
+from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import LocalSteps
@@ -35,6 +38,10 @@ class Synchronizer(Protocol):
     def mean_loss(self) -> float | None:
         """The epoch's loss, if averaging the workers' own by rows is not right."""
 
+    @property
+    def shared_variables(self) -> Sequence[Any]:
+        """Variables of metrics that are the same on all workers."""
+
     def install(self) -> AbstractContextManager[None]:
         """Act on the model's steps while the context lasts."""
 
@@ -53,6 +60,7 @@ class NoExchange:
 
     mean_loss = None
     error = None
+    shared_variables = ()
 
     def __init__(self) -> None:
         self.agreement = StopAgreement()
@@ -77,6 +85,7 @@ def make_synchronizer(
     feed: Feed | PipelineFeed,
     job: Job,
     emit: Emit,
+    metrics: MetricsKind = "unknown",
 ) -> Synchronizer:
     """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
     if collective.world_size == 1:
@@ -94,12 +103,26 @@ def make_synchronizer(
             nominal_rows=nominal,
             compression=exchange.compression,
         )
-    if model.jit_compile and not has_keras_train_step(model):
-        text = "jit_compile is off: XLA cannot compile the exchange inside a custom train_step"
-        emit(Note(text))
-        model.jit_compile = False
+    over_metrics = metrics == "not sums"
+    if model.jit_compile:
+        reason = None
+        if not has_keras_train_step(model):
+            reason = "the exchange inside a custom train_step"
+        elif job.has_global_loss or over_metrics:
+            reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
+        if reason is not None:
+            emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
+            model.jit_compile = False
     settings = TransferSettings(nominal, exchange.bucket_mb * 1e6, exchange.compression)
     graph = None
     if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
-    return GradientExchange(model, collective, Position(feed), settings, feed.may_be_empty, graph)
+    return GradientExchange(
+        model,
+        collective,
+        Position(feed),
+        settings,
+        feed.may_be_empty,
+        graph,
+        OverBatch(loss=job.has_global_loss, metrics=over_metrics),
+    )

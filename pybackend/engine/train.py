@@ -16,15 +16,15 @@ from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
+from pybackend.engine.global_batch import NOTHING, OverBatch, check_runs_eagerly
 from pybackend.engine.held_out import HeldOut, build_metrics
-from pybackend.engine.loss_trial import check_loss_is_mean
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
+from pybackend.engine.trials import check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -32,9 +32,6 @@ from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
-
-# Rows on which a loss is tried.
-_MOST_TRIED = 32
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,12 @@ def train(
     check_callbacks(callbacks)
     inputs = _build(model, rows)
     check_model(model, job)
-    _check_loss(model, rows, job)
+    tried = choose_rows(rows, job)
+    check_loss(model, tried, job)
+    metrics = try_metrics(model, tried, job, collective)
+    over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
+    if over != NOTHING:
+        check_runs_eagerly(model, feed.may_be_empty)
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
@@ -90,9 +92,11 @@ def train(
     held_out = None
     if "validation" in counts:
         others = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
-        held_out = HeldOut(others, counts["validation"], job.batch_size)
+        held_out = HeldOut(others, counts["validation"], job.batch_size, over)
     began = time.monotonic()
-    history, steps, first_epoch = fit(model, collective, feed, held_out, callbacks, job, emit)
+    history, steps, first_epoch = fit(
+        model, collective, feed, held_out, callbacks, job, emit, metrics
+    )
     seconds = time.monotonic() - began
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
@@ -125,7 +129,7 @@ def _make_feed(
 ) -> tuple[Feed | PipelineFeed, Rows]:
     """The local batches, and rows like theirs."""
     if stream is not None:
-        if job.workers > 1 and has_masked_loss(model):
+        if job.workers > 1 and not job.has_global_loss and has_masked_loss(model):
             raise InputError(
                 "masks reach the loss of this model, so that its steps must be weighted by what "
                 "they hold: pass the rows themselves, not a function `data`"
@@ -157,31 +161,3 @@ def _build(model: Any, rows: Rows) -> Any:
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return describe_inputs(inputs)
-
-
-def _check_loss(model: Any, rows: Rows, job: Job) -> None:
-    """Try the loss on some rows, if several workers average it and masks do not weight it."""
-    if job.workers == 1 or not isinstance(job.exchange, Exchange) or has_masked_loss(model):
-        return
-    count = len(rows)
-    if count:
-        # A step has the memory for a batch.
-        most = max(2, min(job.batch_size, _MOST_TRIED))
-        generator = np.random.default_rng(job.seed)
-        tried = np.sort(generator.choice(count, min(count, most), replace=False))
-        found = rows.take(tried)
-        finite = np.flatnonzero(_are_finite(found))  # others are left to the model
-        if len(finite):
-            # Of a single row two parts are made, too.
-            finite = np.resize(finite, max(2, len(finite)))
-            check_loss_is_mean(model, nest({key: column[finite] for key, column in found.items()}))
-
-
-def _are_finite(columns: Mapping[str, Any]) -> Any:
-    """Which rows have finite numbers only."""
-    parts = [
-        np.isfinite(column.reshape(len(column), -1)).all(axis=1)
-        for column in columns.values()
-        if column.dtype.kind == "f"
-    ]
-    return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])

@@ -119,6 +119,12 @@ class Job:
             and self.workers > 1
         )
 
+    @property
+    def has_global_loss(self) -> bool:
+        """Whether the workers compute the loss of the global batch together."""
+        exchange = self.exchange
+        return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
+
     def to_json(self) -> str:
         """JSON text of the job."""
         return encode(self)

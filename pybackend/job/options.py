@@ -42,6 +42,12 @@ class Exchange:
     bucket_mb
         Megabytes of gradients that are sent together, while the backward pass is still running.
         ``float("inf")``: all at once, after it.
+    loss_over
+        What the loss is computed over. ``"rows"``: each worker computes the loss of its own rows,
+        which must be a mean over rows. ``"global batch"``: the workers send each other their
+        outputs, labels and weights in each step, and compute the loss of all rows. Then it may
+        compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and
+        masks may reach several losses.
 
     Raises
     ------
@@ -52,8 +58,10 @@ class Exchange:
     transport: Literal["tcp", "tf"] = "tcp"
     compression: Compression = None
     bucket_mb: float = 25.0
+    loss_over: Literal["rows", "global batch"] = "rows"
 
     def __post_init__(self) -> None:
+        check_choice("loss_over", self.loss_over, choices=["rows", "global batch"])
         check_choice("transport", self.transport, choices=["tcp", "tf"])
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
         if self.compression is not None and self.transport != "tcp":

@@ -33,7 +33,7 @@ def check_model(model: Any, job: Job) -> None:
     if job.workers == 1 or job.kind != "train":
         return
     _check_optimizers(model, job)
-    if isinstance(job.exchange, Exchange):
+    if isinstance(job.exchange, Exchange) and not job.has_global_loss:
         check_losses(model)
         check_masks(model)
         if job.exchange.transport == "tf" and has_masked_loss(model):

@@ -24,12 +24,13 @@ def check_losses(model: Any) -> None:
         if isinstance(loss, keras.losses.Circle):
             raise InputError(
                 "the loss Circle compares the rows of a batch with each other, of which a worker "
-                "sees only its own"
+                "sees only its own: give `exchange` the option loss_over='global batch'"
             )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in _MEANS:
             name = getattr(loss, "name", type(loss).__name__)
             raise InputError(
                 f"the loss {name!r} has reduction={reduction!r}: workers average gradients by "
-                "their rows, so use reduction='sum_over_batch_size'"
+                "their rows, so use reduction='sum_over_batch_size', or give `exchange` the option "
+                "loss_over='global batch'"
             )

@@ -41,13 +41,15 @@ def check_masks(model: Any) -> None:
         raise InputError(
             f"the model {model.name!r} leaves time steps or a class out of the loss and has "
             f"{len(outputs)} outputs: each loss would be a mean over another number of "
-            "steps. Use one output, or sample weights in place of the mask"
+            "steps. Give `exchange` the option loss_over='global batch', or use one output, or "
+            "sample weights in place of the mask"
         )
     for layer in find_layers(model):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise InputError(
                 f"layer {layer.name!r} has an activity regularizer, a mean over rows, in a model "
-                "whose masks make the loss a mean over time steps: use one without the other"
+                "whose masks make the loss a mean over time steps: give `exchange` the option "
+                "loss_over='global batch', or use one without the other"
             )
 
 

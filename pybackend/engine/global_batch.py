@@ -1,0 +1,382 @@
+"""The rows of the global batch on every worker, for losses and metrics that are no sums over rows.
+
+Outputs, labels and weights are small beside gradients. Each worker gets those of all workers, in
+the order of their ranks, and computes the same loss of the same batch. Its gradient flows to the
+worker's own outputs only: with n_w of n rows, it is made n / n_w times as large, so that the mean
+over the workers, weighted by their rows, is the gradient of the global batch. What the loss takes
+from elsewhere, such as the weights themselves, has the same gradient on all workers, and the mean
+leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.collective import Collective
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.overrides import override
+from pybackend.errors import InputError
+
+Array = npt.NDArray[Any]
+
+
+class OtherRows(Protocol):
+    """Where the rows of the other workers come from."""
+
+    def __call__(self, own: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any]:
+        """What comes before each of the worker's own tensors, what comes after it, and n / n_w."""
+
+    def fetch_whole(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
+        """The rows of all workers, at a step for which this one has none."""
+
+
+@dataclass(frozen=True)
+class OverBatch:
+    """What is computed from the rows of the global batch; the rest is summed over the workers."""
+
+    loss: bool = False
+    metrics: bool = False
+
+
+NOTHING = OverBatch()
+
+
+def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
+    """Refuse a model that runs eagerly, if some worker may begin with a step without rows.
+
+    Raises
+    ------
+    InputError
+        It would not know what the others exchange.
+    """
+    if model.run_eagerly and may_be_empty:
+        raise InputError(
+            "with run_eagerly=True a loss or metric over the global batch needs rows on every "
+            "worker in each step: give more rows, or leave run_eagerly out"
+        )
+
+
+class GatheredRows:
+    """Fetches the rows of the other workers at each step, from TensorFlow's graph."""
+
+    def __init__(self, collective: Collective, calls: StepCalls) -> None:
+        self._collective = collective
+        self._calls = calls
+        self.error: BaseException | None = None
+        """What went wrong: TensorFlow passes on the text alone."""
+
+    def __call__(self, own: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any]:
+        """As `OtherRows`."""
+        for tensor in own:
+            _check_has_rows(tensor)
+        count = len(own)
+        types = [tensor.dtype for tensor in own]
+        with self._calls.next():
+            rows = tf.convert_to_tensor(self._calls.rows)
+            found = tf.numpy_function(self._fetch, [rows, *own], [*types, *types, tf.float64])
+        self._calls.end(found[-1:])
+        for number, tensor in enumerate(found[:-1]):
+            tensor.set_shape([None, *own[number % count].shape[1:]])
+        return found[:count], found[count:-1], found[-1]
+
+    def fetch_whole(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
+        """As `OtherRows`."""
+        nothing = [np.zeros([0] * spec.shape.rank, spec.dtype.as_numpy_dtype) for spec in specs]
+
+        def fetch() -> list[Any]:
+            *sides, _ = self._fetch(0, *nothing)
+            pairs = zip(sides[: len(specs)], sides[len(specs) :], strict=True)
+            return [np.concatenate(pair) for pair in pairs]
+
+        with self._calls.next():
+            whole = tf.numpy_function(fetch, [], [spec.dtype for spec in specs])
+        self._calls.end(whole)
+        for tensor, spec in zip(whole, specs, strict=True):
+            tensor.set_shape(spec.shape)
+        return list(whole)
+
+    def _fetch(self, rows: Any, *own: Array) -> list[Any]:
+        try:
+            packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
+            received = self._collective.all_gather(packed)
+            everyone = {
+                rank: _unpack(part, [array.dtype for array in own])
+                for rank, part in enumerate(received)
+                if len(part)
+            }
+            _check_shapes([arrays for _, arrays in everyone.values()], list(everyone))
+            rank = self._collective.rank
+            before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
+            after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
+            total = sum(count for count, _ in everyone.values())
+            like = next(iter(everyone.values()))[1]
+            factor = np.float64(total / rows if rows else 0.0)
+            return [*_stack(before, like), *_stack(after, like), factor]
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+class GlobalBatch:
+    """Has a model compute its loss, or its metrics, from the rows of all workers.
+
+    Only in steps that are traced while `active` lasts: what callbacks compute is their own.
+
+    Parameters
+    ----------
+    over
+        What is computed so. The state of such metrics is the same on all workers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        other_rows: OtherRows,
+        calls: StepCalls,
+        over: OverBatch,
+    ) -> None:
+        self._model = model
+        self._other_rows = other_rows
+        self._calls = calls
+        self._over = over
+        self._is_active = False
+        # Of the step being traced: own tensors, and the whole ones that belong to them.
+        self._own: list[Any] = []
+        self._whole: list[Any] = []
+
+    @property
+    def variables(self) -> list[Any]:
+        """Of the metrics that are computed from the rows of all workers."""
+        return [variable for metric in self._metrics for variable in metric.variables]
+
+    @property
+    def _metrics(self) -> list[Any]:
+        return find_compiled_metrics(self._model) if self._over.metrics else []
+
+    @contextmanager
+    def install(self) -> Iterator[None]:
+        """Watch the model while the context lasts."""
+        with ExitStack() as stack:
+            if self._over.loss:
+                compute_loss = self._model.compute_loss
+                is_own = not str(type(self._model).compute_loss.__module__).startswith("keras.")
+                names = ("x", "y", "y_pred", "sample_weight")[0 if is_own else 1 :]
+                watched = self._watch(compute_loss, names, None)
+                stack.enter_context(override(self._model, "compute_loss", watched))
+            for metric in self._metrics:
+                update = metric.update_state
+                names = tuple(inspect.signature(update).parameters)
+                watched = self._watch(update, names, update)
+                stack.enter_context(override(metric, "update_state", watched))
+            yield
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A step is traced in this context, from its beginning."""
+        self._is_active = True
+        self._own, self._whole = [], []
+        try:
+            yield
+        finally:
+            self._is_active = False
+            self._own, self._whole = [], []
+
+    def _watch(
+        self, function: Callable[..., Any], names: Sequence[str], update: Any
+    ) -> Callable[..., Any]:
+        """A function of tensors, given those of the global batch.
+
+        Parameters
+        ----------
+        names
+            Of its arguments that have rows.
+        update
+            What a worker without rows has to call, too, or None.
+        """
+        signature = inspect.signature(function)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            if not self._is_active:
+                return function(*args, **options)
+            bound = signature.bind(*args, **options)
+            given = {n: bound.arguments[n] for n in names if bound.arguments.get(n) is not None}
+            places = self._place(given)
+            bound.arguments.update(_fill(places, self._whole))
+            if update is not None:
+                self._calls.record(lambda: update(**_fill(places, self._whole)))
+            return function(*bound.args, **bound.kwargs)
+
+        # Keras looks whether there is a parameter `training`.
+        watched.__signature__ = signature  # type: ignore[attr-defined]
+        return watched
+
+    def _place(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fetch what was not fetched in this step.
+
+        Returns the places of the whole tensors, in the structure of the arguments.
+        """
+        new: list[Any] = []
+
+        def number_of(tensor: Any) -> int:
+            known = [*self._own, *new]
+            for number, other in enumerate(known):
+                if other is tensor:
+                    return number
+            new.append(tensor)
+            return len(known)
+
+        def place(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            tensor = tf.convert_to_tensor(leaf)
+            mask = _read_mask(leaf)
+            return _Place(
+                number_of(leaf if tensor is leaf else tensor),
+                None if mask is None else number_of(mask),
+            )
+
+        places = {name: keras.tree.map_structure(place, value) for name, value in given.items()}
+        if new:
+            before, after, factor = self._other_rows(new)
+            specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in new]
+            self._calls.record(lambda: self._whole.extend(self._other_rows.fetch_whole(specs)))
+            self._own += new
+            self._whole += [
+                tf.concat([one, _scale_gradient(tensor, factor), other], 0)
+                for one, tensor, other in zip(before, new, after, strict=True)
+            ]
+        return places
+
+
+def find_compiled_metrics(model: Any) -> list[Any]:
+    """The metrics given to ``compile``, which Keras keeps in a metric of metrics."""
+    return [each for each in model.metrics if hasattr(each, "metrics")]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Numbers of a whole tensor and of its mask."""
+
+    tensor: int
+    mask: int | None
+
+
+def _fill(places: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
+    """Arguments, with whole tensors in their places."""
+
+    def find(place: Any) -> Any:
+        if place is None or place.mask is None:
+            return None if place is None else whole[place.tensor]
+        return _Masked(whole[place.mask])(whole[place.tensor])
+
+    return {name: keras.tree.map_structure(find, value) for name, value in places.items()}
+
+
+class _ReadsMask(keras.layers.Layer):
+    """Keeps the mask of its input."""
+
+    def __init__(self) -> None:
+        super().__init__(autocast=False, name="mask")
+        self.supports_masking = True
+        self.found: Any = None
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        self.found = mask
+        return inputs
+
+
+class _Masked(keras.layers.Layer):
+    """Gives its output a mask."""
+
+    def __init__(self, mask: Any) -> None:
+        super().__init__(autocast=False, name="mask")
+        self.supports_masking = True
+        self._given = mask
+
+    def call(self, inputs: Any) -> Any:
+        return tf.identity(inputs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The mask that was given."""
+        return self._given
+
+
+def _read_mask(leaf: Any) -> Any:
+    reader = _ReadsMask()
+    reader(leaf)
+    return reader.found
+
+
+def _scale_gradient(tensor: Any, factor: Any) -> Any:
+    if not tensor.dtype.is_floating:
+        return tensor
+
+    def scale(value: Any) -> Any:
+        return tf.identity(value), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+    return tf.custom_gradient(scale)(tensor)
+
+
+def _check_has_rows(tensor: Any) -> None:
+    if tensor.dtype == tf.string:
+        raise InputError(
+            "text cannot be sent between workers in each step: the labels and weights of a loss or "
+            "metric over the global batch must be numbers"
+        )
+    if tensor.shape.rank == 0:
+        raise InputError(
+            "an output, label or weight is a single number: a loss or metric over the global batch "
+            "needs a value for each row"
+        )
+
+
+def _pack(rows: int, arrays: Sequence[Array]) -> Array:
+    """Rows and arrays as bytes, with their shapes before them."""
+    head = [rows]
+    for array in arrays:
+        head += [array.ndim, *array.shape]
+    parts = [np.array(head, np.int64), *arrays]
+    return np.concatenate([np.frombuffer(np.ascontiguousarray(p), np.uint8) for p in parts])
+
+
+def _unpack(packed: Array, types: Sequence[Any]) -> tuple[int, list[Array]]:
+    rows = int(packed[:8].view(np.int64)[0])
+    at = 8
+    shapes = []
+    for _ in types:
+        ndim = int(packed[at : at + 8].view(np.int64)[0])
+        shapes.append(packed[at + 8 : at + 8 + 8 * ndim].view(np.int64))
+        at += 8 + 8 * ndim
+    arrays = []
+    for shape, dtype in zip(shapes, types, strict=True):
+        size = int(np.prod(shape)) * dtype.itemsize
+        arrays.append(np.frombuffer(packed[at : at + size].tobytes(), dtype).reshape(shape))
+        at += size
+    return rows, arrays
+
+
+def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> None:
+    for rank, arrays in zip(ranks, everyone, strict=True):
+        for one, other in zip(everyone[0], arrays, strict=True):
+            if one.shape[1:] != other.shape[1:]:
+                raise InputError(
+                    f"a row of workers {ranks[0]} and {rank} has the shapes {one.shape[1:]} and "
+                    f"{other.shape[1:]}: what is computed from the global batch must have one "
+                    "shape on all workers, so pad rows to one length"
+                )
+
+
+def _stack(parts: Sequence[Sequence[Array]], like: Sequence[Array]) -> list[Array]:
+    """Arrays of several workers as one of each kind; without workers, of no rows."""
+    return [
+        np.concatenate([array[:0], *(part[n] for part in parts)]) for n, array in enumerate(like)
+    ]

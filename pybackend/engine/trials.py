@@ -1,0 +1,82 @@
+"""What is tried on some rows before a training: whether losses and metrics may be put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from pybackend.collective import Collective, all_sum
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows
+from pybackend.engine.loss_trial import check_global_loss, check_loss_is_mean
+from pybackend.engine.metric_trial import find_unsummable_metrics
+from pybackend.job.job import Job
+from pybackend.job.options import Exchange
+from pybackend.model.masks import has_masked_loss
+
+_MOST_TRIED = 32
+
+MetricsKind = Literal["sums", "not sums", "unknown"]
+"""Whether the state of the metrics given to `compile` may be summed over the workers."""
+
+
+def choose_rows(rows: Rows, job: Job) -> Sequence[Any] | None:
+    """Some finite rows, as many as a step has memory for, at least two; None if there are none."""
+    count = len(rows)
+    if not count:
+        return None
+    most = max(2, min(job.batch_size, _MOST_TRIED))
+    generator = np.random.default_rng(job.seed)
+    chosen = np.sort(generator.choice(count, min(count, most), replace=False))
+    found = rows.take(chosen)
+    finite = np.flatnonzero(_are_finite(found))  # others are left to the model
+    if not len(finite):
+        return None
+    # Of a single row two parts are made, too.
+    finite = np.resize(finite, max(2, len(finite)))
+    nested: Sequence[Any] = nest({key: column[finite] for key, column in found.items()})
+    return nested
+
+
+def check_loss(model: Any, rows: Sequence[Any] | None, job: Job) -> None:
+    """Try the loss, if several workers share it.
+
+    Raises
+    ------
+    InputError
+        The result would not be that of one process.
+    """
+    if rows is None or job.workers == 1 or not isinstance(job.exchange, Exchange):
+        return
+    if job.has_global_loss:
+        check_global_loss(model, rows)
+    elif not has_masked_loss(model):  # masks weight it
+        check_loss_is_mean(model, rows)
+
+
+def try_metrics(
+    model: Any, rows: Sequence[Any] | None, job: Job, collective: Collective
+) -> MetricsKind:
+    """Try the metrics on every worker's rows; all workers get the same answer."""
+    if job.workers == 1 or not isinstance(job.exchange, Exchange):
+        return "unknown"
+    try:
+        outcome = [0, 0] if rows is None else [0, bool(find_unsummable_metrics(model, rows))]
+    except Exception:  # what fails here shows in the training
+        outcome = [1, 0]
+    failed, unsummable = all_sum(collective, outcome)
+    if failed:
+        return "unknown"
+    return "not sums" if unsummable else "sums"
+
+
+def _are_finite(columns: Mapping[str, Any]) -> Any:
+    """Which rows have finite numbers only."""
+    parts = [
+        np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+        for column in columns.values()
+        if column.dtype.kind == "f"
+    ]
+    return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])
