@@ -9,19 +9,20 @@ as in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, all_sum
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.split import SplitStep
+from pybackend.engine.step_means import StepMeans
 from pybackend.engine.steps import (
     Position,
     StepOrSkip,
@@ -69,6 +70,12 @@ class GradientExchange:
         self._calls = StepCalls()
         self._gathered = GatheredRows(collective, self._calls)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
+        self._collective = collective
+        self._position = position
+        self._error: BaseException | None = None
+        self._means = StepMeans(
+            model, self._calls, self._count_rows, is_exchanged=position.total_rows is None
+        )
         is_masked = has_masked_loss(model) and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
@@ -88,6 +95,7 @@ class GradientExchange:
         train_step, apply = model.train_step, optimizer.apply
         with ExitStack() as stack:
             stack.enter_context(self._global_batch.install())
+            stack.enter_context(self._means.install())
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(override(model, "compute_loss", watched))
@@ -110,7 +118,7 @@ class GradientExchange:
     @property
     def error(self) -> BaseException | None:
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
-        return self._host.error or self._gathered.error
+        return self._error or self._host.error or self._gathered.error
 
     @property
     def shared_variables(self) -> Sequence[Any]:
@@ -133,9 +141,17 @@ class GradientExchange:
         """Loss of the epoch, if Keras's own local means cannot be averaged by rows."""
         return None if self._valid is None else self._host.mean_loss
 
-    def begin_step(self, rows: Any) -> None:
-        """Forget the exchanges of the step before, and of the branch of a graph before."""
+    def begin_step(self, rows: Any) -> Any:
+        """Forget the exchanges of the step before, and of the branch of a graph before.
+
+        Returns what `weigh_means` takes.
+        """
         self._calls.begin(rows)
+        return self._means.compute_share()
+
+    def weigh_means(self, share: Any) -> AbstractContextManager[None]:
+        """In this context means of one number per step are weighed."""
+        return self._means.weigh(share)
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Gradients of a step without rows, of the kinds that the others have."""
@@ -190,6 +206,16 @@ class GradientExchange:
             result[n] = _make_slices(indices, values, variables[n].shape)
         return result
 
+    def _count_rows(self, rows: int) -> float:
+        """Rows of the global batch of the step that begins."""
+        if self._position.total_rows is not None:
+            return self._position.total_rows
+        try:
+            return float(all_sum(self._collective, [rows])[0])
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+
     def _exchange(
         self, tensors: list[Any], slices: list[Any], weight: Any, loss: Any, anchor: Any
     ) -> list[Any]:
@@ -212,8 +238,8 @@ class GradientExchange:
         self, train_step: Callable[[Any], Any], apply: Callable[..., Any]
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
-            self.begin_step(count_rows(data))
-            with self._global_batch.active():
+            share = self.begin_step(count_rows(data))
+            with self._global_batch.active(), self.weigh_means(share):
                 return train_step(data)
 
         def skip() -> None:

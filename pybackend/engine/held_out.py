@@ -24,7 +24,8 @@ from pybackend.engine.global_batch import (
 )
 from pybackend.engine.metrics import combine_logs
 from pybackend.engine.overrides import disable_jit, override
-from pybackend.engine.steps import StepOrSkip, count_rows
+from pybackend.engine.step_means import StepMeans, find_step_means
+from pybackend.engine.steps import Position, StepOrSkip, count_rows
 
 
 class HeldOut:
@@ -59,9 +60,10 @@ class HeldOut:
         Callbacks that see the end of it see these figures.
         """
         model.reset_metrics()
-        if self._steps is None and self._over != NOTHING:
+        if self._steps is None and (self._over != NOTHING or find_step_means(model)):
             feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
-            check_runs_eagerly(model, feed.may_be_empty)
+            if self._over != NOTHING:
+                check_runs_eagerly(model, feed.may_be_empty)
             self._steps = _StepsTogether(model, collective, feed, self._over)
         shared = self._steps.shared_variables if self._steps else []
         combine = _Combine(model, collective, self._counts, shared)
@@ -108,6 +110,8 @@ class _StepsTogether:
         self._calls = StepCalls()
         self._gathered = GatheredRows(collective, self._calls)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
+        self._position = Position(feed)
+        self._means = StepMeans(model, self._calls, self._count_rows, is_exchanged=True)
         self._function: Any = None
 
     @property
@@ -121,16 +125,19 @@ class _StepsTogether:
 
         def step(data: Any) -> Any:
             self._calls.begin(count_rows(data))
-            with self._batch.active():
+            share = self._means.compute_share()
+            with self._batch.active(), self._means.weigh(share):
                 return test_step(data)
 
         def skip() -> None:
             with self._batch.active():
                 self._calls.replace()
 
+        self._position.begin_epoch()
         together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
         with ExitStack() as stack:
             stack.enter_context(self._batch.install())
+            stack.enter_context(self._means.install())
             stack.enter_context(disable_jit(self._model))
             stack.enter_context(override(self._model, "test_step", together))
             # What callbacks evaluate is their own; a function is traced once.
@@ -140,6 +147,12 @@ class _StepsTogether:
             except tf.errors.OpError as error:
                 raise self._gathered.error or error from None
             self._function = self._model.test_function
+
+    def _count_rows(self, rows: int) -> float:
+        """Rows of the global batch of the step that begins; called once for each."""
+        total = self._position.total_rows
+        self._position.advance()
+        return float(total or 0)
 
 
 def build_metrics(model: Any, rows: Rows) -> None:

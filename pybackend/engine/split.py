@@ -6,6 +6,7 @@ XLA compiles no call back to the host, so the exchange is between two compiled f
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -17,7 +18,8 @@ from pybackend.engine.steps import StepOrSkip, count_rows, normalize_spectra
 class StepExchange(Protocol):
     """What comes between the two compiled parts: see `GradientExchange`."""
 
-    def begin_step(self, rows: Any) -> None: ...
+    def begin_step(self, rows: Any) -> Any: ...
+    def weigh_means(self, share: Any) -> AbstractContextManager[None]: ...
     def make_zeros(self) -> list[Any]: ...
     def weigh_step(self, rows: Any) -> tuple[Any, Any]: ...
     def average(self, gradients: list[Any], weight: Any, loss: Any) -> list[Any]: ...
@@ -53,30 +55,34 @@ class SplitStep:
         return self._step(data)
 
     def _take_step(self, data: Any) -> Any:
-        gradients, weight, loss, logs = self._compute(data)
+        share = self._exchange.begin_step(count_rows(data))
+        gradients, weight, loss, logs = self._compute(data, share)
         self._finish(gradients, weight, loss)
         return logs
 
     def _skip_step(self) -> None:
         normalize_spectra(self._model)
         gradients = [g for g in self._exchange.make_zeros() if g is not None]
+        self._exchange.begin_step(tf.constant(0))
         self._finish(gradients, 0.0, 0.0)
 
     def _finish(self, gradients: list[Any], weight: Any, loss: Any) -> None:
         remaining = iter(gradients)
         listed = [next(remaining) if present else None for present in self._present]
-        self._exchange.begin_step(None)
         means = self._exchange.average(listed, weight, loss)
         self._update([mean for mean in means if mean is not None])
 
-    def _compute_gradients(self, data: Any) -> Any:
+    def _compute_gradients(self, data: Any, share: Any) -> Any:
         """What train_step would have applied, and its logs."""
         caught: list[Any] = []
 
         def catch(gradients: Any, trainable_variables: Any = None) -> None:
             caught.extend(gradients)
 
-        with override(self._model.optimizer, "apply", catch):
+        with (
+            override(self._model.optimizer, "apply", catch),
+            self._exchange.weigh_means(share),
+        ):
             logs = self._train_step(data)
         self._present = [gradient is not None for gradient in caught]
         weight, loss = self._exchange.weigh_step(count_rows(data))

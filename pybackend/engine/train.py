@@ -21,6 +21,7 @@ from pybackend.engine.held_out import HeldOut, build_metrics
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
+from pybackend.engine.step_means import build_losses
 from pybackend.engine.trials import check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -87,6 +88,8 @@ def train(
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
+    if job.workers > 1:
+        build_losses(model, rows)
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, rows)
     held_out = None

@@ -48,8 +48,6 @@ class Case:
     callbacks: Sequence[Any] = ()
     shards: Sequence[slice] | None = None
     """Rows of each rank, unshuffled; None deals them in turns."""
-    unweighted: Sequence[str] = ()
-    """Logs that Keras averages over batches, whatever their rows."""
     held_out: Any = None
     """Rows to validate on."""
     trainable_only: bool = False
@@ -173,8 +171,6 @@ def check_equal(
     assert found <= case.tolerance
     bound = max(1e-5, case.tolerance)
     for name, values in history.items():
-        if name in case.unweighted:
-            continue
         np.testing.assert_allclose(trained.history[name], values, rtol=bound, atol=bound)
     return model, history
 

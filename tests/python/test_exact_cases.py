@@ -270,7 +270,6 @@ def model_cases() -> dict[str, Case]:
         "several inputs and outputs": Case(
             several,
             ({"left": X, "right": -X}, {"a": Y, "b": X[:, :1]}),
-            unweighted=["a_loss", "b_loss"],
         ),
         # Its class is found without being named.
         "subclassed": Case(subclassed(Subclassed), (X, Y)),

@@ -1,0 +1,116 @@
+"""Means of one number per step, such as the losses of several outputs, made those of all rows.
+
+Keras averages such numbers over the steps, whatever their rows. A worker's number counts as much as
+its part of the step's rows, so that those of all workers together count as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pybackend.data.arrays import nest
+from pybackend.data.rows import Rows, make_zero_row
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.overrides import override
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.model.behavior import compute_loss, keep_state
+
+
+def find_step_means(model: Any) -> list[Any]:
+    """Metrics of a model that may be means of one number per step.
+
+    Keras itself weighs the total loss by rows.
+    """
+    means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
+    return [m for m in means if not (m.name == "loss" and has_keras_train_step(model))]
+
+
+def build_losses(model: Any, rows: Rows) -> None:
+    """Have Keras create the metrics of several losses, as a first step would."""
+    data = nest(make_zero_row(rows))
+    with keep_state(model), suppress(Exception):  # what fails here shows in the training
+        compute_loss(model, data, model(data[0], training=False), False)
+    model.reset_metrics()
+
+
+class StepMeans:
+    """Weighs the numbers of the steps that are traced while `weigh` lasts.
+
+    Parameters
+    ----------
+    count_total
+        Returns the rows of the step's global batch, given this worker's.
+    is_exchanged
+        That asks the other workers: a worker without rows has to, too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        calls: StepCalls,
+        count_total: Callable[[int], float],
+        *,
+        is_exchanged: bool,
+    ) -> None:
+        self._model = model
+        self._means = find_step_means(model)
+        self._calls = calls
+        self._count_total = count_total
+        self._is_exchanged = is_exchanged
+        self._share: Any = None
+
+    @contextmanager
+    def install(self) -> Iterator[None]:
+        """Watch the metrics while the context lasts."""
+        with ExitStack() as stack:
+            for mean in self._means:
+                watched = self._watch(mean.update_state)
+                stack.enter_context(override(mean, "update_state", watched))
+            yield
+
+    @contextmanager
+    def weigh(self, share: Any) -> Iterator[None]:
+        """A step is traced in this context, of whose rows this worker has a share."""
+        self._share = share
+        try:
+            yield
+        finally:
+            self._share = None
+
+    def _watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(values: Any, sample_weight: Any = None) -> Any:
+            is_one = self._share is not None and keras.ops.ndim(values) == 0
+            weight = self._share if is_one and sample_weight is None else sample_weight
+            return update(values, sample_weight=weight)
+
+        return watched
+
+    def compute_share(self) -> Any:
+        """This worker's part of the rows of the step that begins, or None if nobody asks."""
+        if not self._means:
+            return None
+
+        def compute(rows: Any, _: Any) -> Any:
+            total = self._count_total(int(rows))
+            return np.float32(rows / total if total else 0.0)
+
+        variables = self._model.trainable_variables
+        anchor = min(variables, key=lambda v: int(np.prod(v.shape))) if variables else 0.0
+        # Not before the end of the step before, which updates its weights.
+        begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
+        with self._calls.next():
+            share = tf.numpy_function(compute, [self._calls.rows, begun], tf.float32)
+        share.set_shape([])
+        self._calls.end([share])
+        if self._is_exchanged:
+            self._calls.record(self._take_part)
+        return share
+
+    def _take_part(self) -> None:
+        self.compute_share()
