@@ -20,7 +20,7 @@ class StepCalls:
         self.rows: Any = None
         """Of the local batch: a scalar tensor."""
         self._last: list[Any] = []
-        self._replacements: list[Callable[[], None]] = []
+        self._replacements: list[Callable[[], object]] = []
 
     def begin(self, rows: Any) -> None:
         """Forget the calls of the step before, and of the branch of a graph before."""
@@ -36,11 +36,11 @@ class StepCalls:
         """Note the results of the call that was just made."""
         self._last = [] if tf.executing_eagerly() else list(results[:1])
 
-    def record(self, replacement: Callable[[], None]) -> None:
+    def record(self, replacement: Callable[[], object]) -> None:
         """Note what a worker without rows does in place of the call that was just made."""
         self._replacements.append(replacement)
 
-    def replace(self, default: Callable[[], None] | None = None) -> None:
+    def replace(self, default: Callable[[], object]) -> None:
         """Take part in the calls of a step without rows.
 
         Parameters
@@ -50,6 +50,6 @@ class StepCalls:
         """
         kept = list(self._replacements)
         self.begin(tf.constant(0))
-        for replacement in kept or ([default] if default else []):
+        for replacement in kept or [default]:
             replacement()
         self._replacements = kept

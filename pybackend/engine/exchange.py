@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from pybackend.engine.steps import (
     normalize_spectra,
 )
 from pybackend.engine.valid_steps import ValidStepCounter
+from pybackend.errors import InputError
+from pybackend.model.layers import find_other_optimizers
 from pybackend.model.masks import has_masked_loss
 
 Kinds = list[str | None]
@@ -40,7 +43,7 @@ Kinds = list[str | None]
 class GradientExchange:
     """Couples one compiled model to a collective for the duration of a ``fit``.
 
-    The optimizer *instance* gets a new ``apply``, not its class, so that saved models know
+    Every optimizer *instance* gets a new ``apply``, not its class, so that saved models know
     nothing of it.
 
     Parameters
@@ -71,11 +74,10 @@ class GradientExchange:
         self._gathered = GatheredRows(collective, self._calls)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._collective = collective
-        self._position = position
+        # Of the steps that have begun; a step may exchange several times.
+        self._begun = copy(position)
         self._error: BaseException | None = None
-        self._means = StepMeans(
-            model, self._calls, self._count_rows, is_exchanged=position.total_rows is None
-        )
+        self._means = StepMeans(model, self._calls, self._count_rows)
         is_masked = has_masked_loss(model) and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
@@ -104,7 +106,9 @@ class GradientExchange:
                 stack.enter_context(disable_jit(model))
                 step: Any = SplitStep(model, train_step, apply, self)
             else:
-                stack.enter_context(override(optimizer, "apply", self._wrap_apply(apply)))
+                for each in [optimizer, *find_other_optimizers(model).values()]:
+                    averaging = self._wrap_apply(each.apply, each is optimizer)
+                    stack.enter_context(override(each, "apply", averaging))
                 step = self._wrap_step(train_step, apply)
             stack.enter_context(override(model, "train_step", step))
             # A model that was fitted before keeps the function traced then, without the exchange.
@@ -131,6 +135,7 @@ class GradientExchange:
 
     def begin_epoch(self) -> None:
         """Start counting the epoch's steps."""
+        self._begun.begin_epoch()
         self._host.begin_epoch()
 
     def end_epoch(self) -> None:
@@ -207,9 +212,11 @@ class GradientExchange:
         return result
 
     def _count_rows(self, rows: int) -> float:
-        """Rows of the global batch of the step that begins."""
-        if self._position.total_rows is not None:
-            return self._position.total_rows
+        """Rows of the global batch of the step that begins; called once for each."""
+        total = self._begun.total_rows
+        self._begun.advance()
+        if total is not None:
+            return total
         try:
             return float(all_sum(self._collective, [rows])[0])
         except BaseException as error:
@@ -242,17 +249,26 @@ class GradientExchange:
             with self._global_batch.active(), self.weigh_means(share):
                 return train_step(data)
 
+        def first() -> None:
+            self._means.compute_share()
+            self._apply_zeros(apply, None, None)
+
         def skip() -> None:
             normalize_spectra(self._model)
             with self._global_batch.active():
-                self._calls.replace(lambda: self._apply_zeros(apply, None, None))
+                self._calls.replace(first)
 
         if not self._may_be_empty:
             return counting_train_step
         return StepOrSkip(self._model, counting_train_step, skip)
 
-    def _wrap_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_apply(self, apply: Callable[..., Any], is_models: bool) -> Callable[..., Any]:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+            if trainable_variables is None and not is_models:
+                raise InputError(
+                    "`apply` of an optimizer that compile() was not given needs the variables: "
+                    "apply(gradients, variables)"
+                )
             variables = None if trainable_variables is None else list(trainable_variables)
             weight, loss = self.weigh_step(self._calls.rows)
             means = self.average(list(grads), weight, loss, variables)

@@ -13,12 +13,14 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import broadcast_state, find_differing_weights, offset_seeds
+from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.model.callbacks import select_callbacks
+from pybackend.model.layers import find_other_optimizers
 
 
 def fit(
@@ -51,6 +53,8 @@ def fit(
         options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
     if collective.world_size > 1:
         _share_state(model, collective, emit)
+    if collective.world_size > 1:
+        _report_what_is_local(model, emit)
     synchronizer = make_synchronizer(model, collective, feed, job, emit, metrics)
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     if collective.world_size > 1:
@@ -69,6 +73,24 @@ def fit(
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
     return dict(fitted.history), sync.steps_done, options["initial_epoch"]
+
+
+def _report_what_is_local(model: Any, emit: Emit) -> None:
+    """Say what averaging cannot reach in a train_step of the user's."""
+    if not has_keras_train_step(model):
+        text = (
+            "the model has its own train_step: the gradients it gives to optimizers are averaged "
+            "over the workers, and what it logs is averaged by rows, but what else it computes "
+            "(such as gradients it clips by itself) is of each worker's own rows"
+        )
+        emit(Note(text))
+    others = sorted(find_other_optimizers(model))
+    if others:
+        text = (
+            f"the state of {', '.join(others)} stays on the workers: a training that is continued "
+            "begins with new optimizers, except for the one given to compile()"
+        )
+        emit(Note(text))
 
 
 def _share_state(model: Any, collective: Collective, emit: Emit) -> None:

@@ -111,7 +111,7 @@ class _StepsTogether:
         self._gathered = GatheredRows(collective, self._calls)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._position = Position(feed)
-        self._means = StepMeans(model, self._calls, self._count_rows, is_exchanged=True)
+        self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
 
     @property
@@ -131,7 +131,7 @@ class _StepsTogether:
 
         def skip() -> None:
             with self._batch.active():
-                self._calls.replace()
+                self._calls.replace(self._means.compute_share)
 
         self._position.begin_epoch()
         together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step

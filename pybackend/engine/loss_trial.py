@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import find_layers
+from pybackend.model.layers import find_layers, find_other_optimizers
 
 # Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
 # the number of parts.
@@ -179,7 +179,9 @@ def _compute_gradients(model: Any, data: Any) -> Any:
         flat = [keras.ops.convert_to_numpy(g).ravel() for g in grads if g is not None]
         taken.extend(values[:: 1 + len(values) // _MOST_VALUES] for values in flat)
 
-    with override(model.optimizer, "apply", take):
+    with ExitStack() as stack:
+        for optimizer in [model.optimizer, *find_other_optimizers(model).values()]:
+            stack.enter_context(override(optimizer, "apply", take))
         model.train_step(data)
     return np.concatenate(taken) if taken else np.zeros(0)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pybackend.collective import Collective
 from pybackend.model.compare import is_random_state
+from pybackend.model.layers import find_other_optimizers
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -16,7 +17,9 @@ _RANK_STRIDE = 0x9E3779B1
 
 def broadcast_state(model: Any, collective: Collective) -> None:
     """Give every rank the weights and the optimizer state of rank 0."""
-    for variable in [*model.weights, *model.optimizer.variables]:
+    optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+    states = [variable for optimizer in optimizers for variable in optimizer.variables]
+    for variable in [*model.weights, *states]:
         value = np.array(variable.numpy(), order="C")
         if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
             collective.broadcast(value.reshape(-1))

@@ -45,9 +45,8 @@ class StepMeans:
     Parameters
     ----------
     count_total
-        Returns the rows of the step's global batch, given this worker's.
-    is_exchanged
-        That asks the other workers: a worker without rows has to, too.
+        Returns the rows of the step's global batch, given this worker's; called once for each step,
+        by workers without rows, too.
     """
 
     def __init__(
@@ -55,14 +54,11 @@ class StepMeans:
         model: Any,
         calls: StepCalls,
         count_total: Callable[[int], float],
-        *,
-        is_exchanged: bool,
     ) -> None:
         self._model = model
         self._means = find_step_means(model)
         self._calls = calls
         self._count_total = count_total
-        self._is_exchanged = is_exchanged
         self._share: Any = None
 
     @contextmanager
@@ -108,9 +104,5 @@ class StepMeans:
             share = tf.numpy_function(compute, [self._calls.rows, begun], tf.float32)
         share.set_shape([])
         self._calls.end([share])
-        if self._is_exchanged:
-            self._calls.record(self._take_part)
+        self._calls.record(self.compute_share)
         return share
-
-    def _take_part(self) -> None:
-        self.compute_share()

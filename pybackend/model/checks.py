@@ -12,7 +12,7 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import find_layers, flatten
+from pybackend.model.layers import find_layers, find_other_optimizers
 from pybackend.model.losses import check_losses
 from pybackend.model.masks import check_masks, has_masked_loss
 
@@ -54,37 +54,26 @@ def _check_compiled(model: Any) -> None:
 
 
 def _check_optimizers(model: Any, job: Job) -> None:
-    optimizer = model.optimizer
-    if not type(optimizer).apply_gradients.__module__.startswith("keras."):
-        raise InputError(
-            f"the optimizer {type(optimizer).__name__} has an apply_gradients of its own, which "
-            "would see one worker's gradients: override `update_step` instead"
-        )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(job.exchange, LocalSteps) and inner.use_ema:
+    others = find_other_optimizers(model)
+    for optimizer in [model.optimizer, *others.values()]:
+        if not type(optimizer).apply_gradients.__module__.startswith("keras."):
+            raise InputError(
+                f"the optimizer {type(optimizer).__name__} has an apply_gradients of its own, "
+                "which would see one worker's gradients: override `update_step` instead"
+            )
+    if not isinstance(job.exchange, LocalSteps):
+        return
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if inner.use_ema:
         raise InputError(
             "`LocalSteps` and an optimizer with use_ema=True exclude each other: the moving "
             "averages would be each worker's own"
         )
-    others = _find_other_optimizers(model)
     if others:
         raise InputError(
-            f"the model holds further optimizers ({', '.join(sorted(others))}): only the one "
-            "given to compile() is averaged over the workers"
+            f"`LocalSteps` and further optimizers ({', '.join(sorted(others))}) exclude each "
+            "other: workers would agree on the state of the one given to compile() alone"
         )
-
-
-def _find_other_optimizers(model: Any) -> list[str]:
-    """Attributes of the model and its layers with optimizers that compile() was not given."""
-    # A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
-    found: dict[int, str] = {}
-    for part in [model, *find_layers(model)]:
-        # TensorFlow keeps all of them once more, in an attribute of its own.
-        for name, value in sorted(vars(part).items(), key=lambda item: item[0].startswith("_")):
-            for leaf in flatten(value):
-                if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer:
-                    found.setdefault(id(leaf), name)
-    return list(found.values())
 
 
 def _check_layers(model: Any) -> None:

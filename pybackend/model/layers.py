@@ -26,6 +26,21 @@ def find_layers(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def find_other_optimizers(model: Any) -> dict[str, Any]:
+    """Optimizers that `compile` was not given, by the attribute of the model or layer.
+
+    A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    for part in [model, *find_layers(model)]:
+        # TensorFlow keeps all of them once more, in an attribute of its own.
+        for name, value in sorted(vars(part).items(), key=lambda item: item[0].startswith("_")):
+            for number, leaf in enumerate(flatten(value)):
+                if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer:
+                    found.setdefault(id(leaf), (f"{name}[{number}]" if number else name, leaf))
+    return dict(found.values())
+
+
 def find_variables(model: Any) -> list[Any]:
     """All variables of a model, its losses and metrics, those of TensorFlow included.
 
