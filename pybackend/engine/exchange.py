@@ -23,6 +23,7 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.split import SplitStep
+from pybackend.engine.statistics import GlobalStatistics
 from pybackend.engine.step_means import StepMeans
 from pybackend.engine.steps import (
     Position,
@@ -70,7 +71,8 @@ class GradientExchange:
     ) -> None:
         self._model = model
         self._may_be_empty = may_be_empty
-        self._calls = StepCalls()
+        self._calls = StepCalls(model)
+        self._statistics = GlobalStatistics(model, collective, self._calls, self._weigh_gradients)
         self._gathered = GatheredRows(collective, self._calls)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._collective = collective
@@ -98,6 +100,7 @@ class GradientExchange:
         with ExitStack() as stack:
             stack.enter_context(self._global_batch.install())
             stack.enter_context(self._means.install())
+            stack.enter_context(self._statistics.install())
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(override(model, "compute_loss", watched))
@@ -122,7 +125,7 @@ class GradientExchange:
     @property
     def error(self) -> BaseException | None:
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
-        return self._error or self._host.error or self._gathered.error
+        return self._error or self._host.error or self._gathered.error or self._statistics.error
 
     @property
     def shared_variables(self) -> Sequence[Any]:
@@ -169,6 +172,9 @@ class GradientExchange:
         if self._valid is None:
             return tf.cast(rows, tf.float32), tf.constant(0.0)
         return self._valid.weight(rows), self._valid.loss
+
+    def _weigh_gradients(self) -> Any:
+        return self.weigh_step(self._calls.rows)[0]
 
     def average(
         self, gradients: list[Any], weight: Any, loss: Any, variables: Any = None
@@ -246,7 +252,11 @@ class GradientExchange:
     ) -> Callable[[Any], Any]:
         def counting_train_step(data: Any) -> Any:
             share = self.begin_step(count_rows(data))
-            with self._global_batch.active(), self.weigh_means(share):
+            with (
+                self._global_batch.active(),
+                self.weigh_means(share),
+                self._statistics.active(),
+            ):
                 return train_step(data)
 
         def first() -> None:

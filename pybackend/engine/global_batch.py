@@ -60,8 +60,8 @@ def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
     """
     if model.run_eagerly and may_be_empty:
         raise InputError(
-            "with run_eagerly=True a loss or metric over the global batch needs rows on every "
-            "worker in each step: give more rows, or leave run_eagerly out"
+            "with run_eagerly=True a loss, a metric or statistics of the global batch need rows on "
+            "every worker in each step: give more rows, or leave run_eagerly out"
         )
 
 

@@ -107,7 +107,7 @@ class _StepsTogether:
     def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
         self._model = model
         self._feed = feed
-        self._calls = StepCalls()
+        self._calls = StepCalls(model)
         self._gathered = GatheredRows(collective, self._calls)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._position = Position(feed)

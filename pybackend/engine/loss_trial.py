@@ -192,7 +192,7 @@ class _SimulatedRows:
     def __init__(self, model: Any, rows: Sequence[Any]) -> None:
         self._model = model
         self._rows = rows
-        self._calls = StepCalls()
+        self._calls = StepCalls(model)
         self._batch = GlobalBatch(model, self, self._calls, OverBatch(loss=True))
         self._part = slice(0, 0)
         self._is_recording = False

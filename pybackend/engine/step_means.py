@@ -55,7 +55,6 @@ class StepMeans:
         calls: StepCalls,
         count_total: Callable[[int], float],
     ) -> None:
-        self._model = model
         self._means = find_step_means(model)
         self._calls = calls
         self._count_total = count_total
@@ -92,16 +91,12 @@ class StepMeans:
         if not self._means:
             return None
 
-        def compute(rows: Any, _: Any) -> Any:
+        def compute(rows: Any) -> Any:
             total = self._count_total(int(rows))
             return np.float32(rows / total if total else 0.0)
 
-        variables = self._model.trainable_variables
-        anchor = min(variables, key=lambda v: int(np.prod(v.shape))) if variables else 0.0
-        # Not before the end of the step before, which updates its weights.
-        begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
         with self._calls.next():
-            share = tf.numpy_function(compute, [self._calls.rows, begun], tf.float32)
+            share = tf.numpy_function(compute, [self._calls.rows], tf.float32)
         share.set_shape([])
         self._calls.end([share])
         self._calls.record(self.compute_share)

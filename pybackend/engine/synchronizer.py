@@ -21,6 +21,7 @@ from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import LocalSteps
+from pybackend.model.layers import find_synchronized
 
 
 class Synchronizer(Protocol):
@@ -108,12 +109,16 @@ def make_synchronizer(
         reason = None
         if not has_keras_train_step(model):
             reason = "the exchange inside a custom train_step"
+        elif find_synchronized(model):
+            reason = "the exchange of statistics for layers with synchronized=True"
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
         if reason is not None:
             emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False
-    settings = TransferSettings(nominal, exchange.bucket_mb * 1e6, exchange.compression)
+    # Layers exchange statistics during the backward pass: gradients travel after it.
+    bucket_bytes = float("inf") if find_synchronized(model) else exchange.bucket_mb * 1e6
+    settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
     graph = None
     if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)

@@ -30,6 +30,7 @@ from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
+from pybackend.model.layers import find_synchronized
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
@@ -83,7 +84,7 @@ def train(
     check_loss(model, tried, job)
     metrics = try_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
-    if over != NOTHING:
+    if over != NOTHING or find_synchronized(model):
         check_runs_eagerly(model, feed.may_be_empty)
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)

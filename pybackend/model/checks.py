@@ -12,7 +12,7 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import find_layers, find_other_optimizers
+from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized
 from pybackend.model.losses import check_losses
 from pybackend.model.masks import check_masks, has_masked_loss
 
@@ -38,7 +38,7 @@ def check_model(model: Any, job: Job) -> None:
         check_masks(model)
         if job.exchange.transport == "tf" and has_masked_loss(model):
             raise InputError("a model whose masks reach the loss needs transport='tcp'")
-    _check_layers(model)
+    _check_layers(model, job)
 
 
 def _check_compiled(model: Any) -> None:
@@ -76,16 +76,23 @@ def _check_optimizers(model: Any, job: Job) -> None:
         )
 
 
-def _check_layers(model: Any) -> None:
+def _check_layers(model: Any, job: Job) -> None:
     for layer in find_layers(model):
         if getattr(layer, "stateful", False):
             raise InputError(
                 f"layer {layer.name!r} has stateful=True: its state belongs to the rows that one "
                 "worker has seen. Use stateful=False"
             )
-        if getattr(layer, "synchronized", False):
-            raise InputError(
-                f"layer {layer.name!r} has synchronized=True, which Keras would compute on each "
-                "worker's own rows: use synchronized=False (its moving statistics are averaged "
-                "over the workers after each epoch)"
-            )
+    for layer in find_synchronized(model):
+        kind = keras.layers.BatchNormalization
+        if isinstance(job.exchange, LocalSteps):
+            reason = "`LocalSteps`, where each worker steps on its own"
+        elif type(layer).call is not kind.call or layer.renorm:
+            reason = "renorm=True or a call of its own, whose statistics are of a worker's own rows"
+        else:
+            continue
+        raise InputError(
+            f"layer {layer.name!r} has synchronized=True together with {reason}: use "
+            "synchronized=False (its moving statistics are averaged over the workers after each "
+            "epoch)"
+        )

@@ -41,6 +41,11 @@ def find_other_optimizers(model: Any) -> dict[str, Any]:
     return dict(found.values())
 
 
+def find_synchronized(model: Any) -> list[Any]:
+    """Layers that are to normalize by the statistics of all workers' rows."""
+    return [layer for layer in find_layers(model) if getattr(layer, "synchronized", False)]
+
+
 def find_variables(model: Any) -> list[Any]:
     """All variables of a model, its losses and metrics, those of TensorFlow included.
 
