@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "exactness.md"
 # Modules of cases, and what their tables are headed with.
 EQUAL = {
     "test_exact_cases": "Optimizers, losses, metrics, layers and ways to train",
+    "test_exact_together": "Losses, metrics and statistics of global batches; several optimizers",
     "test_transfer": "Models whose file of Keras's forgets what they are",
 }
 REFUSED = {

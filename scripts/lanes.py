@@ -54,6 +54,7 @@ MODULES = {
         "test_exact_cases",
         "test_exact_random",
         "test_exact_shards",
+        "test_exact_together",
         "test_feed",
         "test_local_steps",
         "test_mnist",

@@ -40,8 +40,10 @@ def barrier_evaluate(
 ) -> dict[str, float]:
     """Evaluate a model on several workers; the figures are those of one process.
 
-    Metrics come from the sums of their states, so an AUC is that of all rows. Only the loss of a
-    model that masks time steps depends, as in Keras itself, on which rows share a batch.
+    Metrics come from the sums of their states, so an AUC is that of all rows. What depends, as in
+    Keras itself, on which rows share a batch (a loss that compares rows, or that leaves out masked
+    time steps; a metric that is computed from a batch) is that of batches of ``workers *
+    batch_size`` rows.
 
     Parameters
     ----------

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, make_zero_row
-from pybackend.engine.calls import StepCalls
 from pybackend.engine.feed import Feed
 from pybackend.engine.global_batch import (
     NOTHING,
-    GatheredRows,
-    GlobalBatch,
     OverBatch,
     check_runs_eagerly,
 )
 from pybackend.engine.metrics import combine_logs
-from pybackend.engine.overrides import disable_jit, override
-from pybackend.engine.step_means import StepMeans, find_step_means
-from pybackend.engine.steps import Position, StepOrSkip, count_rows
+from pybackend.engine.steps_together import StepsTogether, needs_others
+from pybackend.model.masks import has_masked_loss
 
 
 class HeldOut:
@@ -48,7 +42,7 @@ class HeldOut:
         self._rows = rows
         self._batch_size = batch_size
         self._over = over
-        self._steps: _StepsTogether | None = None
+        self._steps: StepsTogether | None = None
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
@@ -60,11 +54,11 @@ class HeldOut:
         Callbacks that see the end of it see these figures.
         """
         model.reset_metrics()
-        if self._steps is None and (self._over != NOTHING or find_step_means(model)):
+        if self._steps is None and collective.world_size > 1 and needs_others(model, self._over):
             feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
-            if self._over != NOTHING:
+            if self._over != NOTHING or has_masked_loss(model):
                 check_runs_eagerly(model, feed.may_be_empty)
-            self._steps = _StepsTogether(model, collective, feed, self._over)
+            self._steps = StepsTogether(model, collective, feed, self._over)
         shared = self._steps.shared_variables if self._steps else []
         combine = _Combine(model, collective, self._counts, shared)
         hooks = keras.callbacks.CallbackList([combine, *callbacks])
@@ -99,60 +93,6 @@ class _Combine(keras.callbacks.Callback):
         )
         logs.clear()
         logs.update(self.figures)
-
-
-class _StepsTogether:
-    """Evaluates global batches step by step, together with the other workers."""
-
-    def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
-        self._model = model
-        self._feed = feed
-        self._calls = StepCalls(model)
-        self._gathered = GatheredRows(collective, self._calls)
-        self._batch = GlobalBatch(model, self._gathered, self._calls, over)
-        self._position = Position(feed)
-        self._means = StepMeans(model, self._calls, self._count_rows)
-        self._function: Any = None
-
-    @property
-    def shared_variables(self) -> Sequence[Any]:
-        """Variables of metrics that are the same on all workers."""
-        return self._batch.variables
-
-    def evaluate(self, hooks: Any) -> None:
-        """Evaluate the model; the figures are seen by the callbacks."""
-        test_step = self._model.test_step
-
-        def step(data: Any) -> Any:
-            self._calls.begin(count_rows(data))
-            share = self._means.compute_share()
-            with self._batch.active(), self._means.weigh(share):
-                return test_step(data)
-
-        def skip() -> None:
-            with self._batch.active():
-                self._calls.replace(self._means.compute_share)
-
-        self._position.begin_epoch()
-        together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
-        with ExitStack() as stack:
-            stack.enter_context(self._batch.install())
-            stack.enter_context(self._means.install())
-            stack.enter_context(disable_jit(self._model))
-            stack.enter_context(override(self._model, "test_step", together))
-            # What callbacks evaluate is their own; a function is traced once.
-            stack.enter_context(override(self._model, "test_function", self._function))
-            try:
-                self._model.evaluate(self._feed.dataset(), verbose=0, callbacks=hooks)
-            except tf.errors.OpError as error:
-                raise self._gathered.error or error from None
-            self._function = self._model.test_function
-
-    def _count_rows(self, rows: int) -> float:
-        """Rows of the global batch of the step that begins; called once for each."""
-        total = self._position.total_rows
-        self._position.advance()
-        return float(total or 0)
 
 
 def build_metrics(model: Any, rows: Rows) -> None:

@@ -84,6 +84,16 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
             _try_step(model, rows)
 
 
+def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
+    """Whether the loss of an evaluation is a mean over rows, as `check_loss_is_mean` tries it."""
+    try:
+        with keep_state(model):
+            _try_loss(model, rows, training=False)
+    except InputError:
+        return False
+    return True
+
+
 def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
     """Reject a model whose loss over the global batch would not have the gradients of one process.
 

@@ -14,6 +14,8 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.data.rows import SpooledRows
 from pybackend.engine.held_out import HeldOut, batch_rows
+from pybackend.engine.step_means import build_losses
+from pybackend.engine.trials import choose_rows, find_over
 from pybackend.job.job import Job
 from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
@@ -47,7 +49,10 @@ def score(
     began = time.monotonic()
     value: Any = None
     if job.kind == "evaluate":
-        value = HeldOut(rows, counts["train"], job.batch_size).evaluate(model, collective)
+        if job.workers > 1:
+            build_losses(model, rows)
+        over = find_over(model, choose_rows(rows, job), job, collective)
+        value = HeldOut(rows, counts["train"], job.batch_size, over).evaluate(model, collective)
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))

@@ -25,7 +25,7 @@ from pybackend.engine.step_means import build_losses
 from pybackend.engine.trials import check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Emit, Note
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -34,6 +34,11 @@ from pybackend.model.layers import find_synchronized
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
+
+_ABOUT_METRICS = (
+    "some of the metrics are no sums over rows: in each step the workers send each other their "
+    "outputs, and compute the metrics of all rows"
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ def train(
     tried = choose_rows(rows, job)
     check_loss(model, tried, job)
     metrics = try_metrics(model, tried, job, collective)
+    if metrics == "not sums":
+        emit(Note(_ABOUT_METRICS))
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if over != NOTHING or find_synchronized(model):
         check_runs_eagerly(model, feed.may_be_empty)

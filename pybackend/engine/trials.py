@@ -10,7 +10,12 @@ import numpy as np
 from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows
-from pybackend.engine.loss_trial import check_global_loss, check_loss_is_mean
+from pybackend.engine.global_batch import OverBatch
+from pybackend.engine.loss_trial import (
+    check_global_loss,
+    check_loss_is_mean,
+    is_mean_in_evaluation,
+)
 from pybackend.engine.metric_trial import find_unsummable_metrics
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange
@@ -70,6 +75,18 @@ def try_metrics(
     if failed:
         return "unknown"
     return "not sums" if unsummable else "sums"
+
+
+def find_over(
+    model: Any, rows: Sequence[Any] | None, job: Job, collective: Collective
+) -> OverBatch:
+    """What an evaluation computes from the rows of all workers, since it may not be summed."""
+    metrics = try_metrics(model, rows, job, collective)
+    needs = (
+        rows is not None and not has_masked_loss(model) and not is_mean_in_evaluation(model, rows)
+    )
+    loss = bool(all_sum(collective, [needs])[0]) and job.workers > 1
+    return OverBatch(loss=loss, metrics=metrics == "not sums")
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:

@@ -11,6 +11,11 @@
 #'   later, but the result is no longer that of one process. `NULL` is exact.
 #' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf`
 #'   sends everything at once after it.
+#' @param loss_over What the loss is computed over. `"rows"`: each worker computes the loss of its own
+#'   rows, which must be a mean over rows. `"global batch"`: the workers send each other their outputs,
+#'   labels and weights in each step, and compute the loss of all rows. Then it may compare or sum the
+#'   rows of a batch (contrastive, ranking, correlation, soft F1, sums), and masks may reach several
+#'   losses.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'
@@ -19,6 +24,7 @@
 #' @export
 #' @examples
 #' exchange(compression = "bf16")
+#' exchange(loss_over = "global batch")
 #' local_steps(100, learning_rate = 0.7, momentum = 0.9)
 #' \dontrun{
 #' barrier_train(sc, model, data, workers = 8, exchange = exchange(transport = "tf"))
@@ -27,10 +33,12 @@
 exchange <- function(
   transport = "tcp",
   compression = NULL,
-  bucket_mb = 25
+  bucket_mb = 25,
+  loss_over = "rows"
 ) {
   check_one_of(transport, c("tcp", "tf"))
   check_compression(compression)
+  check_one_of(loss_over, c("rows", "global batch"))
   if (transport == "tf" && !is.null(compression)) {
     abort_input(
       c(
@@ -42,7 +50,8 @@ exchange <- function(
   fields <- list(
     transport = transport,
     compression = compression,
-    bucket_mb = check_positive(bucket_mb, finite = FALSE)
+    bucket_mb = check_positive(bucket_mb, finite = FALSE),
+    loss_over = loss_over
   )
   new_options(fields, "tfdist_exchange")
 }

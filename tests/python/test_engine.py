@@ -204,8 +204,8 @@ def two_masked_outputs() -> Any:
     [
         (lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]), "not compiled"),
         (
-            lambda: compiled(keras.layers.BatchNormalization(synchronized=True)),
-            "synchronized=True",
+            lambda: compiled(keras.layers.BatchNormalization(synchronized=True, renorm=True)),
+            "synchronized=True together with renorm=True",
         ),
         (
             lambda: compiled(
@@ -235,12 +235,10 @@ def with_two_optimizers() -> Any:
     return model
 
 
-@pytest.mark.parametrize("held", [keras.optimizers.Adam(), [keras.optimizers.Adam()]])
-def test_further_optimizers_are_refused(held: Any) -> None:
+def with_own_second_optimizer() -> Any:
     model = compiled(keras.layers.Dense(1))
-    model.second = held
-    with pytest.raises(InputError, match="further optimizers"):
-        check_model(model, TWO)
+    model.second = [keras.optimizers.Adam(), OwnApply(0.1)]
+    return model
 
 
 class Inside(keras.layers.Layer):
@@ -273,7 +271,11 @@ def masks_and_activities() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "synchronized batch normalization": (lambda: compiled(Inside()), {}, "synchronized=True"),
+    "synchronized batch normalization and local steps": (
+        lambda: compiled(Inside()),
+        {"exchange": LocalSteps(2)},
+        "synchronized=True together with `LocalSteps`",
+    ),
     "the loss Circle": (
         lambda: compiled_with("sgd", keras.losses.Circle()),
         {},
@@ -291,7 +293,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     ),
     "masks and an activity regularizer": (masks_and_activities, {}, "has an activity regularizer"),
     "masks that reach two losses": (two_masked_outputs, {}, "has 2 outputs"),
-    "several optimizers": (with_two_optimizers, {}, "further optimizers"),
+    "several optimizers and local steps": (
+        with_two_optimizers,
+        {"exchange": LocalSteps(2)},
+        "further optimizers",
+    ),
+    "an own apply_gradients of a further optimizer": (
+        with_own_second_optimizer,
+        {},
+        "apply_gradients of its own",
+    ),
     "a stateful layer": (stateful, {}, "stateful=True"),
 }
 
@@ -391,7 +402,9 @@ def test_logs_of_a_train_step_of_ones_own_are_averaged_over_the_rows(rows: Any) 
     assert result.history["mean_label"][0] == pytest.approx(y[:101].mean(), abs=1e-6)
 
 
-def test_a_custom_metric_is_of_all_rows_and_unequal_weights_are_reported(rows: Any, capsys: Any) -> None:
+def test_a_custom_metric_is_of_all_rows_and_unequal_weights_are_reported(
+    rows: Any, capsys: Any
+) -> None:
     class Largest(keras.metrics.Metric):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)

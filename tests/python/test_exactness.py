@@ -8,6 +8,7 @@ from pathlib import Path
 
 import test_engine
 import test_exact_cases
+import test_exact_together
 import test_loss_trial
 import test_transfer
 
@@ -18,6 +19,7 @@ import exactness  # noqa: E402
 
 CASES = {
     "test_exact_cases": test_exact_cases.CASES,
+    "test_exact_together": test_exact_together.CASES,
     "test_transfer": test_transfer.CASES,
     "test_engine": test_engine.REFUSED,
     "test_loss_trial": test_loss_trial.NOT_MEANS,

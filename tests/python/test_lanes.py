@@ -49,6 +49,7 @@ CROSS_CUTTING = {
     "exact_cases": "the same, for whatever Keras users do",
     "exact_random": "the same, for models and data drawn at random",
     "exact_shards": "the same, however rows are spread",
+    "exact_together": "the same, for what workers compute together",
     "exactness": "scripts/exactness.py and its page",
     "frames": "pandas data frames",
     "imports": "layers, and what imports cost",

@@ -33,7 +33,7 @@ def _distances(vectors: Any) -> Any:
     return ops.sum((vectors[:, None] - vectors[None]) ** 2, axis=-1)
 
 
-def _batch_hard_triplet(y: Any, predicted: Any) -> Any:
+def batch_hard_triplet(y: Any, predicted: Any) -> Any:
     is_same = ops.equal(ops.reshape(y, (-1, 1)), ops.reshape(y, (1, -1)))
     distances = _distances(predicted)
     farthest = ops.max(ops.where(is_same, distances, 0.0), axis=1)
@@ -41,24 +41,24 @@ def _batch_hard_triplet(y: Any, predicted: Any) -> Any:
     return ops.relu(farthest - nearest + 0.2)
 
 
-def _correlation(y: Any, predicted: Any) -> Any:
+def correlation(y: Any, predicted: Any) -> Any:
     one, other = y - ops.mean(y), predicted - ops.mean(predicted)
     size = ops.sqrt(ops.sum(one**2) * ops.sum(other**2))
     return 1 - ops.sum(one * other) / size
 
 
-def _partial_likelihood(y: Any, predicted: Any) -> Any:
+def partial_likelihood(y: Any, predicted: Any) -> Any:
     at_risk = ops.cast(ops.reshape(y, (1, -1)) >= ops.reshape(y, (-1, 1)), "float32")
     risk = ops.exp(ops.reshape(predicted, (1, -1)))
     return ops.log(ops.sum(at_risk * risk, axis=1)) - ops.reshape(predicted, (-1,))
 
 
-def _ranking(y: Any, predicted: Any) -> Any:
+def ranking(y: Any, predicted: Any) -> Any:
     above = ops.cast(y[:, None] > y[None], "float32")
     return ops.mean(above * ops.softplus(predicted[None] - predicted[:, None]))
 
 
-def _mean_over_valid(y: Any, predicted: Any) -> Any:
+def mean_over_valid(y: Any, predicted: Any) -> Any:
     valid = ops.cast(ops.not_equal(y, 0), "float32")
     entropy = keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
     return ops.sum(entropy * valid) / ops.sum(valid)
@@ -68,7 +68,7 @@ def _root_mean_square(y: Any, predicted: Any) -> Any:
     return ops.sqrt(ops.mean((y - predicted) ** 2))
 
 
-def _soft_f1(y: Any, predicted: Any) -> Any:
+def soft_f1(y: Any, predicted: Any) -> Any:
     hits = ops.sum(y * predicted)
     return 1 - 2 * hits / (ops.sum(y) + ops.sum(predicted))
 
@@ -176,13 +176,13 @@ NOT_MEANS: dict[str, tuple[Callable[[], Any], Any]] = {
     "sum in a list": (lambda: _compiled(loss=[_summed]), TARGETS),
     "dice": (lambda: _compiled(loss=keras.losses.Dice(), activation="sigmoid"), TARGETS),
     "tversky": (lambda: _compiled(loss=keras.losses.Tversky(), activation="sigmoid"), TARGETS),
-    "soft F1": (lambda: _compiled(loss=_soft_f1, activation="sigmoid"), TARGETS),
+    "soft F1": (lambda: _compiled(loss=soft_f1, activation="sigmoid"), TARGETS),
     "root mean square": (lambda: _compiled(loss=_root_mean_square), TARGETS),
-    "correlation": (lambda: _compiled(loss=_correlation), TARGETS),
-    "triplet": (lambda: _compiled(loss=_batch_hard_triplet), CLASSES),
-    "partial likelihood": (lambda: _compiled(loss=_partial_likelihood, units=1), TIMES),
-    "ranking": (lambda: _compiled(loss=_ranking, units=1), TIMES),
-    "mean over valid rows": (lambda: _compiled(loss=_mean_over_valid), CLASSES),
+    "correlation": (lambda: _compiled(loss=correlation), TARGETS),
+    "triplet": (lambda: _compiled(loss=batch_hard_triplet), CLASSES),
+    "partial likelihood": (lambda: _compiled(loss=partial_likelihood, units=1), TIMES),
+    "ranking": (lambda: _compiled(loss=ranking, units=1), TIMES),
+    "mean over valid rows": (lambda: _compiled(loss=mean_over_valid), CLASSES),
     "add_loss": (lambda: _compiled(AddsSum(False)), TARGETS),
     "add_loss in training": (lambda: _compiled(AddsSum(True)), TARGETS),
     "compute_loss": (_with_own_loss, TARGETS),

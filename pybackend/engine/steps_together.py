@@ -1,0 +1,127 @@
+"""An evaluation in step with the other workers, for figures that depend on the rows of a batch.
+
+A loss that compares rows, a metric that is computed from a whole batch, losses of several outputs
+that Keras averages over batches: they are computed from global batches, as one process does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pybackend.collective import Collective, all_sum
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.feed import Feed
+from pybackend.engine.global_batch import (
+    NOTHING,
+    GatheredRows,
+    GlobalBatch,
+    OverBatch,
+)
+from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.step_means import StepMeans, find_step_means
+from pybackend.engine.steps import Position, StepOrSkip, count_rows
+from pybackend.engine.valid_steps import ValidStepCounter
+from pybackend.model.masks import has_masked_loss
+
+
+def needs_others(model: Any, over: OverBatch) -> bool:
+    """Whether a worker's figures of a step depend on the rows of the others."""
+    return over != NOTHING or bool(find_step_means(model)) or has_masked_loss(model)
+
+
+class StepsTogether:
+    """Evaluates global batches step by step, together with the other workers."""
+
+    def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
+        self._model = model
+        self._feed = feed
+        self._calls = StepCalls(model)
+        self._gathered = GatheredRows(collective, self._calls)
+        self._batch = GlobalBatch(model, self._gathered, self._calls, over)
+        # Masks make a worker's loss a mean over other numbers than its rows.
+        is_masked = has_masked_loss(model) and not over.loss
+        self._valid = ValidStepCounter(model) if is_masked else None
+        self._collective = collective
+        self._error: BaseException | None = None
+        self._position = Position(feed)
+        self._means = StepMeans(model, self._calls, self._count_rows)
+        self._function: Any = None
+
+    @property
+    def shared_variables(self) -> Sequence[Any]:
+        """Variables of metrics that are the same on all workers."""
+        return self._batch.variables
+
+    def evaluate(self, hooks: Any) -> None:
+        """Evaluate the model; the figures are seen by the callbacks."""
+        test_step = self._model.test_step
+
+        def step(data: Any) -> Any:
+            self._calls.begin(count_rows(data))
+            share = self._means.compute_share()
+            with self._batch.active(), self._means.weigh(share):
+                return test_step(data)
+
+        def skip() -> None:
+            with self._batch.active():
+                self._calls.replace(self._means.compute_share)
+
+        self._position.begin_epoch()
+        together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
+        with ExitStack() as stack:
+            stack.enter_context(self._batch.install())
+            stack.enter_context(self._means.install())
+            if self._valid is not None:
+                average = self._average(self._model.compute_loss, self._valid)
+                stack.enter_context(override(self._model, "compute_loss", average))
+            stack.enter_context(disable_jit(self._model))
+            stack.enter_context(override(self._model, "test_step", together))
+            # What callbacks evaluate is their own; a function is traced once.
+            stack.enter_context(override(self._model, "test_function", self._function))
+            try:
+                self._model.evaluate(self._feed.dataset(), verbose=0, callbacks=hooks)
+            except tf.errors.OpError as error:
+                raise self._error or self._gathered.error or error from None
+            self._function = self._model.test_function
+
+    def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
+        """A model's ``compute_loss``, averaged over the workers by what masks leave in it."""
+        watched = valid.watch(compute_loss)
+
+        def averaged(*args: Any, **options: Any) -> Any:
+            own = watched(*args, **options)
+            weight = valid.weight(self._calls.rows)
+            mean = self._compute_mean(own, weight)
+            self._calls.record(lambda: self._compute_mean(tf.zeros_like(own), 0.0))
+            return mean
+
+        averaged.__signature__ = inspect.signature(compute_loss)  # type: ignore[attr-defined]
+        return averaged
+
+    def _compute_mean(self, loss: Any, weight: Any) -> Any:
+        def compute(loss: Any, weight: Any) -> Any:
+            try:
+                total, weights = all_sum(self._collective, [weight * loss, weight])
+            except BaseException as error:
+                self._error = self._error or error
+                raise
+            return np.asarray(total / weights, loss.dtype)
+
+        weight = tf.convert_to_tensor(weight, tf.float32)
+        with self._calls.next():
+            mean = tf.numpy_function(compute, [loss, weight], loss.dtype)
+        self._calls.end([mean])
+        mean.set_shape([])
+        return mean
+
+    def _count_rows(self, rows: int) -> float:
+        """Rows of the global batch of the step that begins; called once for each."""
+        total = self._position.total_rows
+        self._position.advance()
+        return float(total or 0)
