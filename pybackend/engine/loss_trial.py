@@ -115,7 +115,7 @@ def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
             return
     if found.differs:
         raise InputError(
-            f"the gradients of {count} rows are not the sum of those of parts of them: "
+            f"the loss or the gradients of {count} rows are not those of parts of them together: "
             f"{_WAYS_OUT_OF_BATCHES}"
         )
 
@@ -223,11 +223,20 @@ class _SimulatedRows:
         self._is_recording = False
 
     def compute_gradients(self, part: slice) -> Any:
-        """Those of one worker, for the mean over all."""
+        """Those of one worker, for the mean over all, and behind them its losses."""
         self._part, self._asked = part, 0
         self._calls.begin(part.stop - part.start)
-        with self._batch.active():
-            return _compute_gradients(self._model, take_part(self._rows, part))
+        compute_loss = self._model.compute_loss
+        losses: list[float] = []
+
+        def noting(*args: Any, **options: Any) -> Any:
+            loss = compute_loss(*args, **options)
+            losses.append(float(loss))
+            return loss
+
+        with self._batch.active(), override(self._model, "compute_loss", noting):
+            gradients = _compute_gradients(self._model, take_part(self._rows, part))
+        return np.append(gradients, losses)
 
     def __call__(self, own: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
         """As `OtherRows`."""

@@ -1,4 +1,4 @@
-"""What no worker computes from its own rows alone: losses, metrics, statistics of global batches."""
+"""What no worker computes from its own rows: losses, metrics, statistics of global batches."""
 
 from __future__ import annotations
 
@@ -243,9 +243,7 @@ def metric_cases() -> dict[str, Case]:
             shards=SHARDS,
         ),
         "correlation as a metric, validated": Case(
-            regressor(
-                "mse", metrics=lambda: [keras.metrics.PearsonCorrelation()], jit_compile=True
-            ),
+            regressor("mse", metrics=lambda: [correlation], jit_compile=True),
             (X, TARGETS),
             held_out=(X[:31], TARGETS[:31]),
         ),

@@ -22,6 +22,7 @@ from pybackend import DataOptions, Exchange, InputError, LocalSteps
             {"transport": "tf", "compression": "fp16"},
             "`compression` needs transport='tcp'",
         ),
+        (Exchange, {"loss_over": "batch"}, "`loss_over` must be"),
         (Exchange, {"bucket_mb": -1}, "`bucket_mb` must be a positive number, not -1"),
         (LocalSteps, {"steps": 1}, "`steps` must be at least 2, not 1"),
         (LocalSteps, {"steps": 2.5}, "`steps` must be a whole number, not 2.5"),

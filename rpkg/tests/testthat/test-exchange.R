@@ -4,6 +4,7 @@ test_that("bad ways to exchange are errors", {
     exchange(compression = "zip")
     exchange(transport = "tf", compression = "fp16")
     exchange(bucket_mb = 0)
+    exchange(loss_over = "batch")
     local_steps(1)
     local_steps(10, learning_rate = Inf)
     local_steps(10, momentum = 1)

@@ -173,6 +173,8 @@ test_that("how gradients travel does not change the result", {
   once <- exchange(bucket_mb = Inf)
   split <- train(exchange = once, shuffle = "shard")
   expect_equal(split$model$get_weights(), plain$model$get_weights(), tolerance = 1e-6)
+  whole <- train(exchange = exchange(loss_over = "global batch"))
+  expect_equal(whole$model$get_weights(), plain$model$get_weights(), tolerance = 1e-6)
   collectives <- train(exchange = exchange(transport = "tf"))
   expect_equal(collectives$model$get_weights(), plain$model$get_weights(), tolerance = 1e-5)
 })

@@ -1,0 +1,194 @@
+"""Rows of the global batch on every worker: what is fetched, refused and left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from test_loss_trial import AddsSum, _compiled, correlation
+
+from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
+from pybackend.collective import Alone
+from pybackend.engine.calls import StepCalls
+from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
+from pybackend.engine.loss_trial import check_global_loss
+from pybackend.engine.metric_trial import find_unsummable_metrics
+
+layers = keras.layers
+TOGETHER = Exchange(loss_over="global batch")
+_RNG = np.random.default_rng(4)
+X = _RNG.normal(size=(40, 8)).astype("float32")
+TARGETS = _RNG.uniform(size=(40, 3)).astype("float32")
+
+
+class Recorded(Alone):
+    """The middle one of three workers, of which the others have sent what is given."""
+
+    rank = 1
+    world_size = 3
+
+    def __init__(self, before: Any, after: Any) -> None:
+        self.before, self.after = before, after
+
+    def all_gather(self, part: Any) -> list[Any]:
+        return [self.before, part, self.after]
+
+
+def _sent(rows: int, *arrays: Any) -> Any:
+    """What a worker sends."""
+    sent: list[Any] = []
+
+    class Keeps(Alone):
+        def all_gather(self, part: Any) -> list[Any]:
+            sent.append(part)
+            return [part]
+
+    calls = StepCalls(_compiled())
+    calls.begin(rows)
+    GatheredRows(Keeps(), calls)([tf.constant(array) for array in arrays])
+    return sent[0]
+
+
+def _gather(before: Any, own: Any, after: Any) -> Any:
+    calls = StepCalls(_compiled())
+    calls.begin(len(own[0]))
+    return GatheredRows(Recorded(before, after), calls)([tf.constant(array) for array in own])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "float16"])
+def test_rows_come_in_the_order_of_the_ranks(dtype: str) -> None:
+    arrays = [_RNG.normal(size=(rows, 2, 3)).astype(dtype) for rows in (3, 2, 1)]
+    labels = [np.arange(rows) for rows in (3, 2, 1)]
+    packed = [_sent(len(a), a, y) for a, y in zip(arrays, labels, strict=True)]
+    before, after, factor = _gather(packed[0], (arrays[1], labels[1]), packed[2])
+    np.testing.assert_array_equal(before[0], arrays[0])
+    np.testing.assert_array_equal(after[0], arrays[2])
+    np.testing.assert_array_equal(before[1], labels[0])
+    assert float(factor) == 6 / 2
+
+
+def test_a_worker_without_rows_is_left_out() -> None:
+    nothing = np.zeros(0, np.uint8)
+    before, after, factor = _gather(nothing, (X[:2],), nothing)
+    assert before[0].shape == after[0].shape == (0, 8)
+    assert float(factor) == 1
+
+
+def test_rows_of_several_shapes_are_named() -> None:
+    other = _sent(2, X[:2, :5])
+    with pytest.raises(Exception, match="pad rows to one length"):
+        _gather(other, (X[:2],), np.zeros(0, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"), [(["a", "b"], "must be numbers"), (1.0, "a value for each row")]
+)
+def test_what_cannot_be_gathered_is_refused(tensor: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _gather(np.zeros(0, np.uint8), ([1], tensor), np.zeros(0, np.uint8))
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = _compiled(loss=correlation)
+    model.compile("sgd", correlation, metrics=["mae"])
+    model.train_on_batch(X, TARGETS)
+    before = {**vars(model)}
+    calls = StepCalls(model)
+    batch = GlobalBatch(model, GatheredRows(Alone(), calls), calls, OverBatch(True, True))
+    with batch.install():
+        assert vars(model).keys() != before.keys()
+    assert vars(model).keys() == before.keys()
+    assert all("update_state" not in vars(metric) for metric in model.metrics)
+
+
+def test_a_loss_of_outputs_may_be_over_the_global_batch() -> None:
+    model = _compiled(layers.Dropout(0.3), loss=correlation)
+    weights = [weight.copy() for weight in model.get_weights()]
+    check_global_loss(model, (X, TARGETS))
+    for one, other in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_layer_that_sums_rows_is_refused_over_the_global_batch_too() -> None:
+    with pytest.raises(InputError, match="a layer, `add_loss` or the model's own `train_step`"):
+        check_global_loss(_compiled(AddsSum(True)), (X, TARGETS))
+
+
+def _largest(y: Any, predicted: Any) -> Any:
+    return ops.max(ops.abs(y - predicted))
+
+
+def test_metrics_that_are_no_sums_are_found() -> None:
+    model = _compiled()
+    given = [_largest, "mae", keras.metrics.AUC(name="auc"), correlation]
+    model.compile("sgd", "mse", metrics=given)
+    found = find_unsummable_metrics(model, (X, (TARGETS > 0.5).astype("float32")))
+    assert found == ["_largest", "correlation"]
+    assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
+
+
+def test_an_evaluation_is_that_of_global_batches() -> None:
+    model = _compiled(loss=correlation)
+    model.compile("sgd", correlation, metrics=[_largest])
+    found = barrier_evaluate(
+        None, model, (X[:32], TARGETS[:32]), workers=2, batch_size=8, verbose=0
+    )
+    expected = model.evaluate(X[:32], TARGETS[:32], batch_size=16, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+class EvaluatesItself(keras.callbacks.Callback):
+    """Evaluates the model on rank 0 alone, which nobody else may wait for."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        import os
+
+        if os.environ["TFDIST_RANK"] == "0":
+            logs["own"] = self.model.evaluate(X, TARGETS, batch_size=40, verbose=0)
+
+
+def test_what_a_callback_evaluates_is_its_own() -> None:
+    model = _compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
+    result = barrier_train(
+        None,
+        model,
+        (X, TARGETS),
+        workers=2,
+        batch_size=8,
+        validation_data=(X, TARGETS),
+        callbacks=[EvaluatesItself()],
+        exchange=TOGETHER,
+        verbose=0,
+    )
+    expected = result.model.evaluate(X, TARGETS, batch_size=40, verbose=0)
+    assert result.history["own"][0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_function_of_data_may_be_over_the_global_batch() -> None:
+    """The workers do not know the rows of each other's steps."""
+
+    def data(context: Any) -> Any:
+        rows = np.arange(40)[context.rank :: context.world_size][: 20 - 9 * context.rank]
+        return tf.data.Dataset.from_tensor_slices((X[rows], TARGETS[rows])).batch(4)
+
+    model = _compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
+    result = barrier_train(None, model, data, workers=2, exchange=TOGETHER, verbose=0)
+    mine, others = np.arange(40)[::2][:20], np.arange(40)[1::2][:11]
+    for first in range(0, 20, 4):
+        rows = np.concatenate([mine[first : first + 4], others[first : first + 4]])
+        model.train_on_batch(X[rows], TARGETS[rows])
+    for one, other in zip(result.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_eager_steps_without_rows_are_refused() -> None:
+    model = _compiled(loss=correlation)
+    model.compile("sgd", correlation, run_eagerly=True)
+    with pytest.raises(Exception, match="run_eagerly=True a loss"):
+        barrier_train(
+            None, model, (X[:7], TARGETS[:7]), workers=2, batch_size=1, exchange=TOGETHER, verbose=0
+        )
