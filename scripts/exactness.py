@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "exactness.md"
 # Modules of cases, and what their tables are headed with.
 EQUAL = {
     "test_exact_cases": "Optimizers, losses, metrics, layers and ways to train",
+    "test_exact_keras": "Every other optimizer, schedule, loss, metric and callback of Keras",
     "test_exact_together": "Losses, metrics and statistics of global batches; several optimizers",
     "test_transfer": "Models whose file of Keras's forgets what they are",
 }
@@ -29,7 +30,14 @@ trained by two workers and by one process on the same batches (`pybackend.replay
 means: every weight is within the tolerance of its test (1e-6 for most; 1e-5 if an optimizer divides
 by the root of small numbers), and so are loss and metrics of each epoch. The figure is the largest
 difference of a weight, rounded up to a power of ten: float32 sums in another order differ so much.
-What is refused ends before the first step, in words that begin as those beside it.
+What is noted is said when the training begins, in words that begin as those beside it. What is
+refused ends before the first step, in words that begin as those beside it.
+
+Equal, and not in the tables, since they have tests of their own: every way of giving rows (arrays,
+data frames, Spark, files, `tf.data`, functions) and every way to start workers. Not equal, and
+documented: dropout and other random layers, whose numbers each worker draws for its own rows
+(repeated by the seed); batch normalization without `synchronized=True`, which normalizes by a
+worker's own rows; `LocalSteps`, and `Exchange(compression=)`.
 """
 
 
@@ -37,8 +45,12 @@ def write_page(found: list[dict[str, object]]) -> str:
     """The page, from the outcomes that tests have noted."""
     parts = [_HEAD]
     for module, title in EQUAL.items():
-        parts.append(f"## {title}\n\n| case | equal, within |\n|---|---|")
-        parts += [f"| {o['name']} | {_bound(o['shown'])} |" for o in found if o["module"] == module]
+        parts.append(f"## {title}\n\n| case | equal, within | noted |\n|---|---|---|")
+        parts += [
+            f"| {o['name']} | {_bound(o['shown'])} | {_join(o['notes'])} |"
+            for o in found
+            if o["module"] == module
+        ]
         parts.append("")
     for module, title in REFUSED.items():
         parts.append(f"## {title}\n\n| case | refused |\n|---|---|")
@@ -50,6 +62,11 @@ def write_page(found: list[dict[str, object]]) -> str:
 def _bound(difference: object) -> str:
     number = float(str(difference))
     return "0" if number == 0 else f"1e{math.ceil(math.log10(number))}"
+
+
+def _join(notes: object) -> str:
+    assert isinstance(notes, list)
+    return "; ".join(dict.fromkeys(map(_words, notes)))
 
 
 def _words(message: object) -> str:

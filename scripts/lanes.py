@@ -52,6 +52,7 @@ MODULES = {
         "test_epochs",
         "test_exact",
         "test_exact_cases",
+        "test_exact_keras",
         "test_exact_random",
         "test_exact_shards",
         "test_exact_together",

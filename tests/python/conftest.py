@@ -16,7 +16,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Marks the processes of this test run; workers inherit it, those of Spark too.
 os.environ["TFDIST_TEST_RUN"] = str(os.getpid())
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,11 +161,11 @@ def _started(master: str, **settings: str) -> Iterator[Any]:
         session.stop()
 
 
-def record_outcome(name: str, shown: float | str) -> None:
+def record_outcome(name: str, shown: float | str, notes: Sequence[str] = ()) -> None:
     """Note what a case has shown, if `scripts/exactness.py` has started pytest."""
     if path := os.environ.get("TFDIST_EXACTNESS"):
         module = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
-        line = {"module": Path(module).stem, "name": name, "shown": shown}
+        line = {"module": Path(module).stem, "name": name, "shown": shown, "notes": list(notes)}
         with open(path, "a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -167,7 +167,7 @@ def check_equal(
     assert set(trained.history) == set(history)
     found = difference(case, model, trained.model)
     if name is not None:
-        record_outcome(name, found)
+        record_outcome(name, found, trained.notes)
     assert found <= case.tolerance
     bound = max(1e-5, case.tolerance)
     for name, values in history.items():

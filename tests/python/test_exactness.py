@@ -8,6 +8,7 @@ from pathlib import Path
 
 import test_engine
 import test_exact_cases
+import test_exact_keras
 import test_exact_together
 import test_loss_trial
 import test_transfer
@@ -19,6 +20,7 @@ import exactness  # noqa: E402
 
 CASES = {
     "test_exact_cases": test_exact_cases.CASES,
+    "test_exact_keras": test_exact_keras.CASES,
     "test_exact_together": test_exact_together.CASES,
     "test_transfer": test_transfer.CASES,
     "test_engine": test_engine.REFUSED,
@@ -29,7 +31,7 @@ CASES = {
 def _rows(title: str) -> dict[str, str]:
     """The table under a heading of the page."""
     section = exactness.PAGE.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.*) \| (.*) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|", section, re.MULTILINE)
     return dict(rows[1:])
 
 
@@ -46,10 +48,10 @@ def test_what_is_equal_is_within_its_tolerance() -> None:
 
 def test_the_page_is_written_from_outcomes() -> None:
     found: list[dict[str, object]] = [
-        {"module": "test_exact_cases", "name": "a", "shown": 3e-8},
-        {"module": "test_exact_cases", "name": "b", "shown": 0.0},
-        {"module": "test_engine", "name": "c", "shown": "x | y: use z"},
+        {"module": "test_exact_cases", "name": "a", "shown": 3e-8, "notes": ["n: m", "n: o"]},
+        {"module": "test_exact_cases", "name": "b", "shown": 0.0, "notes": []},
+        {"module": "test_engine", "name": "c", "shown": "x | y: use z", "notes": []},
     ]
     page = exactness.write_page(found)
-    assert "| a | 1e-7 |\n| b | 0 |\n" in page
+    assert "| a | 1e-7 | n |\n| b | 0 |  |\n" in page
     assert "| c | x \\| y |" in page

@@ -47,6 +47,7 @@ CROSS_CUTTING = {
     "epochs": "which epochs run, and which validate",
     "exact": "two workers end where one process ends",
     "exact_cases": "the same, for whatever Keras users do",
+    "exact_keras": "the same, for all that Keras has",
     "exact_random": "the same, for models and data drawn at random",
     "exact_shards": "the same, however rows are spread",
     "exact_together": "the same, for what workers compute together",

@@ -461,6 +461,10 @@ HIDDEN: dict[str, Callable[[], Any]] = {
     "the delta of Huber": lambda: _compiled(_stack(), "sgd", keras.losses.Huber(0.5)),
     "a tensor": lambda: _compiled(_stack(), "sgd", WeighsClasses((1.0, 10.0, 100.0))),
     "two of a name": _two_of_a_name,
+    # A file's optimizer is built before its weights are read.
+    "a state that starts from the weights": lambda: _compiled(
+        _stack(), keras.optimizers.ScheduleFreeAdamW()
+    ),
     "a method of an object": _with_replaced_call,
 }
 
