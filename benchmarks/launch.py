@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import checks
 import numpy as np
 from rounds import median_seconds
 from standalone_session import standalone_session
@@ -46,10 +47,11 @@ def measure(rounds: int) -> dict[str, Figures]:
             f"no-op, {WORKERS} workers, standalone cluster, warm": (nothing, 3 * rounds),
             f"call to model, {steps} steps, {WORKERS} workers": (training, rounds),
         }
-        return {
+        timed = {
             title: {name: {"seconds": s} for name, s in median_seconds(*asked).items()}
             for title, asked in found.items()
         }
+    return timed | {"checks before a training, small network": checks.measure(rounds)}
 
 
 def _no_op(spark: Any) -> None:

@@ -35,10 +35,13 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         Names the array and what is wrong with it.
     """
     if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
+        is_x = isinstance(data, np.ndarray) or (isinstance(data, (tuple, list)) and len(data) == 1)
+        hint = ". Labels are missing: an autoencoder trains on (x, x)" if is_x else ""
         raise InputError(
             f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark or "
             "pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord "
             f"files, or a function that returns a tf.data.Dataset, not {_describe_type(data)}"
+            f"{hint}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):

@@ -84,11 +84,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "the `model` function cannot be sent to the workers",
     ),
     "data none": (train(data=None), "`data`"),
-    "data one array": (train(data=X), "`data`"),
+    "data one array": (train(data=X), "an autoencoder trains on (x, x)"),
     "data only x": (train(data=(X,)), "`data`"),
     "data without y": (train(data=(X, None)), "`data` has no labels"),
     "data without x": (train(data=(None, Y)), "`data` has no inputs"),
     "x and y": (lambda: barrier_train(None, build, X, Y), "pass arrays together as (x, y)"),  # type: ignore[misc]
+    "an option of Exchange": (train(loss_over="rows"), "pass `exchange=Exchange(loss_over=...)`"),
     "y by name": (train(y=Y), "has no argument `y`: pass `data=(x, y)`"),
     "epoch": (train(epoch=3), "has no argument `epoch`: do you mean `epochs`?"),
     "no data": (lambda: barrier_train(None, build), "barrier_train() needs `data`"),  # type: ignore[call-arg]

@@ -1,0 +1,35 @@
+"""What a call checks before it trains: seconds beside those of writing the model, which it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rounds import median_seconds
+from step import network
+
+_ROWS = 32
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians, for the small network with rows of images."""
+    import keras
+
+    from pybackend.engine.loss_trial import check_global_loss, check_loss_is_mean
+    from pybackend.engine.metric_trial import find_unsummable_metrics
+    from pybackend.model.serialization import model_to_bytes
+    from pybackend.model.transfer import encode_file
+
+    generator = np.random.default_rng(0)
+    images = generator.random((_ROWS, 28, 28, 1), dtype="float32")
+    rows = images, generator.integers(0, 10, _ROWS)
+    model = network(keras)
+    parts: dict[str, Callable[[], Any]] = {
+        "driver: write the model": lambda: model_to_bytes(model, format="keras"),
+        "driver: write, read and compare it": lambda: encode_file(model, {}, True, "train", rows),
+        "worker: try the loss": lambda: check_loss_is_mean(model, rows),
+        "worker: try it over the global batch": lambda: check_global_loss(model, rows),
+        "worker: try the metrics": lambda: find_unsummable_metrics(model, rows),
+    }
+    return {name: {"seconds": s} for name, s in median_seconds(parts, rounds).items()}
