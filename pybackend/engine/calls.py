@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from pybackend.errors import InputError
@@ -16,11 +15,13 @@ class StepCalls:
     """Chains the calls of the step being traced, and knows what a step without rows does instead.
 
     TensorFlow keeps no order between calls to the host, and every worker must make its calls in the
-    same one. The first waits for the end of the step before, which updates the model's weights.
+    same one. Each moves a counter, for which the next one waits, be it of the next step.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self._turn = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._exchanges = 0
         self.rows: Any = None
         """Of the local batch: a scalar tensor."""
         self._last: list[Any] = []
@@ -29,10 +30,9 @@ class StepCalls:
     def begin(self, rows: Any) -> None:
         """Forget the calls of the step before, and of the branch of a graph before."""
         self.rows, self._last, self._replacements = rows, [], []
-        variables = self._model.trainable_variables
-        if variables and not tf.executing_eagerly():
-            smallest = min(variables, key=lambda variable: int(np.prod(variable.shape)))
-            self._last = [tf.convert_to_tensor(smallest)]
+        self._exchanges = 0
+        if not tf.executing_eagerly():
+            self._last = [self._turn.read_value()]
 
     @contextmanager
     def next(self) -> Iterator[None]:
@@ -49,7 +49,14 @@ class StepCalls:
 
     def end(self, results: Sequence[Any]) -> None:
         """Note the results of the call that was just made."""
-        self._last = [] if tf.executing_eagerly() else list(results[:1])
+        if not tf.executing_eagerly():
+            with tf.control_dependencies(results[:1]):
+                self._last = [self._turn.assign_add(1, read_value=False)]
+
+    def count_exchange(self) -> int:
+        """Number of the exchange of gradients that begins, from 0 in each step."""
+        self._exchanges += 1
+        return self._exchanges - 1
 
     def record(self, replacement: Callable[[], object]) -> None:
         """Note what a worker without rows does in place of the call that was just made."""

@@ -71,7 +71,7 @@ class GradientExchange:
     ) -> None:
         self._model = model
         self._may_be_empty = may_be_empty
-        self._calls = StepCalls(model)
+        self._calls = StepCalls()
         self._statistics = GlobalStatistics(model, collective, self._calls, self._weigh_gradients)
         self._gathered = GatheredRows(collective, self._calls)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
@@ -238,7 +238,8 @@ class GradientExchange:
         weight, loss = tf.cast(weight, wide), tf.cast(loss, wide)
         if self._graph is not None:
             return self._graph.average(dense, weight)
-        return self._host.average(dense, slices, weight, loss, anchor)
+        number = self._calls.count_exchange()
+        return self._host.average(dense, slices, weight, loss, anchor, number)
 
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import keras
@@ -25,6 +26,7 @@ from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
+from pybackend.model.layers import is_of_keras
 
 Array = npt.NDArray[Any]
 
@@ -60,8 +62,9 @@ def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
     """
     if model.run_eagerly and may_be_empty:
         raise InputError(
-            "with run_eagerly=True a loss, a metric or statistics of the global batch need rows on "
-            "every worker in each step: give more rows, or leave run_eagerly out"
+            "with run_eagerly=True every worker needs rows in each step, if the model has its own "
+            "train_step, or a loss, metrics or statistics of the global batch: give more rows, or "
+            "leave run_eagerly out"
         )
 
 
@@ -118,6 +121,8 @@ class GatheredRows:
             before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
             after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
             total = sum(count for count, _ in everyone.values())
+            if not everyone:
+                raise InputError("no worker has rows for a step: a pipeline must give them again")
             like = next(iter(everyone.values()))[1]
             factor = np.float64(total / rows if rows else 0.0)
             return [*_stack(before, like), *_stack(after, like), factor]
@@ -168,14 +173,12 @@ class GlobalBatch:
         with ExitStack() as stack:
             if self._over.loss:
                 compute_loss = self._model.compute_loss
-                is_own = not str(type(self._model).compute_loss.__module__).startswith("keras.")
-                names = ("x", "y", "y_pred", "sample_weight")[0 if is_own else 1 :]
-                watched = self._watch(compute_loss, names, None)
+                first = 1 if is_of_keras(type(self._model).compute_loss) else 0  # it ignores `x`
+                watched = self._watch(compute_loss, slice(first, 4), None)
                 stack.enter_context(override(self._model, "compute_loss", watched))
             for metric in self._metrics:
                 update = metric.update_state
-                names = tuple(inspect.signature(update).parameters)
-                watched = self._watch(update, names, update)
+                watched = self._watch(update, slice(None), update)
                 stack.enter_context(override(metric, "update_state", watched))
             yield
 
@@ -190,19 +193,20 @@ class GlobalBatch:
             self._is_active = False
             self._own, self._whole = [], []
 
-    def _watch(
-        self, function: Callable[..., Any], names: Sequence[str], update: Any
-    ) -> Callable[..., Any]:
+    def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
         """A function of tensors, given those of the global batch.
 
         Parameters
         ----------
-        names
-            Of its arguments that have rows.
+        which
+            Of its arguments have rows.
         update
             What a worker without rows has to call, too, or None.
         """
-        signature = inspect.signature(function)
+        own = signature = inspect.signature(function)
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
+            signature = inspect.signature(partial(keras.Model.compute_loss, None))
+        names = list(signature.parameters)[which]
 
         def watched(*args: Any, **options: Any) -> Any:
             if not self._is_active:
@@ -216,7 +220,7 @@ class GlobalBatch:
             return function(*bound.args, **bound.kwargs)
 
         # Keras looks whether there is a parameter `training`.
-        watched.__signature__ = signature  # type: ignore[attr-defined]
+        watched.__signature__ = own  # type: ignore[attr-defined]
         return watched
 
     def _place(self, given: Mapping[str, Any]) -> dict[str, Any]:

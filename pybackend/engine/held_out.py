@@ -19,7 +19,6 @@ from pybackend.engine.global_batch import (
 )
 from pybackend.engine.metrics import combine_logs
 from pybackend.engine.steps_together import StepsTogether, needs_others
-from pybackend.model.masks import has_masked_loss
 
 
 class HeldOut:
@@ -46,19 +45,29 @@ class HeldOut:
         # Nothing is exchanged before the end: each worker takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
+    def prepare(self, model: Any, collective: Collective) -> None:
+        """Find out whether the workers evaluate in step, before that takes any time.
+
+        Raises
+        ------
+        InputError
+            They have to, and cannot.
+        """
+        if collective.world_size == 1 or not needs_others(model, self._over):
+            return
+        feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
+        if self._over != NOTHING:
+            check_runs_eagerly(model, feed.may_be_empty)
+        self._steps = StepsTogether(model, collective, feed, self._over)
+
     def evaluate(
         self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
     ) -> dict[str, Any]:
-        """Loss and metrics over all workers' rows; the same on every rank.
+        """Loss and metrics over all workers' rows, after `prepare`; the same on every rank.
 
         Callbacks that see the end of it see these figures.
         """
         model.reset_metrics()
-        if self._steps is None and collective.world_size > 1 and needs_others(model, self._over):
-            feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
-            if self._over != NOTHING or has_masked_loss(model):
-                check_runs_eagerly(model, feed.may_be_empty)
-            self._steps = StepsTogether(model, collective, feed, self._over)
         shared = self._steps.shared_variables if self._steps else []
         combine = _Combine(model, collective, self._counts, shared)
         hooks = keras.callbacks.CallbackList([combine, *callbacks])

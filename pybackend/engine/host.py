@@ -81,7 +81,13 @@ class HostExchange:
             flat.close()
 
     def average(
-        self, dense: list[Any], slices: list[Any], weight: Any, loss: Any, anchor: Any
+        self,
+        dense: list[Any],
+        slices: list[Any],
+        weight: Any,
+        loss: Any,
+        anchor: Any,
+        number: int = 0,
     ) -> list[Any]:
         """Mean gradients, as tensors of the step being traced.
 
@@ -95,8 +101,10 @@ class HostExchange:
             Scalars: what each gradient is the mean over, and this worker's mean loss.
         anchor
             A variable that every step updates: buckets wait for it.
+        number
+            Of the exchange in its step: each has its own buffers, and rounding errors to repay.
         """
-        flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype)
+        flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype, number)
         types = [tensor.dtype for tensor in [*dense, *slices]]
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
@@ -117,8 +125,8 @@ class HostExchange:
         collect = partial(self._collect, flat, len(tokens))
         return list(tf.numpy_function(collect, [weight, loss, *tokens, *slices], types))
 
-    def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any) -> FlatExchange:
-        key = (tuple(shapes), dtype.name)
+    def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any, number: int) -> FlatExchange:
+        key = (tuple(shapes), dtype.name, number)
         if key not in self._flats:
             # Accumulated gradients travel at once, when their last step has come.
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes

@@ -52,7 +52,9 @@ def score(
         if job.workers > 1:
             build_losses(model, rows)
         over = find_over(model, choose_rows(rows, job), job, collective)
-        value = HeldOut(rows, counts["train"], job.batch_size, over).evaluate(model, collective)
+        held_out = HeldOut(rows, counts["train"], job.batch_size, over)
+        held_out.prepare(model, collective)
+        value = held_out.evaluate(model, collective)
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))

@@ -21,6 +21,7 @@ from keras import ops
 from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
+from pybackend.errors import InputError
 from pybackend.model.layers import find_synchronized
 
 Array = npt.NDArray[Any]
@@ -99,7 +100,9 @@ class GlobalStatistics:
         shape = [channels if number == axis else 1 for number in range(rank)]
         if mask is None:
             counted = values
-            count = ops.cast(tf.size(values) / channels, values.dtype) * ops.ones([channels])
+            count = ops.cast(tf.size(values) / channels, values.dtype) * ops.ones(
+                [channels], values.dtype
+            )
             tiny = 0.0
         else:
             is_counted = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(values))
@@ -126,16 +129,17 @@ class GlobalStatistics:
     def _sum(self, values: Any) -> Any:
         """The sum over the workers, with its gradient."""
 
-        def add_up(own: Any) -> Any:
-            return self._add_up(own), gradient
+        return tf.custom_gradient(lambda own: (self._add_up(own), self._share_out))(values)
 
-        def gradient(upstream: Any) -> Any:
-            weight = tf.cast(self._weigh(), upstream.dtype)
-            summed = self._add_up(upstream * weight) / weight
-            self._calls.record(lambda: self._add_up(tf.zeros_like(upstream)))
-            return summed
+    def _share_out(self, gradient: Any) -> Any:
+        """The gradient of a sum on each worker."""
 
-        return tf.custom_gradient(add_up)(values)
+        def share(own: Any) -> Any:
+            weight = tf.cast(self._weigh(), own.dtype)
+            return self._add_up(own * weight) / weight, _refuse_second
+
+        self._calls.record(lambda: self._add_up(tf.zeros_like(gradient)))
+        return tf.custom_gradient(share)(gradient)
 
     def _add_up(self, values: Any) -> Any:
         def reduce(own: Array) -> Array:
@@ -152,6 +156,14 @@ class GlobalStatistics:
         self._calls.end([total])
         total.set_shape(values.shape)
         return total
+
+
+def _refuse_second(upstream: Any) -> Any:
+    raise InputError(
+        "a train_step takes the gradient of a gradient (a gradient penalty) through a layer with "
+        "synchronized=True, which the workers cannot compute together: use synchronized=False, or "
+        "a normalization of each row, such as LayerNormalization"
+    )
 
 
 def _move_statistics(layer: Any, mean: Any, variance: Any) -> None:

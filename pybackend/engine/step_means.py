@@ -33,7 +33,8 @@ def find_step_means(model: Any) -> list[Any]:
 
 def build_losses(model: Any, rows: Rows) -> None:
     """Have Keras create the metrics of several losses, as a first step would."""
-    data = nest(make_zero_row(rows))
+    # Two, since a loss may compare rows.
+    data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
     with keep_state(model), suppress(Exception):  # what fails here shows in the training
         compute_loss(model, data, model(data[0], training=False), False)
     model.reset_metrics()
@@ -55,7 +56,7 @@ class StepMeans:
         calls: StepCalls,
         count_total: Callable[[int], float],
     ) -> None:
-        self._means = find_step_means(model)
+        self._model = model
         self._calls = calls
         self._count_total = count_total
         self._share: Any = None
@@ -64,7 +65,7 @@ class StepMeans:
     def install(self) -> Iterator[None]:
         """Watch the metrics while the context lasts."""
         with ExitStack() as stack:
-            for mean in self._means:
+            for mean in find_step_means(self._model):
                 watched = self._watch(mean.update_state)
                 stack.enter_context(override(mean, "update_state", watched))
             yield
@@ -88,7 +89,7 @@ class StepMeans:
 
     def compute_share(self) -> Any:
         """This worker's part of the rows of the step that begins, or None if nobody asks."""
-        if not self._means:
+        if not find_step_means(self._model):
             return None
 
         def compute(rows: Any) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pybackend.engine.feed import Feed
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.model.layers import find_layers
+from pybackend.model.layers import find_layers, is_of_keras
 
 
 class Position:
@@ -48,7 +48,7 @@ class Position:
 
 def has_keras_train_step(model: Any) -> bool:
     """Whether a model trains by Keras's own ``train_step``."""
-    return str(type(model).train_step.__module__).startswith("keras.")
+    return is_of_keras(type(model).train_step)
 
 
 def count_rows(data: Any) -> Any:

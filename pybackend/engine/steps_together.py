@@ -41,7 +41,7 @@ class StepsTogether:
     def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
         self._model = model
         self._feed = feed
-        self._calls = StepCalls(model)
+        self._calls = StepCalls()
         self._gathered = GatheredRows(collective, self._calls)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         # Masks make a worker's loss a mean over other numbers than its rows.
@@ -70,7 +70,7 @@ class StepsTogether:
 
         def skip() -> None:
             with self._batch.active():
-                self._calls.replace(self._means.compute_share)
+                self._calls.replace(self._take_part)
 
         self._position.begin_epoch()
         together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
@@ -89,6 +89,12 @@ class StepsTogether:
             except tf.errors.OpError as error:
                 raise self._error or self._gathered.error or error from None
             self._function = self._model.test_function
+
+    def _take_part(self) -> None:
+        """What a worker does that has had no step with rows yet, if it runs eagerly."""
+        self._means.compute_share()
+        if self._valid is not None:
+            self._compute_mean(tf.zeros([]), 0.0)
 
     def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
         """A model's ``compute_loss``, averaged over the workers by what masks leave in it."""
@@ -111,7 +117,7 @@ class StepsTogether:
             except BaseException as error:
                 self._error = self._error or error
                 raise
-            return np.asarray(total / weights, loss.dtype)
+            return np.asarray(total / weights if weights else 0.0, loss.dtype)
 
         weight = tf.convert_to_tensor(weight, tf.float32)
         with self._calls.next():

@@ -16,16 +16,23 @@ from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, SpooledRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
-from pybackend.engine.global_batch import NOTHING, OverBatch, check_runs_eagerly
+from pybackend.engine.global_batch import (
+    NOTHING,
+    OverBatch,
+    check_runs_eagerly,
+    find_compiled_metrics,
+)
 from pybackend.engine.held_out import HeldOut, build_metrics
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.save import plan_saving, write_model
 from pybackend.engine.step_means import build_losses
-from pybackend.engine.trials import check_loss, choose_rows, try_metrics
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.trials import MetricsKind, check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
+from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -38,6 +45,10 @@ from pybackend.model.transfer import describe_inputs
 _ABOUT_METRICS = (
     "some of the metrics are no sums over rows: in each step the workers send each other their "
     "outputs, and compute the metrics of all rows"
+)
+_ABOUT_UNTRIED_METRICS = (
+    "the metrics failed when they were tried on some rows: their variables are summed over the "
+    "workers, which is right for sums and counts only"
 )
 
 
@@ -88,11 +99,12 @@ def train(
     tried = choose_rows(rows, job)
     check_loss(model, tried, job)
     metrics = try_metrics(model, tried, job, collective)
-    if metrics == "not sums":
-        emit(Note(_ABOUT_METRICS))
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
-    if over != NOTHING or find_synchronized(model):
-        check_runs_eagerly(model, feed.may_be_empty)
+    if job.workers > 1 and isinstance(job.exchange, Exchange):
+        _report_metrics(model, metrics, emit)
+        needs_rows = over != NOTHING or not has_keras_train_step(model)
+        if needs_rows or find_synchronized(model):
+            check_runs_eagerly(model, feed.may_be_empty)
     # What is random from here on differs from rank to rank.
     keras.utils.set_random_seed((job.seed + rank) % 2**32)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
@@ -104,6 +116,7 @@ def train(
     if "validation" in counts:
         others = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(others, counts["validation"], job.batch_size, over)
+        held_out.prepare(model, collective)
     began = time.monotonic()
     history, steps, first_epoch = fit(
         model, collective, feed, held_out, callbacks, job, emit, metrics
@@ -123,6 +136,13 @@ def train(
         model_sha256=digest,
         inputs=inputs,
     )
+
+
+def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
+    if metrics == "not sums":
+        emit(Note(_ABOUT_METRICS))
+    elif metrics == "unknown" and find_compiled_metrics(model):
+        emit(Note(_ABOUT_UNTRIED_METRICS))
 
 
 def _is_same_everywhere(collective: Collective, digest: str) -> bool:

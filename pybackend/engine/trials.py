@@ -22,17 +22,21 @@ from pybackend.job.options import Exchange
 from pybackend.model.masks import has_masked_loss
 
 _MOST_TRIED = 32
+# Of rows that are not large so many are tried, even if a step has fewer.
+_LEAST_TRIED = 8
+_LARGE_ROW_BYTES = 1 << 20
 
 MetricsKind = Literal["sums", "not sums", "unknown"]
 """Whether the state of the metrics given to `compile` may be summed over the workers."""
 
 
 def choose_rows(rows: Rows, job: Job) -> Sequence[Any] | None:
-    """Some finite rows, as many as a step has memory for, at least two; None if there are none."""
+    """Some finite rows, about as many as a step has memory for; None if there are none."""
     count = len(rows)
     if not count:
         return None
-    most = max(2, min(job.batch_size, _MOST_TRIED))
+    least = _LEAST_TRIED if rows.row_bytes < _LARGE_ROW_BYTES else 2
+    most = max(least, min(job.batch_size, _MOST_TRIED))
     generator = np.random.default_rng(job.seed)
     chosen = np.sort(generator.choice(count, min(count, most), replace=False))
     found = rows.take(chosen)
@@ -69,7 +73,7 @@ def try_metrics(
         return "unknown"
     try:
         outcome = [0, 0] if rows is None else [0, bool(find_unsummable_metrics(model, rows))]
-    except Exception:  # what fails here shows in the training
+    except Exception:  # they take no rows of this kind, or the training will show why
         outcome = [1, 0]
     failed, unsummable = all_sum(collective, outcome)
     if failed:

@@ -27,10 +27,12 @@ def find_layers(model: Any) -> list[Any]:
 
 
 def find_other_optimizers(model: Any) -> dict[str, Any]:
-    """Optimizers that `compile` was not given, by the attribute of the model or layer.
+    """Optimizers that a train_step may use besides the one given to `compile`, by attribute.
 
-    A loss-scaling optimizer keeps the one it wraps in an attribute of its own, not the model's.
+    Keras's own train_step uses none. The one that a loss-scaling optimizer wraps is no other.
     """
+    if is_of_keras(type(model).train_step):
+        return {}
     found: dict[int, tuple[str, Any]] = {}
     for part in [model, *find_layers(model)]:
         # TensorFlow keeps all of them once more, in an attribute of its own.
@@ -38,7 +40,14 @@ def find_other_optimizers(model: Any) -> dict[str, Any]:
             for number, leaf in enumerate(flatten(value)):
                 if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer:
                     found.setdefault(id(leaf), (f"{name}[{number}]" if number else name, leaf))
+    for _, optimizer in [("", model.optimizer), *list(found.values())]:
+        found.pop(id(getattr(optimizer, "inner_optimizer", None)), None)
     return dict(found.values())
+
+
+def is_of_keras(function: Any) -> bool:
+    """Whether a method is Keras's own, not one that a class of the user's has in its place."""
+    return str(function.__module__).startswith("keras.")
 
 
 def find_synchronized(model: Any) -> list[Any]:

@@ -229,14 +229,27 @@ def stateful() -> Any:
     return model
 
 
+class TrainsByItself(keras.Sequential):
+    """May use any optimizer."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def by_itself() -> Any:
+    model = TrainsByItself([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def with_two_optimizers() -> Any:
-    model = compiled(keras.layers.Dense(1))
+    model = by_itself()
     model.second = keras.optimizers.Adam()
     return model
 
 
 def with_own_second_optimizer() -> Any:
-    model = compiled(keras.layers.Dense(1))
+    model = by_itself()
     model.second = [keras.optimizers.Adam(), OwnApply(0.1)]
     return model
 

@@ -93,6 +93,24 @@ def contrastive() -> Any:
     return model
 
 
+@keras.saving.register_keras_serializable("tests")
+class Forwarding(keras.Sequential):
+    """Names none of the arguments of its loss, and keeps its optimizer once more."""
+
+    def compile(self, optimizer: Any = "sgd", **options: Any) -> None:
+        super().compile(optimizer, **options)
+        self.kept = optimizer
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        return 2 * super().compute_loss(*args, **options)
+
+
+def forwarding() -> Any:
+    model = Forwarding([keras.Input((8,)), layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.05), loss=correlation)
+    return model
+
+
 class Gan(keras.Model):
     """Keras's own example of several optimizers, with noise that can be repeated."""
 
@@ -174,6 +192,14 @@ def largest_error(y: Any, predicted: Any) -> Any:
     return ops.max(ops.abs(y - predicted))
 
 
+def largest_eight(y: Any, predicted: Any) -> Any:
+    return ops.mean(ops.top_k(ops.abs(y - predicted)[:, 0], 8)[0])
+
+
+def mean_error(y: Any, predicted: Any) -> Any:
+    return ops.mean(ops.abs(y - predicted))
+
+
 def loss_cases() -> dict[str, Case]:
     summed = keras.losses.MeanSquaredError(reduction="sum")
     pairs = {"left": X, "right": -X}, {"a": Y, "b": TARGETS[:, :1]}
@@ -220,6 +246,18 @@ def loss_cases() -> dict[str, Case]:
             settings={**TOGETHER, **FEW},
             shards=SHARDS,
         ),
+        "summed loss, loss scale": Case(
+            stack(
+                lambda: layers.Dense(6, activation="tanh", dtype="mixed_float16"),
+                lambda: layers.Dense(3, dtype="float32"),
+                optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)),
+                loss=lambda: summed,
+            ),
+            (X, TARGETS),
+            settings=TOGETHER,
+            tolerance=1e-2,
+        ),
+        "compute_loss of any arguments": Case(forwarding, (X, TARGETS), settings=TOGETHER),
         "contrastive, own train_step": Case(contrastive, (X, Y), settings=TOGETHER),
         "losses of several outputs, validated": Case(
             several,
@@ -242,6 +280,17 @@ def metric_cases() -> dict[str, Case]:
             settings=FEW,
             shards=SHARDS,
         ),
+        "metric of at least eight rows": Case(
+            regressor("mse", metrics=lambda: [largest_eight]), (X, TARGETS)
+        ),
+        "metric of a whole batch of few rows": Case(
+            regressor("mse", metrics=lambda: [mean_error]),
+            (X, TARGETS),
+            batch_size=2,
+            settings=FEW,
+            shards=SHARDS,
+            epochs=1,
+        ),
         "correlation as a metric, validated": Case(
             regressor("mse", metrics=lambda: [correlation], jit_compile=True),
             (X, TARGETS),
@@ -257,6 +306,11 @@ def model_cases() -> dict[str, Case]:
             gan, (X, Y), tolerance=1e-5, settings=FEW, shards=SHARDS
         ),
         "synchronized, 3 steps": Case(normalized(steps_per_execution=3), (X, Y), tolerance=1e-5),
+        "synchronized, float64": Case(
+            stack(lambda: normalize(dtype="float64"), lambda: layers.Dense(3, dtype="float64")),
+            (X, Y),
+            tolerance=1e-8,
+        ),
         "synchronized, eager": Case(normalized(run_eagerly=True), (X, Y), tolerance=1e-5),
         "synchronized, buckets": Case(
             normalized(jit_compile=True),

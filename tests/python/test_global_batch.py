@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from test_exact_together import Forwarding
 from test_loss_trial import AddsSum, _compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
@@ -17,6 +18,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.loss_trial import check_global_loss
 from pybackend.engine.metric_trial import find_unsummable_metrics
+from pybackend.model.layers import find_other_optimizers
 
 layers = keras.layers
 TOGETHER = Exchange(loss_over="global batch")
@@ -47,14 +49,14 @@ def _sent(rows: int, *arrays: Any) -> Any:
             sent.append(part)
             return [part]
 
-    calls = StepCalls(_compiled())
+    calls = StepCalls()
     calls.begin(rows)
     GatheredRows(Keeps(), calls)([tf.constant(array) for array in arrays])
     return sent[0]
 
 
 def _gather(before: Any, own: Any, after: Any) -> Any:
-    calls = StepCalls(_compiled())
+    calls = StepCalls()
     calls.begin(len(own[0]))
     return GatheredRows(Recorded(before, after), calls)([tf.constant(array) for array in own])
 
@@ -97,7 +99,7 @@ def test_a_model_is_left_as_it_was() -> None:
     model.compile("sgd", correlation, metrics=["mae"])
     model.train_on_batch(X, TARGETS)
     before = {**vars(model)}
-    calls = StepCalls(model)
+    calls = StepCalls()
     batch = GlobalBatch(model, GatheredRows(Alone(), calls), calls, OverBatch(True, True))
     with batch.install():
         assert vars(model).keys() != before.keys()
@@ -185,10 +187,56 @@ def test_a_function_of_data_may_be_over_the_global_batch() -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+class KeepsItsOptimizer(Forwarding):
+    """Keras wraps the optimizer of a model in half precision."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def test_optimizers_that_no_step_uses_are_no_others() -> None:
+    model, nested = _compiled(), _compiled()
+    model.nested = nested
+    assert find_other_optimizers(model) == {}
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        scaled = KeepsItsOptimizer([keras.Input((8,)), layers.Dense(3)])
+        scaled.compile(keras.optimizers.SGD(0.1))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert scaled.optimizer is not scaled.kept
+    assert find_other_optimizers(scaled) == {}
+
+
 def test_eager_steps_without_rows_are_refused() -> None:
     model = _compiled(loss=correlation)
     model.compile("sgd", correlation, run_eagerly=True)
-    with pytest.raises(Exception, match="run_eagerly=True a loss"):
+    with pytest.raises(Exception, match="run_eagerly=True every worker needs rows"):
         barrier_train(
             None, model, (X[:7], TARGETS[:7]), workers=2, batch_size=1, exchange=TOGETHER, verbose=0
         )
+
+
+@keras.saving.register_keras_serializable("tests")
+class Penalized(keras.Sequential):
+    """Keeps the gradient of its outputs small, as WGAN-GP does."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                predicted = self(x, training=True)
+            slope = inner.gradient(predicted, x)
+            loss = ops.mean((predicted - y) ** 2) + ops.mean(ops.sum(slope**2, axis=-1))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_gradient_penalty_through_synchronized_layers_is_refused() -> None:
+    parts = [layers.Dense(6), layers.BatchNormalization(synchronized=True), layers.Dense(3)]
+    model = Penalized([keras.Input((8,)), *parts])
+    model.compile("sgd")
+    with pytest.raises(Exception, match="the gradient of a gradient"):
+        barrier_train(None, model, (X, TARGETS), workers=2, batch_size=8, verbose=0)
