@@ -9,7 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from replicas import Case, check_equal, chosen, train_all
+from test_loss_trial import correlation
+
+from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
 pytestmark = pytest.mark.timeout(300)
@@ -30,8 +34,14 @@ def _draw_part(generator: np.random.Generator) -> Callable[[], Any]:
         lambda: layers.Dense(units, use_bias=False, activity_regularizer=penalty),
         lambda: layers.Dense(units, kernel_constraint="non_neg"),
         lambda: layers.GroupNormalization(1),
+        # Few rows may be alike: a small epsilon would magnify rounding.
+        lambda: layers.BatchNormalization(epsilon=0.1, synchronized=True),
     ]
     return parts[int(generator.integers(len(parts)))]
+
+
+def _small_sum(y: Any, predicted: Any) -> Any:
+    return 0.01 * ops.sum((y - predicted) ** 2)
 
 
 def _draw_case(seed: int) -> Case:
@@ -72,6 +82,10 @@ def _draw_case(seed: int) -> Case:
     settings: dict[str, Any] = {"shuffle": [True, False, "global"][int(generator.integers(3))]}
     if generator.random() < 0.3:
         settings["steps_per_epoch"] = 1 + (rows // 2) // batch_size // 2
+    if generator.random() < 0.4:
+        settings["exchange"] = Exchange(loss_over="global batch")
+        if generator.random() < 0.5 and y is not classes:
+            loss = [lambda: correlation, lambda: _small_sum][int(generator.integers(2))]
     return Case(build, (x, y, *weights), batch_size=batch_size, settings=settings, tolerance=1e-5)
 
 
