@@ -20,6 +20,7 @@ _INSTEAD = {
     "validation_batch_size": "validation rows are read in batches of `batch_size`",
     "validation_steps": "all rows of `validation_data` are used",
     "steps": "all rows are used",
+    "exchange": "an evaluation computes what depends on a batch from the global batch anyway",
     "loss_over": "pass `exchange=Exchange(loss_over=...)`",
     "transport": "pass `exchange=Exchange(transport=...)`",
     "compression": "pass `exchange=Exchange(compression=...)`",

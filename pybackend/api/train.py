@@ -92,7 +92,8 @@ def barrier_train(
         Epochs that were trained before: training starts with epoch ``initial_epoch + 1`` and ends
         with epoch ``epochs``, as in Keras's ``fit``.
     batch_size
-        Rows per worker and step; the global batch is ``workers * batch_size``.
+        Most rows per worker and step. Rows are spread evenly over the steps: a global batch has at
+        most ``workers * batch_size`` rows, which `replay_batches` lists.
     steps_per_epoch
         Steps of an epoch; the next one goes on with the rows that follow. None: use all rows.
     validation_data

@@ -36,7 +36,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     """
     if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
         is_x = isinstance(data, np.ndarray) or (isinstance(data, (tuple, list)) and len(data) == 1)
-        hint = ". Labels are missing: an autoencoder trains on (x, x)" if is_x else ""
+        hint = ". Labels are missing: a model without labels trains on (x, x)" if is_x else ""
         raise InputError(
             f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark or "
             "pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord "

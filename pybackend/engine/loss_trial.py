@@ -51,7 +51,8 @@ _WAYS_OUT_OF_STEPS = (
 _WAYS_OUT_OF_BATCHES = (
     "the rows of all workers come together in `compute_loss` and the losses of `compile` only, but "
     "a layer, `add_loss` or the model's own `train_step` makes something of the rows of a batch, "
-    "too. Return what the loss needs as an output of the model"
+    "too. Return what the loss needs as an output of the model, and call `self.compute_loss()` in "
+    "a train_step"
 )
 
 
@@ -113,7 +114,8 @@ def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
             )
         except Exception:  # what it cannot do here shows in the training
             return
-    if found.differs:
+    # Of all workers' rows it may well be a number.
+    if found.differs and np.isfinite(found.whole).all():
         raise InputError(
             f"the loss or the gradients of {count} rows are not those of parts of them together: "
             f"{_WAYS_OUT_OF_BATCHES}"

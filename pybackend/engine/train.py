@@ -37,13 +37,13 @@ from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
-from pybackend.model.layers import find_synchronized
+from pybackend.model.layers import build_model, find_synchronized
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
 
 _ABOUT_METRICS = (
-    "some of the metrics are no sums over rows: in each step the workers send each other their "
+    "some of the metrics are not sums over rows: in each step the workers send each other their "
     "outputs, and compute the metrics of all rows"
 )
 _ABOUT_UNTRIED_METRICS = (
@@ -187,8 +187,7 @@ def _build(model: Any, rows: Rows) -> Any:
     Returns what describes the inputs.
     """
     inputs = nest(make_zero_row(rows))[0]
-    if not model.built:
-        model(inputs)
+    build_model(model, inputs)
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return describe_inputs(inputs)

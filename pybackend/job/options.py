@@ -73,7 +73,8 @@ class Exchange:
 class LocalSteps:
     """Each worker takes several steps on its own before the weights are averaged (local SGD).
 
-    This suits slow networks, and changes the result. With one worker these options do nothing.
+    This suits slow networks, and changes the result: the loss, too, is that of each worker's own
+    rows, whether or not it is a mean over them. With one worker these options do nothing.
 
     Parameters
     ----------
@@ -160,7 +161,7 @@ def check_exchange(value: Any) -> Exchange | LocalSteps:
     if not isinstance(value, (Exchange, LocalSteps)):
         raise InputError(
             "`exchange` must be an Exchange or a LocalSteps, e.g. "
-            f"pybackend.Exchange(compression='fp16'), not {value!r}"
+            f"pybackend.Exchange(loss_over='global batch'), not {value!r}"
         )
     return value
 

@@ -55,6 +55,19 @@ def find_synchronized(model: Any) -> list[Any]:
     return [layer for layer in find_layers(model) if getattr(layer, "synchronized", False)]
 
 
+def build_model(model: Any, inputs: Any) -> None:
+    """Have a model create the weights that it lacks, by calling it.
+
+    A model without a `call` of its own, such as a GAN of two networks, has those of its layers.
+    """
+    if model.built and all(layer.built for layer in find_layers(model)):
+        return
+    if type(model).call is not keras.Model.call:
+        model(inputs)
+    else:
+        model.built = True  # else Keras writes no weights
+
+
 def find_variables(model: Any) -> list[Any]:
     """All variables of a model, its losses and metrics, those of TensorFlow included.
 

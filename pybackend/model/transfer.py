@@ -25,7 +25,12 @@ from pybackend.job.packages import TITLES, read_versions
 from pybackend.model.behavior import find_other_behavior
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 from pybackend.model.compare import Kind, find_differences, hash_weights
-from pybackend.model.layers import find_custom_parts, find_equal_names, find_layers
+from pybackend.model.layers import (
+    build_model,
+    find_custom_parts,
+    find_equal_names,
+    find_layers,
+)
 from pybackend.model.optimizer_state import restore_optimizer_state
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
 
@@ -229,8 +234,7 @@ def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
         path = Path(folder) / f"model.{kind}"
         path.write_bytes(file)
         try:
-            if not model.built:
-                model(_make_zeros(inputs))
+            build_model(model, _make_zeros(inputs))
             if model.compiled and model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             model.load_weights(path)

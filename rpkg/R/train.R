@@ -52,7 +52,7 @@
 #' @param epochs Number of the last epoch; the number of passes over the rows, unless
 #'   `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
-#' @param batch_size Rows per step in each worker.
+#' @param batch_size Most rows per step in each worker; rows are spread evenly over the steps.
 #' @param steps_per_epoch Number of steps in an epoch; `NULL` takes as many as the rows need.
 #' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`
 #'   takes.

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "the `model` function cannot be sent to the workers",
     ),
     "data none": (train(data=None), "`data`"),
-    "data one array": (train(data=X), "an autoencoder trains on (x, x)"),
+    "data one array": (train(data=X), "a model without labels trains on (x, x)"),
     "data only x": (train(data=(X,)), "`data`"),
     "data without y": (train(data=(X, None)), "`data` has no labels"),
     "data without x": (train(data=(None, Y)), "`data` has no inputs"),

@@ -120,6 +120,27 @@ def test_a_layer_that_sums_rows_is_refused_over_the_global_batch_too() -> None:
         check_global_loss(_compiled(AddsSum(True)), (X, TARGETS))
 
 
+def test_a_loss_that_is_no_number_for_one_workers_rows_may_be_one_for_all() -> None:
+    model = _compiled(loss=lambda y, p: ops.sum(y * ops.abs(y - p)) / ops.sum(y))
+    check_global_loss(model, (X, np.zeros_like(TARGETS)))
+
+
+def test_a_model_that_says_it_is_built_is_called_if_its_layers_are_not() -> None:
+    class Plain(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    model = Plain()
+    model.build((None, 8))
+    model.compile("sgd", "mse")
+    result = barrier_train(None, model, (X, TARGETS), workers=2, batch_size=8, verbose=0)
+    assert [weight.shape for weight in result.model.get_weights()] == [(8, 3), (3,)]
+
+
 def _largest(y: Any, predicted: Any) -> Any:
     return ops.max(ops.abs(y - predicted))
 
