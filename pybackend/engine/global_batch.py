@@ -120,9 +120,9 @@ class GatheredRows:
             rank = self._collective.rank
             before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
             after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
-            total = sum(count for count, _ in everyone.values())
             if not everyone:
                 raise InputError("no worker has rows for a step: a pipeline must give them again")
+            total = sum(count for count, _ in everyone.values())
             like = next(iter(everyone.values()))[1]
             factor = np.float64(total / rows if rows else 0.0)
             return [*_stack(before, like), *_stack(after, like), factor]

@@ -51,7 +51,7 @@ def score(
     if job.kind == "evaluate":
         if job.workers > 1:
             build_losses(model, rows)
-        over = find_over(model, choose_rows(rows, job), job, collective)
+        over = find_over(model, choose_rows(model, rows, job), job, collective)
         held_out = HeldOut(rows, counts["train"], job.batch_size, over)
         held_out.prepare(model, collective)
         value = held_out.evaluate(model, collective)

@@ -96,7 +96,7 @@ def train(
     check_callbacks(callbacks)
     inputs = _build(model, rows)
     check_model(model, job)
-    tried = choose_rows(rows, job)
+    tried = choose_rows(model, rows, job)
     check_loss(model, tried, job)
     metrics = try_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")

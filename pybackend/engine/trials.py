@@ -17,25 +17,29 @@ from pybackend.engine.loss_trial import (
     is_mean_in_evaluation,
 )
 from pybackend.engine.metric_trial import find_unsummable_metrics
+from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange
-from pybackend.model.masks import has_masked_loss
+from pybackend.model.masks import check_masks, has_masked_loss
 
 _MOST_TRIED = 32
-# Of rows that are not large so many are tried, even if a step has fewer.
+# Of a small model and small rows so many are tried, even if a step has fewer.
 _LEAST_TRIED = 8
 _LARGE_ROW_BYTES = 1 << 20
+_LARGE_MODEL = 10_000_000
 
 MetricsKind = Literal["sums", "not sums", "unknown"]
 """Whether the state of the metrics given to `compile` may be summed over the workers."""
 
 
-def choose_rows(rows: Rows, job: Job) -> Sequence[Any] | None:
+def choose_rows(model: Any, rows: Rows, job: Job) -> Sequence[Any] | None:
     """Some finite rows, about as many as a step has memory for; None if there are none."""
     count = len(rows)
     if not count:
         return None
-    least = _LEAST_TRIED if rows.row_bytes < _LARGE_ROW_BYTES else 2
+    parameters = sum(int(np.prod(weight.shape)) for weight in model.weights)
+    is_small = rows.row_bytes < _LARGE_ROW_BYTES and parameters < _LARGE_MODEL
+    least = _LEAST_TRIED if is_small else 2
     most = max(least, min(job.batch_size, _MOST_TRIED))
     generator = np.random.default_rng(job.seed)
     chosen = np.sort(generator.choice(count, min(count, most), replace=False))
@@ -85,12 +89,24 @@ def find_over(
     model: Any, rows: Sequence[Any] | None, job: Job, collective: Collective
 ) -> OverBatch:
     """What an evaluation computes from the rows of all workers, since it may not be summed."""
+    if job.workers == 1:
+        return OverBatch()
     metrics = try_metrics(model, rows, job, collective)
-    needs = (
-        rows is not None and not has_masked_loss(model) and not is_mean_in_evaluation(model, rows)
-    )
-    loss = bool(all_sum(collective, [needs])[0]) and job.workers > 1
+    if has_masked_loss(model):
+        needs = not _is_weighted_by_masks(model)
+    else:
+        needs = rows is not None and not is_mean_in_evaluation(model, rows)
+    loss = bool(all_sum(collective, [needs])[0])
     return OverBatch(loss=loss, metrics=metrics == "not sums")
+
+
+def _is_weighted_by_masks(model: Any) -> bool:
+    """Whether what masks leave of each worker's rows is enough to average its loss."""
+    try:
+        check_masks(model)
+    except InputError:
+        return False
+    return True
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:

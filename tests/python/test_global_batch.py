@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from test_exact_together import Forwarding
+from test_exact_cases import TAGS, WORDS
+from test_exact_together import Forwarding, two_taggers
 from test_loss_trial import AddsSum, _compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
@@ -161,6 +162,15 @@ def test_an_evaluation_is_that_of_global_batches() -> None:
         None, model, (X[:32], TARGETS[:32]), workers=2, batch_size=8, verbose=0
     )
     expected = model.evaluate(X[:32], TARGETS[:32], batch_size=16, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_evaluation_of_several_masked_outputs_is_that_of_global_batches() -> None:
+    keras.utils.set_random_seed(1)
+    model = two_taggers()
+    labels = {"a": TAGS[:32], "b": TAGS[:32, :, None] / 3.0}
+    found = barrier_evaluate(None, model, (WORDS[:32], labels), workers=2, batch_size=8, verbose=0)
+    expected = model.evaluate(WORDS[:32], labels, batch_size=16, verbose=0, return_dict=True)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
