@@ -94,7 +94,7 @@ LANES = (
     make_lane("docs", 400),
     python_lane("processes", 500),
     python_lane("spark", 500),
-    python_lane("exact", 420),
+    python_lane("exact", 600),
     make_lane("r-test-cluster", 300),
     python_lane("hosts", 420),
     make_lane("r-test-plain", 300),
