@@ -55,7 +55,10 @@ class Stream:
     @reads_on.setter
     def reads_on(self, mask: int) -> None:
         self._reads_on = mask
-        self._readable.register(self.socket, mask)
+        try:
+            self._readable.register(self.socket, mask)
+        except ValueError:  # another thread has closed it
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
     @classmethod
     def connect(cls, address: tuple[str, int], seconds: float) -> Stream:

@@ -11,11 +11,11 @@
 #'   later, but the result is no longer that of one process. `NULL` is exact.
 #' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf`
 #'   sends everything at once after it.
-#' @param loss_over What the loss is computed over. `"rows"`: each worker computes the loss of its own
-#'   rows, which must be a mean over rows. `"global batch"`: the workers send each other their outputs,
-#'   labels and weights in each step, and compute the loss of all rows. Then it may compare or sum the
-#'   rows of a batch (contrastive, ranking, correlation, soft F1, sums), and masks may reach several
-#'   losses.
+#' @param loss_over What the loss is computed over. `"rows"`: each worker computes the loss of its
+#'   own rows, which must be a mean over rows. `"global batch"`: the workers send each other their
+#'   outputs, labels and weights in each step, and compute the loss of all rows. Then it may compare
+#'   or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and masks may
+#'   reach several losses.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'
