@@ -11,10 +11,21 @@ from pybackend.collective.compression import Compression
 from pybackend.collective.cost import CostModel
 from pybackend.collective.joining import join_mesh
 from pybackend.collective.mesh import Mesh
+from pybackend.collective.patience import LONGEST_SECONDS, Patience
 
 Array = npt.NDArray[Any]
 
-__all__ = ["Alone", "Collective", "Compression", "CostModel", "Mesh", "all_sum", "join_mesh"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "Alone",
+    "Collective",
+    "Compression",
+    "CostModel",
+    "Mesh",
+    "Patience",
+    "all_sum",
+    "join_mesh",
+]
 
 
 class Collective(Protocol):

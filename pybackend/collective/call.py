@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective.links import Link
+from pybackend.collective.patience import Patience
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.stream import wait_any
 
 _HEADER = struct.Struct(">Qc3siQ")
 # A peer at another exchange may show only on a link that nobody reads; after this they are checked.
 _SUSPICION_SECONDS = 0.05
+_LOOK_SECONDS = 0.25
 
 
 class _Cursor:
@@ -56,8 +58,8 @@ class Call:
         This rank.
     links
         All links of this rank.
-    timeout
-        Seconds without progress after which a peer counts as lost.
+    patience
+        How long it waits for the others.
     number, kind, detail, dtype, size
         What must be the same on all ranks: the call's number, which collective it is, its root or
         codec, the type of the elements, and their bytes.
@@ -67,7 +69,7 @@ class Call:
         self,
         rank: int,
         links: Iterable[Link],
-        timeout: float,
+        patience: Patience,
         *,
         number: int,
         kind: bytes,
@@ -77,7 +79,7 @@ class Call:
     ) -> None:
         self._rank = rank
         self._links = links
-        self._timeout = timeout
+        self._patience = patience
         self._number = number
         self._received_from: set[int] = set()
         self._sent_to: set[int] = set()
@@ -111,7 +113,7 @@ class Call:
         Raises
         ------
         PeerLostError
-            At once if a peer closes its connection, after the timeout if it is silent.
+            At once if a peer closes its connection, later if its machine does not answer.
         ClusterError
             If the peer is at another collective call.
         """
@@ -119,7 +121,7 @@ class Call:
         sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
         receiving = _Cursor([theirs, *incoming] if into else [])
         may_send = len(sending.buffers) if ready is None else 1 + ready
-        deadline = None
+        since = None
         while sending.index < len(sending.buffers) or receiving.index < len(receiving.buffers):
             moved = 0
             allowed = min(may_send, len(sending.buffers))
@@ -135,13 +137,13 @@ class Call:
             if receiving.index != before:
                 may_send += self._complete(into, theirs, before, receiving.index, arrived)
             if moved:
-                deadline = None
+                since = None
                 continue
-            deadline = deadline or time.monotonic() + self._timeout
+            since = since or time.monotonic()
             self._wait(
                 into if receiving.index < len(receiving.buffers) else None,
                 out if sending.index < allowed else None,
-                deadline,
+                since,
             )
 
     def _complete(
@@ -170,23 +172,19 @@ class Call:
             self._check_header(out)
             raise
 
-    def _wait(self, reading: Link | None, writing: Link | None, deadline: float) -> None:
+    def _wait(self, reading: Link | None, writing: Link | None, since: float) -> None:
         reads = [reading.stream] if reading else []
         writes = [writing.stream] if writing else []
-        soon = min(max(0.0, deadline - time.monotonic()), _SUSPICION_SECONDS)
         if reading and not writing:
-            if reading.stream.wait_readable(soon):
+            if reading.stream.wait_readable(_SUSPICION_SECONDS):
                 return
-        elif wait_any(reads, writes, soon):
+        elif wait_any(reads, writes, _SUSPICION_SECONDS):
             return
         watched = [link for link in self._links if link is not reading and self._check_header(link)]
         while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            happened = wait_any([*reads, *(link.stream for link in watched)], writes, remaining)
+            happened = wait_any([*reads, *(link.stream for link in watched)], writes, _LOOK_SECONDS)
             if not happened:
-                peer = reading or writing
-                assert peer is not None
-                raise peer.make_error(f"was silent for {self._timeout:g} s")
+                self._patience.check([link for link in (reading, writing) if link], since)
             watched = [
                 link for link in watched if link.stream not in happened or self._check_header(link)
             ]

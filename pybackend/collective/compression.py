@@ -7,6 +7,7 @@ and other gradient compression schemes" (2019).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -54,6 +55,14 @@ class Compression:
         if length not in self._residuals:
             self._residuals[length] = np.zeros(length, np.float32)
         return self._residuals[length]
+
+    def read_residuals(self) -> dict[int, Array]:
+        """A copy of what has yet to be added, by the length of buffers."""
+        return {length: residual.copy() for length, residual in self._residuals.items()}
+
+    def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
+        """Continue with what `read_residuals` returned."""
+        self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:
         """Memory for the encoded form of buffers of a length."""

@@ -12,6 +12,7 @@ from typing import Literal
 from pybackend.collective.cost import Algorithm
 from pybackend.collective.links import Link
 from pybackend.collective.mesh import Mesh, find_neighbours
+from pybackend.collective.patience import Patience
 from pybackend.errors import PeerLostError, TfdistError
 from pybackend.net.dialing import dial
 from pybackend.net.greeting import greet_as_client
@@ -31,7 +32,9 @@ def join_mesh(
     timeout: float,
     *,
     algorithm: Literal["auto"] | Algorithm = "auto",
-    patience: float | None = None,
+    connect_timeout: float | None = None,
+    patience: Patience | None = None,
+    encrypt: bool | None = None,
 ) -> Mesh:
     """Connect to some ranks, accept connections from others, measure, and close ``server``.
 
@@ -44,12 +47,16 @@ def join_mesh(
     token
         The job's secret; strangers are rejected.
     timeout
-        Seconds to wait for a peer, now and in each collective.
+        Seconds to wait for a peer now, and for a sign of life of its machine in each collective.
     algorithm
         See `Mesh`.
-    patience
+    connect_timeout
         Seconds to wait for a peer now, if not ``timeout``: peers may have data to read first. One
         that has died is noticed nevertheless.
+    patience
+        See `Mesh`.
+    encrypt
+        Whether all connections are encrypted; None: those between machines.
 
     Raises
     ------
@@ -58,14 +65,14 @@ def join_mesh(
     ClusterError
         Within seconds, if the network does not let this rank reach a peer.
     """
-    joining = _Joining(server, peers, rank, token, patience or timeout)
+    joining = _Joining(server, peers, rank, token, connect_timeout or timeout, encrypt)
     try:
         connections = joining.wait()
     finally:
         joining.close()
     hosts = [split_address(peer)[0] for peer in peers]
-    links = {other: Link(made, other, hosts[other]) for other, made in connections.items()}
-    mesh = Mesh(links, rank, len(peers), timeout, algorithm)
+    links = {other: Link(made, other, hosts[other], timeout) for other, made in connections.items()}
+    mesh = Mesh(links, rank, len(peers), algorithm, patience)
     try:
         mesh.calibrate()
     except BaseException:
@@ -89,11 +96,18 @@ class _Joining:
     """The connections of one rank while they are being made."""
 
     def __init__(
-        self, server: socket.socket, peers: Sequence[str], rank: int, token: str, timeout: float
+        self,
+        server: socket.socket,
+        peers: Sequence[str],
+        rank: int,
+        token: str,
+        timeout: float,
+        encrypt: bool | None,
     ) -> None:
         self._peers = peers
         self._rank = rank
         self._token = token
+        self._encrypt = encrypt
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._closed = False
@@ -103,7 +117,7 @@ class _Joining:
         self._made: dict[int, Stream] = {}
         self._wanted = set(find_neighbours(rank, len(peers)))
         self._dialled = {other for other in self._wanted if connects_to(rank, other, len(peers))}
-        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
+        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome, encrypt=encrypt)
         for other in sorted(self._dialled):
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
@@ -174,7 +188,7 @@ class _Joining:
             stream = self._reach(other)
             try:
                 if not self._is_rejected(stream):
-                    greet_as_client(stream, self._token, self._rank, PURPOSE)
+                    greet_as_client(stream, self._token, self._rank, PURPOSE, encrypt=self._encrypt)
                     return stream
                 stream.close()
             except TimeoutError as error:

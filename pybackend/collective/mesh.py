@@ -14,6 +14,7 @@ from pybackend.collective.call import Call
 from pybackend.collective.compression import Compression
 from pybackend.collective.cost import Algorithm, CostModel, measure
 from pybackend.collective.links import Link
+from pybackend.collective.patience import Patience
 from pybackend.collective.ring import Ring
 from pybackend.errors import InputError
 
@@ -34,8 +35,8 @@ class Mesh:
         A link for each rank in `find_neighbours`.
     rank, world_size
         This rank, and the number of ranks.
-    timeout
-        Seconds of silence after which a peer counts as lost.
+    patience
+        How long it waits for peers.
     algorithm
         ``"auto"`` takes what ``cost_model`` predicts to be faster; the others are for tests and
         benchmarks.
@@ -48,8 +49,8 @@ class Mesh:
     Raises
     ------
     PeerLostError
-        From any method: at once if a peer closes its connection, after ``timeout`` if it is
-        silent.
+        From any method: at once if a peer closes its connection, after its link's timeout if its
+        machine does not answer, and as ``patience`` says if it does not come.
     ClusterError
         From any method: a peer is at another call, or its buffer has another type or size.
     """
@@ -59,15 +60,15 @@ class Mesh:
         links: Mapping[int, Link],
         rank: int,
         world_size: int,
-        timeout: float,
         algorithm: Literal["auto"] | Algorithm = "auto",
+        patience: Patience | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.algorithm = algorithm
         self.cost_model = _UNMEASURED
         self.links = dict(links)
-        self._timeout = timeout
+        self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
         before, after = (rank - 1) % world_size, (rank + 1) % world_size
@@ -179,7 +180,7 @@ class Mesh:
         return Call(
             self.rank,
             self.links.values(),
-            self._timeout,
+            self._patience,
             number=self._count,
             kind=kind,
             detail=detail,

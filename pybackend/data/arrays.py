@@ -104,9 +104,12 @@ def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
 
 def _flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        bad = [key for key in value if not isinstance(key, str) or "/" in key or not key]
-        if bad:
-            raise InputError(f"`{name}` has an input named {bad[0]!r}: use names without '/'")
+        for key in value:
+            if not isinstance(key, str) or not key or "/" in key or key.startswith("#"):
+                raise InputError(
+                    f"`{name}` has an input named {key!r}: use names without '/' that do not begin "
+                    "with '#'"
+                )
         return [(f"{name}/{key}", item) for key, item in value.items()]
     # A list of numpy's numbers, whose shape is (), is one array.
     if isinstance(value, (list, tuple)) and value and all(getattr(v, "shape", ()) for v in value):

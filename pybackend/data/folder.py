@@ -65,7 +65,11 @@ class LocalFolder:
         return is_new
 
     def names(self) -> list[str] | None:
-        return sorted(os.listdir(self.root)) if os.path.isdir(self.root) else None
+        # Not os.path.isdir: it says False of a disk that does not answer, too.
+        try:
+            return sorted(os.listdir(self.root))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def is_file(self) -> bool:
         return os.path.exists(self.root) and not os.path.isdir(self.root)
@@ -78,10 +82,11 @@ class LocalFolder:
         return os.path.getsize(path) if os.path.isfile(path) else None
 
     def read(self, name: str) -> bytes | None:
-        if not os.path.isfile(self.path(name)):
+        try:
+            with open(self.path(name), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
-        with open(self.path(name), "rb") as file:
-            return file.read()
 
     def write(self, name: str, content: bytes) -> None:
         write_whole(self.path(name), content)
@@ -116,9 +121,12 @@ class RemoteFolder:
     def names(self) -> list[str] | None:
         filesystem, path = find_filesystem(self.uri)
         filesystem.invalidate_cache()
-        if not filesystem.isdir(path):
+        try:  # isdir and isfile say False of a store that does not answer, too
+            if filesystem.info(path)["type"] != "directory":
+                return None
+            listed = filesystem.ls(path, detail=False)
+        except FileNotFoundError:
             return None
-        listed = filesystem.ls(path, detail=False)
         return sorted(posixpath.basename(name.rstrip("/")) for name in listed)
 
     def is_file(self) -> bool:
@@ -134,7 +142,10 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes | None:
         filesystem, path = find_filesystem(self.path(name))
-        return bytes(filesystem.cat_file(path)) if filesystem.isfile(path) else None
+        try:
+            return bytes(filesystem.cat_file(path))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
 
     def write(self, name: str, content: bytes) -> None:
         filesystem, path = find_filesystem(self.path(name))

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, count_rows
+from pybackend.data.disk import naming_full_disk
 from pybackend.data.layout import (
     PLACE,
     Kind,
@@ -86,22 +87,30 @@ class SpoolWriter:
                     "same (pad them to one length)"
                 )
         fields: dict[str, Array] = {}
-        for key, column in columns.items():
-            fields[key] = self._write_ragged(key, column) if isinstance(column, Ragged) else column
-        self._file.write(pack_rows(fields, self.kinds).data)
+        with naming_full_disk(self._folder, "rows"):
+            for key, column in columns.items():
+                if isinstance(column, Ragged):
+                    fields[key] = self._write_ragged(key, column)
+                else:
+                    fields[key] = column
+            self._file.write(pack_rows(fields, self.kinds).data)
         self.rows += len(next(iter(fields.values())))
 
     def place(self, first_row: int, content: bytes) -> None:
         """Write packed rows at a row number; what is before it may come later."""
         assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
-        os.pwrite(self._file.fileno(), content, self._build_header + first_row * size)
+        with naming_full_disk(self._folder, "rows"):
+            os.pwrite(self._file.fileno(), content, self._build_header + first_row * size)
         self.rows = max(self.rows, first_row + len(content) // max(1, size))
 
     def close(self) -> None:
         """Write what is known only now: how many rows there are."""
-        if self._file.closed:
-            return
+        if not self._file.closed:
+            with naming_full_disk(self._folder, "rows"):
+                self._complete()
+
+    def _complete(self) -> None:
         self._file.flush()
         if self.kinds is not None:
             os.pwrite(self._file.fileno(), _build_header(row_dtype(self.kinds), self.rows), 0)

@@ -1,7 +1,7 @@
 """Starting workers; the only part of this package that others import.
 
 A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
-done with Spark is found here too, and loaded when it is used.
+done with Spark, and with scripts, is found here too, and loaded when it is used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Launcher, Outcome
+from pybackend.launchers.base import Launcher, Outcome, Slotted
 
 if TYPE_CHECKING:
+    from pybackend.launchers.script.options import add_run_options, read_run_plan
+    from pybackend.launchers.script.run import run_script
+    from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.predict import add_predictions
@@ -29,15 +32,20 @@ __all__ = [
     "Outcome",
     "SparklyrWorkers",
     "add_predictions",
+    "add_run_options",
     "ask_executors",
     "attach_spark",
     "check_slots",
     "count_slots",
+    "count_workers",
+    "describe_batch",
     "is_session",
     "is_spark_frame",
     "launcher_for",
     "read_records",
+    "read_run_plan",
     "read_schema",
+    "run_script",
     "write_records",
 ]
 
@@ -45,20 +53,25 @@ __all__ = [
 _HOME = {
     "SparklyrWorkers": "spark.sparklyr",
     "add_predictions": "spark.predict",
+    "add_run_options": "script.options",
     "ask_executors": "spark.executors",
     "attach_spark": "spark.attach",
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
+    "describe_batch": "slurm.batch",
     "is_spark_frame": "spark.session",
     "is_session": "spark.session",
     "read_records": "spark.records",
+    "read_run_plan": "script.options",
     "read_schema": "spark.session",
+    "run_script": "script.run",
     "write_records": "spark.records",
 }
 
 # A first argument that is not a launcher itself: the module whose `launcher_of` recognizes it,
 # and a package that is loaded if there is such an argument at all.
 _KNOWN = {
+    "pybackend.launchers.joined.launcher": None,
     "pybackend.launchers.local": None,
     "pybackend.launchers.spark.barrier": "pyspark",
 }
@@ -70,7 +83,8 @@ def launcher_for(target: Any) -> Launcher:
     Parameters
     ----------
     target
-        None or ``"local"``, a ``pyspark.sql.SparkSession``, or a launcher.
+        None, which is this machine unless the environment says that this process is one of
+        several; ``"local"``, a ``pyspark.sql.SparkSession``, or a launcher.
 
     Raises
     ------
@@ -87,7 +101,31 @@ def launcher_for(target: Any) -> Launcher:
     kind = type(target).__name__
     shown = repr(target) if isinstance(target, (str, int, float)) else f"a {kind}"
     hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
-    raise InputError(f"`spark` must be None, 'local' or a SparkSession, not {shown}{hint}")
+    raise InputError(
+        "`spark` must be None, 'local', a SparkSession, or made by hosts(), slurm() or "
+        f"kubernetes(), not {shown}{hint}"
+    )
+
+
+def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
+    """How many workers a call wants: if it does not say, the launcher's own number, or a default.
+
+    Raises
+    ------
+    InputError
+        It wants another number than there are.
+    """
+    if isinstance(launcher, Slotted):
+        counted = launcher.count_workers(workers)
+        return default if counted is None else counted
+    if launcher.workers is None:
+        return default if workers is None else workers
+    if workers not in (None, launcher.workers):
+        raise InputError(
+            f"`workers` is {workers!r}, but {launcher.workers} processes were started to train "
+            "together: leave it out"
+        )
+    return launcher.workers
 
 
 def __getattr__(name: str) -> Any:

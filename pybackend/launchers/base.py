@@ -13,10 +13,15 @@ from pybackend.job.report import WorkerReport
 
 @dataclass(frozen=True)
 class Outcome:
-    """Reports by rank, and format and content of the model that rank 0 wrote."""
+    """Reports by rank, and format and content of the model that rank 0 wrote.
+
+    ``job`` is the one that the workers have done, if it is not the one that they were given: the
+    first of several processes decides on the seed, and on where the model is written.
+    """
 
     reports: list[WorkerReport]
     model: tuple[str, bytes] | None = None
+    job: Job | None = None
 
 
 @runtime_checkable
@@ -26,6 +31,10 @@ class Launcher(Protocol):
     @property
     def session(self) -> Any:
         """The Spark session whose DataFrames the workers can be fed with; None: none."""
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers there always are; None: as many as a call wants."""
 
     def launch(
         self,
@@ -52,4 +61,20 @@ class Launcher(Protocol):
             The job cannot be run here.
         WorkerFailedError
             A worker failed; all others are ended first.
+        """
+
+
+@runtime_checkable
+class Slotted(Protocol):
+    """A launcher that knows how many workers it can start before it starts anything."""
+
+    def count_workers(self, wanted: Any) -> Any:
+        """How many workers a call gets that wants so many, or does not say (None).
+
+        None: as many as a call gets by default.
+
+        Raises
+        ------
+        InputError
+            It wants more than there can be.
         """

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -22,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TRAINED, Job
-from pybackend.job.messages import Emit, Order, PrintedLine, Reported, read_event
+from pybackend.job.messages import Emit, Failed, Order, PrintedLine, Reported, read_event
 from pybackend.job.report import WorkerReport
+from pybackend.job.resources import show_bytes
+from pybackend.launchers.libraries import own_libraries
+from pybackend.launchers.memory import MemoryWatch
+from pybackend.launchers.oom import count_oom_kills
 from pybackend.launchers.stall import StallWatch
 from pybackend.model.quiet import is_noise
-from pybackend.net.rendezvous import address_of, listen
+from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
@@ -44,6 +48,10 @@ _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
     "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
     "disk with that host's folder for temporary files"
+)
+_OOM_ADVICE = "lower batch_size or use fewer workers per host"
+_MEMORY_ADVICE = (
+    "give it more `memory`, lower batch_size, or use more workers, which share the rows"
 )
 
 
@@ -65,6 +73,10 @@ class Child:
         Variables for the worker besides this process's own.
     rscript
         Path of the Rscript that is to be the process, with Python embedded; None: Python itself.
+    server
+        Listening socket at which the worker accepts the others; None: one is made on ``host``.
+    give_up
+        Called again and again: why the worker is not waited for any more, or None.
     """
 
     def __init__(
@@ -75,7 +87,10 @@ class Child:
         emit: Emit,
         environment: Mapping[str, str] | None = None,
         rscript: str | None = None,
+        server: socket.socket | None = None,
+        give_up: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._give_up = give_up
         self.job = job
         self.rank = rank
         self.host = host
@@ -86,9 +101,11 @@ class Child:
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
+        self._oom_kills = count_oom_kills()
         self._has_reported = threading.Event()
-        self._server = listen(host)
-        self._reservation = _reserve(host) if job.needs_tensorflow_server else None
+        self._last_words: Failure | None = None
+        self._server = server or listen(host)
+        self._reservation = reserve(host) if job.needs_tensorflow_server else None
         self.address = address_of(self._server)
         """``host:port`` at which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
@@ -113,9 +130,10 @@ class Child:
 
     def start(self, contents: Mapping[str, bytes]) -> None:
         """Write its files and start the process; it imports TensorFlow and waits for `go`."""
-        (self.folder / JOB).write_text(self.job.to_json())
-        for name, content in contents.items():
-            (self.folder / name).write_bytes(content)
+        with naming_full_disk(self.folder, "model and job"):
+            (self.folder / JOB).write_text(self.job.to_json())
+            for name, content in contents.items():
+                (self.folder / name).write_bytes(content)
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         self._process = subprocess.Popen(
@@ -153,7 +171,7 @@ class Child:
         try:
             report = decode((self.folder / REPORT).read_text(), WorkerReport)
         except (OSError, ValueError):
-            failure = failure or self._describe_end(0)
+            failure = self._last_words or failure or self._describe_end(0)
             return WorkerReport(self.rank, self.host, self.pid, failure=failure)
         if report.failure is None:
             return report
@@ -163,14 +181,21 @@ class Child:
         """Why there will be none; None of a process that has reported, and lives until `kill`."""
         assert self._process is not None
         watch = StallWatch(self.pid, self.job.timeout)
+        memory = MemoryWatch(self.pid, self.job.resources.bytes)
         while not self._has_reported.wait(_LOOK_SECONDS) and not (self.folder / REPORT).exists():
             status = self._process.poll()
             if status is not None:
                 self._has_ended = True
                 self._end_group(signal.SIGKILL)
                 return self._describe_end(status)
+            if used := memory.look():
+                self._end_group(signal.SIGKILL)  # it grows on
+                return self._describe_excess(used)
             if reason := watch.look():
+                self._end_group(signal.SIGKILL)  # its peers wait for it, until it is gone
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
+            if reason := self._give_up():
+                return self._fail("Stopped", reason, "")
         return None
 
     def kill(self) -> None:
@@ -222,7 +247,7 @@ class Child:
             "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **_utf8(),
-            **_own_libraries(),
+            **own_libraries(),
             # Where R embeds Python, or Python R: one and the same Python.
             "RETICULATE_PYTHON": sys.executable,
             **self._environment,
@@ -244,6 +269,9 @@ class Child:
         event = read_event(line)
         if isinstance(event, Reported):
             self._has_reported.set()
+        elif isinstance(event, Failed):  # of a worker that cannot write its report
+            self._last_words = event.failure
+            self._has_reported.set()
         else:
             self._emit(replace(event, rank=self.rank))
 
@@ -259,15 +287,25 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone
             os.killpg(self.pid, number)
 
+    def _describe_excess(self, used: int) -> Failure:
+        limit = show_bytes(self.job.resources.bytes or 0)
+        message = (
+            f"worker {self.rank} used {show_bytes(used)} of its {limit} "
+            "(resources=Resources(memory=...))"
+        )
+        return self._fail("MemoryExceeded", message, _MEMORY_ADVICE)
+
     def _describe_end(self, status: int) -> Failure:
+        if status == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
+            message = "the system's OOM killer ended the process: the machine's memory ran out"
+            return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             message = f"the process was ended by {known.get(-status, f'signal {-status}')}"
         else:
             message = f"the process ended with status {status} and left no report"
         advice = (
-            "the system ends a process so when memory runs out: lower batch_size or use "
-            "fewer workers per host"
+            f"the system ends a process so when memory runs out: {_OOM_ADVICE}"
             if status == -signal.SIGKILL
             else "see the last lines that it printed; without any, it has ended itself (exit, "
             "quit), or crashed in compiled code"
@@ -286,15 +324,6 @@ class Child:
         )
 
 
-def _own_libraries() -> dict[str, str]:
-    """This Python's own library first: R lists folders that may hold that of another one."""
-    listed = os.environ.get("LD_LIBRARY_PATH")
-    folder = sysconfig.get_config_var("LIBDIR")
-    if not listed or not folder or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        return {}
-    return {"LD_LIBRARY_PATH": f"{folder}{os.pathsep}{listed}"}
-
-
 def _disk() -> str | None:
     """The parent of the worker's folder, or None for the default.
 
@@ -310,16 +339,3 @@ def _utf8() -> dict[str, str]:
     """A locale in which R reads and prints all letters, if the executor has no such locale."""
     chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
     return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}
-
-
-def _reserve(host: str) -> socket.socket:
-    """Hold a port for a server that the worker will start itself.
-
-    Bound with SO_REUSEADDR but not listening: the system gives the port to nobody else, and yet
-    TensorFlow's server, which sets that option (but switches SO_REUSEPORT off), can bind it.
-    """
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    held = socket.socket(family, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((host, 0))
-    return held

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.spool import link_columns, write_columns
-from pybackend.errors import Failure
+from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
 from pybackend.launchers.failures import Failures
+from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
-from pybackend.tf_config import check_single_process
 
 HOST = "127.0.0.1"
 # After the first failure: time for the others to say that they lost a peer.
@@ -33,6 +31,7 @@ class LocalLauncher:
     """One process per worker on this machine; events arrive on the calling thread."""
 
     session = None
+    workers = None
 
     def launch(
         self,
@@ -42,6 +41,9 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
+        if shortage := find_shortage(job.resources, job.workers, this_machine()):
+            raise InputError(shortage)
+        shares = share_of_machine(job.workers, resources=job.resources)
         shards = {
             name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
             for name, columns in datasets.items()
@@ -49,7 +51,7 @@ class LocalLauncher:
         events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
             children = []
-            for rank, variables in enumerate(_share_of_machine(job.workers)):
+            for rank, variables in enumerate(shares):
                 child = stack.enter_context(Child(job, rank, HOST, events.put, variables))
                 # First the process, whose imports take seconds; its input is there when it asks.
                 child.start(files)
@@ -73,8 +75,6 @@ class LocalLauncher:
 
 def launcher_of(target: Any) -> LocalLauncher | None:
     """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
-    if target is None:
-        check_single_process()
     is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
     return LocalLauncher() if target is None or is_text else None
 
@@ -125,22 +125,3 @@ def _watch(
 def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
     failure = Failure(child.rank, child.host, exception_type, message, time=time.time())
     return WorkerReport(child.rank, child.host, child.pid, failure=failure)
-
-
-def _gpus() -> list[str]:
-    """Numbers of the NVIDIA GPUs that the system shows."""
-    devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    return [device.name.removeprefix("nvidia") for device in devices]
-
-
-def _share_of_machine(workers: int) -> list[dict[str, str]]:
-    """Divide this machine's cores and GPUs among the workers, unless the user has done so."""
-    cores = str(max(1, (os.cpu_count() or 1) // workers))
-    shared = {
-        name: os.environ.get(name, cores) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-    }
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = chosen.split(",") if chosen else _gpus()
-    if not gpus:
-        return [shared] * workers
-    return [{**shared, "CUDA_VISIBLE_DEVICES": gpus[rank % len(gpus)]} for rank in range(workers)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +20,13 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import Arrival, Emit, Order
-from pybackend.job.packages import find_difference, read_versions
+from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_versions
 from pybackend.job.report import WorkerReport
+from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
-from pybackend.net.rendezvous import own_address, split_address
+from pybackend.launchers.machine_share import find_shortage, this_machine
+from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
+from pybackend.net.secret import derive_token
 
 
 class Group(Protocol):
@@ -80,18 +83,27 @@ class Member:
         Whether all members are on one machine.
     counts
         Rows of every rank, by data set, if the driver knows them already.
+    remedy
+        What a user may do if hosts have other packages than others.
     """
 
     job: Job
     files: Mapping[str, bytes]
     source: Source | None
-    token: str
+    token: str = field(repr=False)
     driver: str | None
     loopback: bool
     counts: Mapping[str, list[int]] = field(default_factory=dict)
+    remedy: str = SET_PYSPARK_PYTHON
 
     def work(
-        self, group: Group, batches: Iterable[Any], emit: Emit, rscript: str | None = None
+        self,
+        group: Group,
+        batches: Iterable[Any],
+        emit: Emit,
+        rscript: str | None = None,
+        server: socket.socket | None = None,
+        give_up: Callable[[], str | None] = lambda: None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
         """Run one worker, to its report.
 
@@ -101,7 +113,7 @@ class Member:
             This member's rows, in whatever form ``source`` reads.
         emit
             Receives the worker's events.
-        rscript
+        rscript, server, give_up
             As in `Child`.
 
         Returns
@@ -109,8 +121,10 @@ class Member:
         tuple
             The report, which may be of a failure; on rank 0 also the model's format and content.
         """
-        host = self._host(group)
-        with Child(self.job, group.rank, host, emit, _variables(group), rscript) as child:
+        host = self._host(group) if server is None else split_address(address_of(server))[0]
+        variables = _variables(group, self.job.resources)
+        started = Child(self.job, group.rank, host, emit, variables, rscript, server, give_up)
+        with started as child:
             child.start(self.files)
             report = self._run(child, group, batches)
             return report, child.model() if group.rank == 0 and report.ok else None
@@ -119,6 +133,7 @@ class Member:
         """Feed the worker, bring it together with the others, and wait for its end."""
         error: Exception | None = None
         try:
+            _check_allotted(group, self.job.resources)
             if self.source is None:
                 for _ in batches:
                     pass
@@ -143,10 +158,11 @@ class Member:
             settle_layout(child.folder / name, layouts)
             counts.setdefault(name, [layout["rows"] for layout in layouts])
         return Order(
-            token=self.token,
+            token=derive_token(self.token, *(arrival.nonce for arrival in everyone)),
             peers=tuple(arrival.address for arrival in everyone),
             reserved=tuple(arrival.reserved for arrival in everyone if arrival.reserved),
             counts=counts,
+            seed=everyone[0].seed,
         )
 
     def _find_obstacle(
@@ -155,7 +171,8 @@ class Member:
         """Why this worker does not start; of all that do not, one at least has the cause."""
         if self.job.kind != "run":  # a function may do without TensorFlow
             hosts = [arrival.host for arrival in everyone]
-            found = find_difference(hosts, [arrival.packages for arrival in everyone])
+            packages = [arrival.packages for arrival in everyone]
+            found = find_difference(hosts, packages, self.remedy)
             if found is not None:
                 rank, message = found
                 is_here = rank == child.rank
@@ -163,6 +180,8 @@ class Member:
         failed = [rank for rank, arrival in enumerate(everyone) if arrival.has_failed]
         if failed:
             return _describe(child, error) if error else _stop(child, failed[0])
+        if shortage := _find_shortage(child, everyone):
+            return _describe(child, ClusterError(shortage))
         try:
             check_layouts([arrival.layouts for arrival in everyone])
         except InputError as caught:
@@ -188,16 +207,40 @@ def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
         packages=read_versions() if child.job.kind != "run" else {},
         layouts={} if error else read_layouts(child.folder),
         has_failed=error is not None,
+        nonce=new_token(),
+        seed=child.job.seed,
     )
     return [decode(text, Arrival) for text in group.gather(encode(own))]
 
 
-def _variables(group: Group) -> dict[str, str]:
-    cores = str(max(1, group.cores))
+def _variables(group: Group, resources: Resources) -> dict[str, str]:
+    cores = str(resources.cpus or max(1, group.cores))
     variables = {"TF_NUM_INTRAOP_THREADS": cores, "OMP_NUM_THREADS": cores}
-    if group.gpus is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(group.gpus)
+    gpus = group.gpus if resources.gpus is None else (group.gpus or [])[: resources.gpus]
+    if gpus is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return variables
+
+
+def _check_allotted(group: Group, resources: Resources) -> None:
+    """Refuse a member that was given less than its worker is to have."""
+    gpus = len(group.gpus or [])
+    pairs = {"cpus": (resources.cpus, group.cores), "gpus": (resources.gpus, gpus)}
+    for name, (wanted, has) in pairs.items():
+        if wanted is not None and wanted > has:
+            raise ClusterError(
+                f"worker {group.rank} is to have {wanted} {name} "
+                f"(resources=Resources({name}=...)), but whatever has started it gives it {has}: "
+                "ask for more there, or for less in `resources`"
+            )
+
+
+def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
+    """What this machine lacks for all workers on it."""
+    neighbours = sum(arrival.host == child.host for arrival in everyone)
+    # Cores and GPUs are what each was given; nobody divides a machine's memory.
+    wanted = Resources(memory=child.job.resources.memory)
+    return find_shortage(wanted, neighbours, this_machine(), child.host)
 
 
 def _resolve(host: str) -> str:

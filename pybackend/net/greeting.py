@@ -3,6 +3,11 @@
 Each answers a fresh challenge (HMAC-SHA256 over both nonces, as in RFC 2104's keyed hash), so a
 token never crosses the network and a recorded exchange is of no use. All messages of the greeting
 have a fixed length: nothing is parsed, and nothing else is read, before the proof.
+
+With its nonce each end says whether it wants the connection to be encrypted; the proofs cover that,
+so nobody on the way can talk them out of it. If one of them wants it, TLS begins behind the
+client's proof, and the server's proof is the first thing inside: it ties what follows to this very
+greeting.
 """
 
 from __future__ import annotations
@@ -17,7 +22,12 @@ from pybackend.net.stream import Stream
 _NONCE = 32
 _DIGEST = 32
 _RANK = struct.Struct(">i")
+_WISH = 1
 GREETING_SECONDS = 10.0
+
+
+class RejectedError(ConnectionError):
+    """The listening end has not accepted the proof: it has another token."""
 
 
 def greet_as_client(
@@ -26,46 +36,69 @@ def greet_as_client(
     rank: int,
     purpose: str,
     patience: float = GREETING_SECONDS,
+    encrypt: bool | None = None,
 ) -> None:
     """Prove the token to the listening end, and have it prove it too.
 
-    ``patience`` is how many seconds the listening end may take to begin: its socket accepts
-    connections while its process is still importing TensorFlow.
+    Parameters
+    ----------
+    patience
+        Seconds that the listening end may take to begin: its socket accepts connections while its
+        process is still importing TensorFlow.
+    encrypt
+        Whether this end wants all that follows encrypted; None: unless it stays on this machine.
 
     Raises
     ------
+    RejectedError
+        If the other end does not know the token.
     OSError
-        If the other end closes, is silent, or does not know the token.
+        If it closes before, or is silent.
     """
-    theirs = stream.read_exactly(_NONCE, patience)
-    ours = secrets.token_bytes(_NONCE)
-    who = _RANK.pack(rank)
-    proof = _prove(token, b"client", purpose, theirs, ours, who)
-    stream.send_all(ours + who + proof, GREETING_SECONDS)
-    answer = stream.read_exactly(_DIGEST, GREETING_SECONDS)
-    if not hmac.compare_digest(answer, _prove(token, b"server", purpose, theirs, ours, who)):
-        raise ConnectionError("the listening end does not know this job's token")
+    theirs = stream.read_exactly(_NONCE + _WISH, patience)
+    ours = secrets.token_bytes(_NONCE) + _RANK.pack(rank) + _wish(stream, encrypt)
+    proof = _prove(token, b"client", purpose, theirs, ours)
+    stream.send_all(ours + proof, GREETING_SECONDS)
+    try:
+        _protect_if_wanted(stream, token, theirs, ours, is_server=False)
+        answer = stream.read_exactly(_DIGEST, GREETING_SECONDS)
+    except ConnectionError as error:
+        raise RejectedError("the listening end has closed the connection at the proof") from error
+    if not hmac.compare_digest(answer, _prove(token, b"server", purpose, theirs, ours)):
+        raise RejectedError("the listening end does not know this job's token")
 
 
-def greet_as_server(stream: Stream, token: str, purpose: str) -> int:
+def greet_as_server(stream: Stream, token: str, purpose: str, encrypt: bool | None = None) -> int:
     """Have a connected client prove the token, and prove it to the client; returns its rank.
+
+    ``encrypt`` is as in `greet_as_client`: one end that wants it is enough.
 
     Raises
     ------
     OSError
         If the client closes, is silent, or does not know the token.
     """
-    ours = secrets.token_bytes(_NONCE)
+    ours = secrets.token_bytes(_NONCE) + _wish(stream, encrypt)
     stream.send_all(ours, GREETING_SECONDS)
-    message = stream.read_exactly(_NONCE + _RANK.size + _DIGEST, GREETING_SECONDS)
-    theirs = message[:_NONCE]
-    who = message[_NONCE:-_DIGEST]
-    expected = _prove(token, b"client", purpose, ours, theirs, who)
-    if not hmac.compare_digest(message[-_DIGEST:], expected):
+    message = stream.read_exactly(_NONCE + _RANK.size + _WISH + _DIGEST, GREETING_SECONDS)
+    theirs, proof = message[:-_DIGEST], message[-_DIGEST:]
+    if not hmac.compare_digest(proof, _prove(token, b"client", purpose, ours, theirs)):
         raise ConnectionError("a client that does not know this job's token was rejected")
-    stream.send_all(_prove(token, b"server", purpose, ours, theirs, who), GREETING_SECONDS)
-    rank: int = _RANK.unpack(who)[0]
+    _protect_if_wanted(stream, token, ours, theirs, is_server=True)
+    stream.send_all(_prove(token, b"server", purpose, ours, theirs), GREETING_SECONDS)
+    rank: int = _RANK.unpack(theirs[_NONCE:-_WISH])[0]
     return rank
+
+
+def _wish(stream: Stream, encrypt: bool | None) -> bytes:
+    return bytes([not stream.is_within_one_machine if encrypt is None else encrypt])
+
+
+def _protect_if_wanted(stream: Stream, token: str, *wishes: bytes, is_server: bool) -> None:
+    if any(said[-1] for said in wishes):
+        from pybackend.net.tls import Tls  # only the loopback does without
+
+        stream.protect(Tls(token, is_server), GREETING_SECONDS)
 
 
 def _prove(token: str, side: bytes, purpose: str, *parts: bytes) -> bytes:

@@ -17,8 +17,10 @@ import base64
 import contextlib
 import math
 import queue
+import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -26,13 +28,15 @@ from typing import get_args
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event
 from pybackend.net.rendezvous import Acceptor, address_of, listen
-from pybackend.net.stream import Stream
+from pybackend.net.stream import Lines
 
 PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 24
 # How long a member that has stopped reading may keep its answer waiting.
 _SEND_SECONDS = 30.0
 _AT_ONCE = 32
+# base64 makes four bytes of three, and some are left for the rest of the line.
+_PART = 3 << 17
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,25 @@ class MeetElsewhere:
     """Some member has not come: the others are not to wait here."""
 
 
+@dataclass(frozen=True)
+class Refused:
+    """The members will not work together, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All parts of what the server has for its members were sent."""
+
+
 class MeetingServer:
     """The driver's side; a context manager.
 
     Parameters
     ----------
     host
-        Address of the driver to listen on.
+        Address of the driver to listen on; None: members come by `adopt` only.
     token, workers
         Of the job.
     announced
@@ -76,43 +92,58 @@ class MeetingServer:
     patience
         Seconds after the first member's connection in which the last one must come, or all are
         sent elsewhere; infinite if there is nowhere else to meet.
+    server
+        A listening socket to use in place of one on ``host``. It is left to others, and may be
+        another process's, as soon as all have joined.
 
     Attributes
     ----------
     address
-        ``host:port`` for the members.
+        ``host:port`` for the members; empty without one.
     queue
         Events of the members, in the order of their arrival.
     """
 
     def __init__(
         self,
-        host: str,
+        host: str | None,
         token: str,
         workers: int,
         announced: str | None = None,
         patience: float = math.inf,
+        server: socket.socket | None = None,
     ) -> None:
         self.queue: queue.Queue[Event] = queue.Queue()
         self._workers = workers
         self._patience = patience
         self._lock = threading.Lock()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Lines] = {}
         self._joined: dict[int, str] = {}
         self._answer: bytes | None = None
         self._parts: dict[tuple[int, str], bytearray] = {}
         self._readers: list[threading.Thread] = []
         self._first = math.inf
         self._closed = threading.Event()
-        server = listen(host)
-        self.address = address_of(server, announced)
-        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
+        self._left: set[int] = set()
+        self._decided: queue.Queue[Everyone | MeetElsewhere | Refused] = queue.Queue()
+        self._is_shared = server is not None
+        if server is None and host is not None:
+            server = listen(host)
+        self.address = address_of(server, announced) if server else ""
+        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
+
+    @property
+    def messages(self) -> Mapping[int, str]:
+        """By rank, the messages of those that have joined so far."""
+        with self._lock:
+            return dict(self._joined)
 
     def __enter__(self) -> MeetingServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._acceptor.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         with self._lock:
             self._closed.set()
             streams = list(self._streams.values())
@@ -137,7 +168,53 @@ class MeetingServer:
             absent = [rank for rank in range(self._workers) if rank not in self._joined]
             return absent, max(0.0, time.monotonic() - self._first)
 
-    def _welcome(self, stream: Stream, rank: int) -> None:
+    def rejected(self) -> int:
+        """Connections that did not prove the token."""
+        return self._acceptor.rejected if self._acceptor else 0
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a member's connection has ended, and all that it sent was read."""
+        with self._lock:
+            return rank in self._left
+
+    def adopt(self, stream: Lines, rank: int) -> None:
+        """Take in a member whose connection is authenticated already, by ssh for example."""
+        self._welcome(stream, rank)
+
+    def join(self, rank: int, message: str) -> None:
+        """Join as a member that is in this very process."""
+        self._join(rank, message)
+
+    def wait_for_all(self, seconds: float) -> tuple[str, ...] | None:
+        """All members' messages, by rank, once all have joined; None if the time is over first."""
+        try:
+            decided = self._decided.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        return decided.messages if isinstance(decided, Everyone) else None
+
+    def refuse(self, reason: str) -> None:
+        """Tell all members, those that come later too, that they will not work together."""
+        self._decide(Refused(reason))
+
+    def send(self, contents: Mapping[str, bytes]) -> None:
+        """Send all members some contents by name, for `MeetingClient.receive`."""
+        lines = [
+            encode(part).encode() + b"\n"
+            for name, content in contents.items()
+            for part in split(name, content)
+        ]
+        with self._lock:
+            streams = list(self._streams.values())
+        for line in [*lines, encode(Finished()).encode() + b"\n"]:
+            self._send_to_all(streams, line)
+
+    def _send_to_all(self, streams: Sequence[Lines], line: bytes) -> None:
+        if streams:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
+                list(pool.map(lambda stream: _send(stream, line), streams))
+
+    def _welcome(self, stream: Lines, rank: int) -> None:
         with self._lock:
             is_known = 0 <= rank < self._workers and rank not in self._streams
             # A greeting may end after the server has been closed.
@@ -165,7 +242,7 @@ class MeetingServer:
         if not is_complete:
             self._decide(MeetElsewhere())
 
-    def _read(self, stream: Stream, rank: int) -> None:
+    def _read(self, stream: Lines, rank: int) -> None:
         try:
             while line := stream.read_line(_LONGEST_LINE):
                 self._take(rank, line)
@@ -174,6 +251,7 @@ class MeetingServer:
         finally:
             stream.close()
             with self._lock:
+                self._left.add(rank)
                 has_left = rank not in self._joined
             if has_left and math.isfinite(self._patience):
                 self._decide(MeetElsewhere())
@@ -196,20 +274,30 @@ class MeetingServer:
             if len(self._joined) < self._workers:
                 return
             everyone = tuple(self._joined[peer] for peer in range(self._workers))
+        if (
+            self._is_shared and self._acceptor
+        ):  # before the members connect there to whoever goes on with it
+            self._acceptor.release()
         self._decide(Everyone(everyone))
 
-    def _decide(self, answer: Everyone | MeetElsewhere) -> None:
+    def _decide(self, answer: Everyone | MeetElsewhere | Refused) -> None:
         """Send every member the same answer: the first one that was decided on."""
         with self._lock:
             if self._answer is not None or self._closed.is_set():
                 return
             line = self._answer = encode(answer).encode() + b"\n"
             streams = list(self._streams.values())
-        with ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
-            list(pool.map(lambda stream: _send(stream, line), streams))
+        self._send_to_all(streams, line)
+        self._decided.put(answer)
 
 
-def _send(stream: Stream, answer: bytes) -> None:
+def split(name: str, content: bytes) -> Iterator[Part]:
+    """A content in parts, each small enough for one line."""
+    for start in range(0, max(1, len(content)), _PART):
+        yield Part(name, base64.b64encode(content[start : start + _PART]).decode())
+
+
+def _send(stream: Lines, answer: bytes) -> None:
     try:
         stream.send_all(answer, _SEND_SECONDS)
     except OSError:  # without its answer a member must not go on

@@ -9,24 +9,36 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event
-from pybackend.net.meeting import PURPOSE, Everyone, Join, MeetElsewhere, Part
+from pybackend.net.connection_errors import AlteredError
+from pybackend.net.greeting import RejectedError
+from pybackend.net.meeting import (
+    PURPOSE,
+    Everyone,
+    Finished,
+    Join,
+    MeetElsewhere,
+    Part,
+    Refused,
+    split,
+)
 from pybackend.net.rendezvous import connect
-from pybackend.net.stream import Stream
+from pybackend.net.stream import Lines, Stream
 
 # The messages of all members.
 _LONGEST_ANSWER = 1 << 30
-# base64 makes four bytes of three, and some are left for the rest of the line.
-_PART = 3 << 17
 # How long the driver may take to read what it is sent.
 _SEND_SECONDS = 120.0
 # Others may still read their rows.
 _ANSWER_SECONDS = 6 * 3600.0
+_RETRY_SECONDS = 0.5
+# A server that is about to close rejects once.
+_MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest give way.
 _MOST_WAITING = 10_000
 
@@ -47,6 +59,10 @@ class MeetingClient:
         Seconds in which the driver must be reached.
     on_lost
         Called from a thread when the driver closes the connection.
+    is_early
+        Whether the driver may not listen yet: then a refused connection is tried again, too.
+    stream
+        A connection to the driver that is authenticated already, in place of an address.
     """
 
     def __init__(
@@ -56,19 +72,30 @@ class MeetingClient:
         rank: int,
         patience: float,
         on_lost: Callable[[], None] = lambda: None,
+        is_early: bool = False,
+        stream: Lines | None = None,
     ) -> None:
+        self._is_early = is_early
+        self._parts: dict[str, bytearray] = {}
+        self._finished = threading.Event()
         self._address = address
         self._rank = rank
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self._stream: Lines | None = stream
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
         self._error: Exception | None = None
+        self._loss = "the driver has ended the job, or the network between them failed"
         self._settled = threading.Event()
+        self._has_ended = threading.Event()
         self._closed = False
-        self._answers: queue.Queue[Everyone | MeetElsewhere | None] = queue.Queue()
+        self._ends = threading.Event()
+        self._answers: queue.Queue[Everyone | MeetElsewhere | Refused | None] = queue.Queue()
         self._deadline = time.monotonic() + patience
-        if address is None:
+        if stream is not None:
+            self._settled.set()
+            threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+        elif address is None:
             self._settled.set()
         else:
             greeting = (address, token, rank)
@@ -100,8 +127,22 @@ class MeetingClient:
                 "driver that the executors reach, and open its ports to them"
             ) from self._error
 
-    def gather(self, message: str) -> list[str] | None:
-        """Meet the others, once.
+    def wait_until_settled(self, seconds: float) -> bool:
+        """Whether the driver is reached, or known to be out of reach (`error`), by then."""
+        return self._settled.wait(seconds)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the driver was not reached."""
+        return self._error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection has ended, or the driver has nothing more to send."""
+        return self._has_ended.is_set() or self._finished.is_set()
+
+    def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
+        """Meet the others, once; ``on_wait`` is called again and again meanwhile.
 
         Returns
         -------
@@ -112,27 +153,58 @@ class MeetingClient:
         Raises
         ------
         ClusterError
-            When the driver has ended the job, or is lost before it has answered.
+            When the driver has ended the job, has refused it, or is lost before it has answered.
         """
         self._settled.wait()
         # Not sent in full means not joined: the driver then sends the others elsewhere, too.
         if not self._answers.empty() or not self._send(_line(Join(message)), may_wait=False):
             return None
-        try:
-            answer = self._answers.get(timeout=_ANSWER_SECONDS)
-        except queue.Empty:
-            raise ClusterError(
-                f"worker {self._rank} on {socket.gethostname()} has waited "
-                f"{_ANSWER_SECONDS / 3600:g} hours for the other workers to read their rows: one "
-                "of them hangs. See the logs of their hosts"
-            ) from None
+        answer = self._wait_for_answer(on_wait)
+        if isinstance(answer, Refused):
+            raise ClusterError(answer.reason)
         if answer is None:
+            at = f" at {self._address}" if self._address else ""
             raise ClusterError(
-                f"worker {self._rank} on {socket.gethostname()} lost the driver at "
-                f"{self._address} before all workers had met: the driver has ended the job, or the "
-                "network between them failed. If the driver still runs, start again"
+                f"worker {self._rank} on {socket.gethostname()} lost the driver{at} before all "
+                f"workers had met: {self._loss}. If the driver still runs, start again"
             )
         return list(answer.messages) if isinstance(answer, Everyone) else None
+
+    def _wait_for_answer(
+        self, on_wait: Callable[[], None]
+    ) -> Everyone | MeetElsewhere | Refused | None:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=0.1)
+            on_wait()
+        raise ClusterError(
+            f"worker {self._rank} on {socket.gethostname()} has waited "
+            f"{_ANSWER_SECONDS / 3600:g} hours for the other workers to read their rows: one "
+            "of them hangs. See the logs of their hosts"
+        )
+
+    def receive(
+        self, seconds: float, on_wait: Callable[[], None] = lambda: None
+    ) -> Mapping[str, bytes] | None:
+        """What `MeetingServer.send` sends, by name; None if the driver is lost before.
+
+        ``on_wait`` is called again and again meanwhile.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not come in so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._finished.wait(0.1):  # short: see `_wait_for_answer`
+            if self._has_ended.is_set() and not self._finished.is_set():
+                return None
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing has come for {seconds:g} s")
+            on_wait()
+        return {name: bytes(content) for name, content in self._parts.items()}
 
     def send(self, name: str, content: bytes) -> None:
         """Send a result, whatever its size.
@@ -142,14 +214,15 @@ class MeetingClient:
         ClusterError
             When the driver is lost.
         """
-        for start in range(0, max(1, len(content)), _PART):
-            part = Part(name, base64.b64encode(content[start : start + _PART]).decode())
+        for part in split(name, content):
             if not self._send(_line(part), may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
     def close(self) -> None:
         """Close the connection, once what waits for it is sent."""
-        self._settled.wait()
+        self._ends.set()
+        if not self._is_early:
+            self._settled.wait()
         with self._lock:
             self._closed = True
             if self._stream is not None:
@@ -183,32 +256,60 @@ class MeetingClient:
             self._error = error
         finally:
             with self._lock:
+                if self._closed and stream is not None:
+                    stream.close()
+                    stream = None
                 self._stream = stream
                 for line in self._waiting:
                     self._send_now(line)
                 self._settled.set()
-        if stream is None:
-            return
-        with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            self._read(stream)
+
+    def _read(self, stream: Lines) -> None:
+        try:
             while line := stream.read_line(_LONGEST_ANSWER):
-                answer: Any = decode(line, Everyone, MeetElsewhere)
-                self._answers.put(answer)
+                self._take(decode(line, Everyone, MeetElsewhere, Refused, Part, Finished))
+        except AlteredError as error:
+            self._loss = f"{error}: something between the two hosts changes what passes"
+        except (OSError, ValueError):
+            pass
         self._answers.put(None)
+        self._has_ended.set()
         if not self._closed:
             self._on_lost()
 
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Part):
+            content = self._parts.setdefault(message.name, bytearray())
+            content += base64.b64decode(message.data)
+        elif isinstance(message, Finished):
+            self._finished.set()
+        else:
+            self._answers.put(message)
+
     def _connect(self, address: str, token: str, rank: int) -> Stream:
         """Try again for a while: a server with too many greetings at once rejects some."""
+        rejections = 0
         while True:
             remaining = max(0.1, self._deadline - time.monotonic())
             try:
                 return connect(address, token, rank, PURPOSE, remaining)
-            except ConnectionRefusedError:
+            except socket.gaierror:  # a name that nobody knows
                 raise
-            except OSError:
-                if time.monotonic() + 0.5 > self._deadline:
+            except OSError as error:
+                is_refused = isinstance(error, ConnectionRefusedError)
+                if is_refused and not self._is_early:
                     raise
-            time.sleep(0.5)
+                # Somebody listens there, but not for this job. A server that has too many
+                # greetings under way closes earlier.
+                rejections += isinstance(error, RejectedError)
+                is_hopeless = self._is_early and rejections > _MOST_REJECTIONS
+                is_late = time.monotonic() + _RETRY_SECONDS > self._deadline
+                if is_hopeless or is_late:
+                    raise
+            if self._ends.wait(_RETRY_SECONDS):
+                raise ConnectionAbortedError("this end was closed")
 
 
 def _line(message: object) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
+import select
 import socket
 import threading
 import time
@@ -21,8 +23,42 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def listen(host: str) -> socket.socket:
-    """Bind a listening TCP socket to a port that the system picks on one address.
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Bind a listening TCP socket on one address, to a port that the system picks unless given.
+
+    Raises
+    ------
+    ClusterError
+        If ``host`` is not an address of this machine, or the port is in use.
+    """
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        server = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            if port:  # it may just have been used: connections of that time are no obstacle
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(info[4])
+            server.listen(64)
+        except OSError:
+            server.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ClusterError(
+                f"cannot listen on port {port} of {host!r}: another process does. Choose another "
+                "port, or end that process"
+            ) from error
+        raise ClusterError(
+            f"cannot listen on {host!r}: {error}. It must name an address of this machine"
+        ) from error
+    return server
+
+
+def reserve(host: str) -> socket.socket:
+    """Hold a port for a server that another process starts itself.
+
+    Bound with SO_REUSEADDR but not listening: the system gives the port to nobody else, and yet
+    TensorFlow's server, which sets that option (but switches SO_REUSEPORT off), can bind it.
 
     Raises
     ------
@@ -31,18 +67,18 @@ def listen(host: str) -> socket.socket:
     """
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        server = socket.socket(info[0], socket.SOCK_STREAM)
+        held = socket.socket(info[0], socket.SOCK_STREAM)
         try:
-            server.bind(info[4])
-            server.listen(64)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(info[4])
         except OSError:
-            server.close()
+            held.close()
             raise
     except OSError as error:
         raise ClusterError(
-            f"cannot listen on {host!r}: {error}. It must name an address of this machine"
+            f"cannot hold a port on {host!r}: {error}. It must name an address of this machine"
         ) from error
-    return server
+    return held
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
@@ -92,7 +128,8 @@ class Acceptor:
     """Accepts connections in the background and passes on those that prove the token.
 
     Each greeting has its own thread, so that a silent stranger delays nobody; while
-    ``most_greetings`` are under way, further connections are closed at once.
+    ``most_greetings`` are under way, further connections are closed at once. ``encrypt`` is as in
+    `greet_as_client`.
     """
 
     def __init__(
@@ -102,39 +139,62 @@ class Acceptor:
         purpose: str,
         welcome: Callable[[Stream, int], None],
         most_greetings: int = 64,
+        encrypt: bool | None = None,
     ) -> None:
         self._server = server
         self._token = token
         self._purpose = purpose
+        self._encrypt = encrypt
         self._welcome = welcome
         self._slots = threading.BoundedSemaphore(most_greetings)
         self._closed = False
-        threading.Thread(target=self._accept, name="tfdist-accept", daemon=True).start()
+        self.rejected = 0
+        """Connections that did not prove the token."""
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept, name="tfdist-accept", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop listening; connections passed on stay open."""
-        self._closed = True
-        # Closing alone does not wake a thread that is blocked in accept().
+        self.release()
         with contextlib.suppress(OSError):  # some systems shut connections down, not listeners
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
+    def release(self) -> None:
+        """Accept no more here; whoever shares the socket, another process even, may go on."""
+        self._closed = True
+        # Closing alone does not wake a thread that is blocked in accept().
+        self._wake.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
     def _accept(self) -> None:
-        while not self._closed:
-            try:
-                stream = Stream.accept(self._server)
-            except OSError:  # closed, or a stranger that has left already
-                time.sleep(_RETRY_SECONDS)
-                continue
-            if self._slots.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(stream,), daemon=True).start()
-            else:
-                stream.close()
+        poller = select.poll()
+        poller.register(self._server, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        with self._woken:
+            while not self._closed:
+                poller.poll()
+                if not self._closed:
+                    self._accept_next()
+
+    def _accept_next(self) -> None:
+        try:
+            stream = Stream.accept(self._server)
+        except OSError:  # closed, or a stranger that has left already
+            time.sleep(_RETRY_SECONDS)
+            return
+        if self._slots.acquire(blocking=False):
+            threading.Thread(target=self._greet, args=(stream,), daemon=True).start()
+        else:
+            stream.close()
 
     def _greet(self, stream: Stream) -> None:
         try:
-            rank = greet_as_server(stream, self._token, self._purpose)
+            rank = greet_as_server(stream, self._token, self._purpose, self._encrypt)
         except OSError:
+            self.rejected += 1
             stream.close()
         else:
             self._welcome(stream, rank)

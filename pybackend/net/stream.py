@@ -1,25 +1,48 @@
 """Connections between processes: all that the package asks of a connected socket.
 
-A TLS socket can do all of it, too. It reads and writes one buffer at a time, it cannot peek, it may
-hold bytes that the system no longer reports as readable, and no thread may block inside it while
-another one uses it. So `Stream` keeps what it has read ahead, and waits outside the socket.
+A connection may be protected by TLS from some moment on (`pybackend.net.tls`). TLS may hold bytes
+that the system no longer reports as readable, and takes a record of bytes as a whole. So a stream
+keeps what it has read ahead and what has not gone out yet, and waits outside of TLS.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import select
 import socket
+import struct
+import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pybackend.net.connection_errors import AlteredError, StreamEndError
+
+if TYPE_CHECKING:
+    from pybackend.net.tls import Tls
 
 _BLOCK = 1 << 16
+# What is received at once of a protected connection: several records.
+_SEALED_BLOCK = 1 << 18
 
 
-class StreamEndError(ConnectionError):
-    """The other end has closed the connection, and all that it sent has been read."""
+class Lines(Protocol):
+    """A connection as far as messages, one per line, need one; as in `Stream`."""
+
+    def read_line(self, limit: int, seconds: float | None = None) -> bytes:
+        """Read a line."""
+
+    def send_all(self, content: bytes, seconds: float | None = None) -> None:
+        """Send all bytes."""
+
+    def keep_alive(self) -> None:
+        """Have it noticed that the other end is gone."""
+
+    def close(self) -> None:
+        """Close the connection, and wake a thread that waits for it."""
 
 
 class Stream:
@@ -28,9 +51,6 @@ class Stream:
     The socket never blocks. A method with a limit in seconds tries, waits until the socket is
     ready, and tries again; None waits without a limit. All methods raise `OSError` if the
     connection fails, `TimeoutError` (which is one) if the time is over.
-
-    A subclass for another kind of socket replaces `connect`, `accept`, `send_some`, `_receive` and
-    `has_pending`, and says by `reads_on` and `writes_on` what they wait for.
 
     Parameters
     ----------
@@ -44,21 +64,11 @@ class Stream:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._readable = select.poll()
-        self.reads_on = select.POLLIN
-        self.writes_on = select.POLLOUT
-
-    @property
-    def reads_on(self) -> int:
-        """What the system must report before it is worth while to read again."""
-        return self._reads_on
-
-    @reads_on.setter
-    def reads_on(self, mask: int) -> None:
-        self._reads_on = mask
-        try:
-            self._readable.register(self.socket, mask)
-        except ValueError:  # another thread has closed it
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+        self._readable.register(connection, select.POLLIN)
+        self._tls: Tls | None = None
+        self._sealed = 0
+        self._unsent = memoryview(b"")
+        self._block = memoryview(b"")
 
     @classmethod
     def connect(cls, address: tuple[str, int], seconds: float) -> Stream:
@@ -70,9 +80,45 @@ class Stream:
         """Wait for the next connection to a listening socket."""
         return cls(server.accept()[0])
 
+    @property
+    def is_within_one_machine(self) -> bool:
+        """Whether both ends are on this machine, so that nothing passes a network."""
+        own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
+        return bool(own == other or ipaddress.ip_address(other.partition("%")[0]).is_loopback)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether `protect` has been called."""
+        return self._tls is not None
+
+    def protect(self, tls: Tls, seconds: float) -> None:
+        """Have all that follows encrypted, by both ends at the same moment.
+
+        Raises
+        ------
+        OSError
+            If the other end does not know the token of ``tls``, closes, or is silent.
+        """
+        deadline = _deadline(seconds)
+        block = memoryview(bytearray(_SEALED_BLOCK))
+        has_agreed = False
+        while not has_agreed:
+            try:
+                has_agreed = tls.shake_hands()
+            finally:  # the other end learns from it what is wrong
+                self.send_all(tls.take(), _remaining(deadline))
+            if not has_agreed:
+                tls.put(block[: self._receive_in_time(block, deadline)])
+        self._tls, self._block = tls, block
+
     def send_some(self, buffers: list[memoryview]) -> int:
-        """Send from the first of some buffers on; bytes sent, 0 if none can be at present."""
+        """Send from the first of some buffers on; bytes sent, 0 if none can be at present.
+
+        After 0, the next call must begin with the same bytes: they may be on their way.
+        """
         try:
+            if self._tls:
+                return self._send_sealed(self._tls, buffers)
             if len(buffers) == 1:
                 return self.socket.send(buffers[0])
             return self.socket.sendmsg(buffers)
@@ -146,6 +192,11 @@ class Stream:
         -------
         bytes or None
             None if nothing has come in time, ``b""`` at the end or if the connection was reset.
+
+        Raises
+        ------
+        AlteredError
+            What has come is not what was sent.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(size))
@@ -156,6 +207,8 @@ class Stream:
                 self._ahead += block[:count]
                 if not count and (self._ahead or not self._wait(_remaining(deadline))):
                     break
+        except AlteredError:
+            raise
         except ConnectionError:
             has_ended = True
         seen = bytes(self._ahead[:size])
@@ -163,7 +216,7 @@ class Stream:
 
     def has_pending(self) -> bool:
         """Whether bytes were received that the system no longer reports as readable."""
-        return bool(self._ahead)
+        return bool(self._ahead) or (self._tls is not None and self._tls.has_pending())
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether there is anything to read, be it the end, within some seconds."""
@@ -188,14 +241,70 @@ class Stream:
             if hasattr(socket, name):  # macOS has other names for them
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    def probe(self, seconds: float) -> None:
+        """Have the system ask the other one for a sign of life while nothing is sent.
+
+        It closes a connection that has answered nothing for about ``seconds``. Unlike `keep_alive`
+        it has patience with a process that does not read.
+        """
+        pause = max(1, min(10, int(seconds / 4)))
+        options = {
+            "TCP_KEEPIDLE": pause,
+            "TCP_KEEPINTVL": pause,
+            "TCP_KEEPCNT": max(1, min(127, int(seconds / pause) - 1)),
+        }
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def is_unanswered(self, seconds: float) -> bool:
+        """Whether the other machine has answered nothing for so long, though it was asked.
+
+        The system answers, even for a process that computes or is stopped. Systems other than
+        Linux do not say: there it is always True.
+        """
+        if sys.platform != "linux":
+            return True
+        try:
+            # As in <linux/tcp.h>, whose beginning never changes: tcpi_retransmits, tcpi_probes,
+            # and tcpi_last_ack_recv in milliseconds.
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        except OSError:
+            return True
+        (last_answer,) = struct.unpack_from("=I", info, 56)
+        return bool(info[2] or info[3]) and last_answer >= 1000 * seconds
+
     def close(self) -> None:
         """Close the connection, and wake a thread that waits for it."""
         with contextlib.suppress(OSError):
-            # Closing alone wakes no thread. Not SSLSocket.shutdown(): it goes back to plain text.
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
         self.socket.close()
 
+    def _send_sealed(self, tls: Tls, buffers: list[memoryview]) -> int:
+        """Send a few records; they count when all of them have gone out."""
+        if not self._unsent:
+            self._sealed = tls.seal(buffers)
+            self._unsent = memoryview(tls.take())
+        self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        return 0 if self._unsent else self._sealed
+
     def _receive(self, buffers: list[memoryview]) -> int:
+        if self._tls is None:
+            return self._receive_plain(buffers)
+        try:
+            # Asking OpenSSL in vain costs more than asking the system.
+            count = self._tls.open(buffers) if self._tls.has_pending() else 0
+            if not count and (arrived := self._receive_plain([self._block])):
+                self._tls.put(self._block[:arrived])
+                count = self._tls.open(buffers)
+        except AlteredError:
+            with contextlib.suppress(OSError):
+                self.socket.send(self._tls.take())  # tells the other end
+            raise
+        return count
+
+    def _receive_plain(self, buffers: list[memoryview]) -> int:
         try:
             if len(buffers) == 1:
                 count = self.socket.recv_into(buffers[0])
@@ -241,8 +350,8 @@ def wait_any(
     poller = select.poll()
     masks: dict[int, int] = {}
     streams: dict[int, Stream] = {}
-    wanted = [(stream, stream.reads_on) for stream in reading]
-    for stream, mask in [*wanted, *((stream, stream.writes_on) for stream in writing)]:
+    wanted = [(stream, select.POLLIN) for stream in reading]
+    for stream, mask in [*wanted, *((stream, select.POLLOUT) for stream in writing)]:
         number = stream.socket.fileno()
         if number < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

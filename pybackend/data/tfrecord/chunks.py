@@ -29,6 +29,9 @@ from pybackend.errors import InputError
 
 # More would allocate memory again for each chunk, which costs more than it saves.
 CHUNK_BYTES = 4 << 20
+# protobuf's own limit.
+_MOST_BYTES = (1 << 31) - 1
+_READ_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,11 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
     length = read_first_length(content)
     if length is None:
         raise _damaged_error(_name_record(chunk), "length")
+    if length > _MOST_BYTES:
+        raise InputError(
+            f"{_name_record(chunk)} says that it has {length:,} bytes, more than the 2 GB that a "
+            "tf.train.Example may have: write the file again"
+        )
     missing = HEAD + length + FOOT - len(content)
     rest = _read(chunk.file, stream, missing)
     if len(rest) < missing:
@@ -172,10 +180,15 @@ def _check_heads(chunk: Chunk) -> None:
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
+    """As many bytes as there are; memory for more than that is never asked for."""
+    parts: list[bytes] = []
     try:
-        return bytes(stream.read(max(size, 0)))
+        while size > 0 and (part := stream.read(min(size, _READ_BYTES))):
+            parts.append(part)
+            size -= len(part)
     except ValueError as error:
         raise InputError(f"{uri} cannot be read: {error}") from error
+    return b"".join(parts)
 
 
 def _name_record(chunk: Chunk, row: int = 0, place: int = 0) -> str:

@@ -87,7 +87,8 @@ def parse_features(chunk: Chunk) -> Features:
     records = records[entries.owners]
     parts = parse_record_fields(chunk, records, entries.starts, entries.ends)
     keys, values = parts.messages(_KEY), parts.messages(_VALUE)
-    places = np.zeros((4, len(records)), np.int64)
+    # What an entry does not have is empty, and lies in it: places are in order for all entries.
+    places = np.tile(entries.starts, (4, 1))
     # Of several the last counts, which is assigned last.
     places[0, keys.owners], places[1, keys.owners] = keys.starts, keys.ends
     places[2, values.owners], places[3, values.owners] = values.starts, values.ends
@@ -131,12 +132,14 @@ def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index
 
 
 def list_names(chunk: Chunk, features: Features) -> list[str]:
-    """The names of all features, sorted."""
-    import pyarrow as pa
-
+    """The names of all features, sorted; `InputError` names a record in which one is no text."""
     data = np.frombuffer(chunk.content, np.uint8)
-    keys = cut_bytes(data, features.key_starts, features.key_ends).unique()
-    return sorted(keys.cast(pa.binary()).cast(pa.string()).to_pylist())
+    keys = cut_bytes(data, features.key_starts, features.key_ends)
+    try:
+        return sorted(key.decode() for key in keys.unique().to_pylist())
+    except UnicodeDecodeError as error:
+        place = keys.to_pylist().index(error.object)
+        raise malformed_error(chunk, int(features.records[place])) from error
 
 
 def parse_lists(chunk: Chunk, features: Features) -> Lists:

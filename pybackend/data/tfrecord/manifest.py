@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pybackend.data.folder import Folder
-from pybackend.data.tfrecord.compression import Compression
+from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.types import to_schema
 from pybackend.errors import InputError
+from pybackend.job.codec import read_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +23,7 @@ NAME = "_tfdist.json"
 SUCCESS = "_SUCCESS"
 TEMPORARY = "_temporary-"
 _VERSION = 1
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class Manifest:
         return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
+        """As plain data, with a digest of the rest."""
+        values = {
             "format": "tfrecord",
             "version": _VERSION,
             "compression": self.compression,
@@ -52,17 +57,30 @@ class Manifest:
             "schema": self.fields,
             "files": [asdict(part) for part in self.parts],
         }
+        return {**values, _DIGEST: _digest(values)}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Manifest:
-        """The inverse of `to_json`."""
-        parts = [
-            Part(**{**part, "marks": tuple((row, place) for row, place in part["marks"])})
-            for part in values["files"]
-        ]
-        if any("/" in part.name or part.name in ("", ".", "..") for part in parts):
-            raise ValueError("it names files outside of its folder")
-        return cls(values["schema"], values["compression"], tuple(parts))
+    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        """The inverse of `to_json`; without a digest, as older ones are, if all else fits.
+
+        Raises
+        ------
+        ValueError
+            The digest is another one, a value is of the wrong type, or two contradict each other.
+        """
+        rest = {name: value for name, value in values.items() if name != _DIGEST}
+        if _DIGEST in values and values[_DIGEST] != _digest(rest):
+            raise ValueError("it was altered: its digest is wrong")
+        if rest["version"] != _VERSION:
+            raise ValueError(f"its version is {rest['version']}, expected {_VERSION}")
+        parts = tuple(read_fields(Part, part) for part in rest["files"])
+        for part in parts:
+            _check_part(part)
+        rows = sum(part.rows for part in parts)
+        if rest["rows"] != rows:
+            raise ValueError(f"it names {rest['rows']} rows, and its files have {rows}")
+        to_schema(rest["schema"])
+        return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
     def check(self, folder: Folder) -> None:
         """Reject a folder whose files are not those that were written.
@@ -95,11 +113,25 @@ def read_manifest(folder: Folder) -> Manifest | None:
         return None
     try:
         values = json.loads(content)
-        if values["version"] != _VERSION:
-            raise ValueError(f"its version is {values['version']}, expected {_VERSION}")
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
         return Manifest.from_json(values)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # damage ends in errors of all kinds
         raise InputError(
             f"{folder.path(NAME)} cannot be read ({type(error).__name__}: {error}): remove it to "
             "read the records without it"
         ) from error
+
+
+def _check_part(part: Part) -> None:
+    if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
+        raise ValueError("it names files outside of its folder")
+    ends = [*part.marks, (part.rows, part.size)]
+    # A reader begins at a mark: one that is out of order would bring other rows.
+    is_ordered = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(ends))
+    if part.rows < 1 or (part.marks and part.marks[0] != (0, 0)) or not is_ordered:
+        raise ValueError(f"the rows, size and marks of {part.name!r} contradict each other")
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

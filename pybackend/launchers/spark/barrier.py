@@ -19,14 +19,15 @@ from typing import Any
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
 from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
-from pybackend.job.messages import Emit, Event
+from pybackend.job.messages import Arrival, Emit, Event
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
+from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier_task import (
     SCHEMA,
     SET_COLUMN,
@@ -65,6 +66,8 @@ _RESULT_SHARE = 0.9
 class SparkLauncher:
     """One task of a barrier stage per worker, in a session that is classic or Connect."""
 
+    workers = None
+
     def __init__(self, session: Any) -> None:
         self.session = session
 
@@ -78,6 +81,7 @@ class SparkLauncher:
         """See `Launcher`."""
         session = self.session
         check_slots(session, job.workers)
+        check_allotment(session, job.resources, job.workers)
         job = _with_model_limit(session, job)
         ship_package(session)
         token = new_token()
@@ -88,7 +92,8 @@ class SparkLauncher:
             frame, source, counts = input_frame(session, job, datasets)
             server = _meeting_server(stack, session, token, job.workers)
             driver = server.address if server else None
-            task = Task(Member(job, files, source, token, driver, loopback, counts))
+            member = Member(job, files, source, token, driver, loopback, counts)
+            task = Task(member, cores_of_task(session, job.workers))
             stack.enter_context(small_batches(session))
             size = sum(map(len, files.values()))
             plan = ask(
@@ -174,7 +179,7 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
         return frame, source
     # Spread evenly, and mixed in case partitions are sorted by label.
     frame = frame.repartition(job.workers)
-    if job.is_seeded:
+    if job.repeats_rows:
         # Rows come out of a shuffle in any order; a seed is to repeat theirs.
         names = ", ".join(frame.columns)
         hashed = frame.selectExpr("*", f"xxhash64({names}) AS {_HASH}")
@@ -300,7 +305,7 @@ def _collect(
     while not events.empty():
         handle(0)
     if isinstance(finished, Exception):
-        failures.add(find_failures(str(finished)))
+        failures.add(_name_hosts(find_failures(str(finished)), server))
         # What a worker has sent may still be on its way when Spark has already given up.
         end = time.monotonic() + _CAUSE_SECONDS
         with suppress(queue.Empty):
@@ -310,6 +315,17 @@ def _collect(
         # Its own frames are Java's; what they say is in the message.
         raise explain_spark_error(finished, session) from None
     return finished
+
+
+def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
+    """The same, with the hosts that the workers have named, where Spark names an executor."""
+    known = server.messages if server else {}
+    return [
+        replace(failure, host=decode(known[failure.rank], Arrival).host)
+        if failure.exception_type == "ExecutorLost" and failure.rank in known
+        else failure
+        for failure in failures
+    ]
 
 
 def collect_rows(result: Any) -> list[Any]:

@@ -34,13 +34,13 @@ _DRIVER_SECONDS = 3.0
 class BarrierGroup:
     """A gang as Spark's barrier knows it, which meets at the driver if all members reach it."""
 
-    def __init__(self, context: Any, meeting: MeetingClient) -> None:
+    def __init__(self, context: Any, meeting: MeetingClient, cores: int) -> None:
         self._context = context
         self._meeting = meeting
         self.rank: int = context.partitionId()
         addresses = [str(info.address) for info in context.getTaskInfos()]
         self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
-        self.cores: int = context.cpus()
+        self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)
 
@@ -54,9 +54,13 @@ class BarrierGroup:
 
 @dataclass(frozen=True)
 class Task:
-    """The function that Spark runs on each partition."""
+    """The function that Spark runs on each partition.
+
+    ``cores`` are those of each worker, if Spark does not give its task more.
+    """
 
     member: Member
+    cores: int = 1
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run one worker; yields rows of `SCHEMA`, or raises so that Spark ends the others."""
@@ -71,7 +75,8 @@ class Task:
                 f"{member.job.workers}"
             )
         with MeetingClient(member.driver, member.token, rank, _DRIVER_SECONDS) as meeting:
-            report, model = member.work(BarrierGroup(context, meeting), batches, meeting)
+            group = BarrierGroup(context, meeting, self.cores)
+            report, model = member.work(group, batches, meeting)
             if report.failure is not None:
                 fail_task(report.failure, meeting)
         yield from rows_to_return(report, model)

@@ -24,6 +24,8 @@ _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
 # Between two looks: this process was suspended, or its user's callback took so long.
 _GAP_SECONDS = 5.0
+# How long the caller of a job that has failed waits for its end.
+_CANCEL_SECONDS = 10.0
 _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
@@ -132,7 +134,7 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
 
     # Not on this thread: a Connect server that is gone lets its client wait for minutes.
     threading.Thread(target=cancel, daemon=True).start()
-    thread.join(timeout=10)
+    thread.join(timeout=_CANCEL_SECONDS)
 
 
 class IdleWatch:

@@ -90,5 +90,6 @@ def _set_levels(session: Any, levels: dict[str, str]) -> None:
 
 def _evaluate(session: Any, calls: Iterable[str]) -> list[str]:
     columns = ", ".join(f"reflect({call})" for call in calls)
-    (row,) = session.sql(f"SELECT {columns} FROM VALUES (1) AS one(x)").collect()
+    query = f"SELECT {columns} FROM VALUES (1) AS one(x)"  # noqa: S608 (constants of this module)
+    (row,) = session.sql(query).collect()
     return list(row)

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
-import marshal
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import Any
 
-import pybackend
+from pybackend.launchers.package_files import package_files, read_sources
 from pybackend.launchers.spark.session import ask, is_connect
 
 # The archive's content alone decides its bytes: Spark refuses a second file of one name that
 # differs from the first.
 _STAMP = (1980, 1, 1, 0, 0, 0)
-# A `.pyc` that Python does not compare with its source.
-_UNCHECKED = (1).to_bytes(4, "little")
-_ROOT = Path(pybackend.__file__).parent
 
 
 def ship_package(session: Any) -> None:
     """Make ``import pybackend`` give the executors what the driver has."""
-    archive = _pack_package(_digest(_read_sources()))
+    archive = _pack_package(_digest(read_sources()))
     name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
     request = "to take this package's archive"
     if is_connect(session):
@@ -50,35 +44,6 @@ def ship_package(session: Any) -> None:
         path.write_bytes(archive)
         ask(session, request, lambda: session.sparkContext.addPyFile(str(path)), len(archive))
         shipped.add(name)
-
-
-def package_files() -> dict[str, bytes]:
-    """This package's files by their names in an archive from which it can be imported.
-
-    Compiled code goes along, for Python compiles what it finds in an archive anew in every process.
-    Another release of Python than this one takes the sources.
-    """
-    sources = _read_sources()
-    return sources | {
-        f"{name}c": _compile(name, source)
-        for name, source in sources.items()
-        if name.endswith(".py")
-    }
-
-
-def _read_sources() -> dict[str, bytes]:
-    return {
-        str(Path("pybackend") / path.relative_to(_ROOT)): path.read_bytes()
-        for path in sorted(_ROOT.rglob("*"))
-        if path.suffix in (".py", ".R")
-    }
-
-
-def _compile(name: str, source: bytes) -> bytes:
-    """A ``.pyc`` file of a source file, from Python's own cache if that has it."""
-    loader = SourceFileLoader(name, str(_ROOT.parent / name))
-    header = MAGIC_NUMBER + _UNCHECKED + source_hash(source)
-    return header + marshal.dumps(loader.get_code(name))
 
 
 def _digest(sources: Mapping[str, bytes]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -31,11 +31,13 @@ from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
+from pybackend.launchers.package_files import package_files
+from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier import check_hosts, driver_addresses, input_frame
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.session import ask
-from pybackend.launchers.spark.shipping import package_files, ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
+from pybackend.launchers.spark.shipping import ship_package
+from pybackend.launchers.spark.slots import check_slots, is_one_machine
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
 from pybackend.launchers.spark.task_failure import find_failures
 from pybackend.net.meeting import MeetingServer
@@ -67,6 +69,7 @@ class SparklyrWorkers:
         its workers could report why; it runs tasks that look, and returns what is missing as texts.
     """
 
+    workers: ClassVar[None] = None
     session: Any
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]
@@ -81,6 +84,12 @@ class SparklyrWorkers:
         """See `Launcher`; ``on_event`` is called from a thread, as R has this one."""
         session = self.session
         check_slots(session, job.workers)
+        if job.resources.gpus:
+            raise InputError(
+                "sparklyr does not tell R which GPUs are a task's: workers that run R functions "
+                "cannot have `gpus` of their own there"
+            )
+        check_allotment(session, job.resources, job.workers)
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)
@@ -96,7 +105,7 @@ class SparklyrWorkers:
             spark_job = ClassicJob(session)
             watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
             error = None
-            cores = int(read_setting(session, "spark.task.cpus") or 1)
+            cores = cores_of_task(session, job.workers)
             try:
                 self.run_stage(view, str(archive), spark_job.group, cores)
             except Exception as raised:

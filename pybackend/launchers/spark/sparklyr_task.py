@@ -11,16 +11,15 @@ import os
 import signal
 import sys
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
 from pybackend.data.text import decode_lines
-from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
+from pybackend.launchers.libraries import load_own_libraries
 from pybackend.launchers.member import Member
+from pybackend.launchers.remote.task import RemoteGroup
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.meeting_client import MeetingClient
 
@@ -29,29 +28,6 @@ TASK = "task.pkl"
 REPORT = "report"
 MODEL = "model."
 _DRIVER_SECONDS = 10.0
-
-
-class SparklyrGroup:
-    """A gang whose members R has started: they know addresses and cores, and meet at the driver."""
-
-    gpus = None  # R does not know which GPUs are the task's
-
-    def __init__(self, options: Mapping[str, Any], meeting: MeetingClient) -> None:
-        self._meeting = meeting
-        self.rank: int = options["rank"]
-        self.hosts = [address.rpartition(":")[0].strip("[]") for address in options["addresses"]]
-        self.cores: int = options["cores"]
-
-    def gather(self, message: str) -> list[str]:
-        """See `Group`."""
-        everyone = self._meeting.gather(message)
-        if everyone is None:
-            raise ClusterError(
-                f"worker {self.rank} lost the driver before all workers had met: the driver has "
-                "ended the job, or the network between them failed. If the driver still runs, "
-                "start again"
-            )
-        return everyone
 
 
 def main(archive: str, rows: str, options: str) -> None:
@@ -73,6 +49,7 @@ def main(archive: str, rows: str, options: str) -> None:
     ClusterError
         If the driver cannot be reached.
     """
+    load_own_libraries()
     given = json.loads(options)
     with zipfile.ZipFile(archive) as packed:
         # Made by the driver of its own objects, and brought by Spark, as Spark's own tasks are.
@@ -82,7 +59,9 @@ def main(archive: str, rows: str, options: str) -> None:
     token, rank = member.token, given["rank"]
     with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
         meeting.require()
-        group = SparklyrGroup(given, meeting)
+        hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
+        # R does not know which GPUs are the task's.
+        group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:
             fail_task(report.failure, meeting)

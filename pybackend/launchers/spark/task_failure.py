@@ -61,7 +61,7 @@ def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
         int(rank),
         f"executor {executor}",
         exception_type="ExecutorLost",
-        message="Spark lost the executor that the worker ran in "
+        message=f"Spark lost executor {executor}, in which the worker ran "
         f"({reason[:200] or 'no reason given'})",
         time=time.time(),
         advice=(

@@ -1,0 +1,104 @@
+"""Whether a training may go on from a checkpoint: it must be the one that was kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import groupby, zip_longest
+from typing import Any
+
+from pybackend.data.checkpoint_store import Manifest
+from pybackend.errors import InputError
+from pybackend.job.codec import encode
+from pybackend.job.job import Job, argument_of
+from pybackend.job.options import LocalSteps
+
+_SETTINGS = (
+    "batch_size",
+    "initial_epoch",
+    "steps_per_epoch",
+    "shuffle",
+    "class_weight",
+    "validation_freq",
+    "seed",
+    "floatx",
+    "dtype_policy",
+)
+_KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
+_ROWS = [argument_of(name) for name in ("train", "validation")]
+
+
+def describe_settings(job: Job) -> dict[str, Any]:
+    """The settings that decide on what is trained, as JSON can hold them."""
+    described = {name: getattr(job, name) for name in _SETTINGS}
+    described["exchange"] = json.loads(encode(job.exchange))
+    # As runs of equal sizes: a data set of many batches has two.
+    described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
+    return dict(json.loads(json.dumps(described)))
+
+
+def check_is_same(uri: str, kept: Manifest, job: Job, described: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another training.
+
+    Parameters
+    ----------
+    described
+        What is known of this training, by the names of its arguments; `describe_settings` at least.
+
+    Raises
+    ------
+    InputError
+        Names what differs.
+    """
+    which = f"the checkpoint of {kept.place} at {uri!r}"
+    for name in described:
+        if how := _compare(name, kept, job, described[name]):
+            raise InputError(
+                f"{which} is of another training: its {how}, or name another folder in `checkpoint`"
+            )
+    is_other_gang = kept.workers != job.workers
+    if is_other_gang and (kept.step or isinstance(job.exchange, LocalSteps)):
+        why = (
+            f"lies within an epoch, of which {kept.workers} workers have done their parts"
+            if kept.step
+            else f"has a state for each of {kept.workers} workers, which LocalSteps gives them"
+        )
+        raise InputError(f"{which} {why}: resume with workers={kept.workers}")
+    if kept.epoch + bool(kept.step) > job.epochs:
+        raise InputError(f"{which} is beyond `epochs`, which is {job.epochs}: raise it")
+
+
+def _compare(name: str, kept: Manifest, job: Job, here: Any) -> str | None:
+    """How a training differs from the one that was kept, in words; None: not at all."""
+    there = kept.job.get(name)
+    if name not in _ROWS:
+        return None if there == here else _explain(name, there, here)
+    if there and here and kept.workers != job.workers:  # who deal the rows otherwise
+        there, here = [sum(count for count, _ in rows) for rows in (there, here)]
+    if there == here:
+        return None
+    return f"`{name}` has other rows, or another order of them. Make the same call again"
+
+
+def _explain(name: str, there: Any, here: Any) -> str:
+    """What differs, and what to do."""
+    differs = f"is {there!r}, and here it is {here!r}"
+    if name == "seed":
+        return f"`seed` {differs}: give seed={there!r}"
+    if name in _KERAS_SETTINGS:
+        setter = f"keras.config.set_{name}({there!r})"
+        return f"{_KERAS_SETTINGS[name]} {differs}: call {setter} first"
+    if name == "model":
+        return "model has other layers or compile settings: build and compile it as it was"
+    if name == "weights":
+        return f"model has other weights ({_find_first(there, here)}): build it as it was"
+    if name == "batches":
+        return "data set was cut into batches of other sizes: cut it as it was"
+    return f"`{name}` {differs}. Make the same call again"
+
+
+def _find_first(there: Any, here: Any) -> str:
+    """The first of two lists' items that differs, in words."""
+    pairs = zip_longest(there or [], here, fillvalue="not there")
+    number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
+    return f"number {number} is {one}, and here it is {other}"

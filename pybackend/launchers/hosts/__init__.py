@@ -1,0 +1,1 @@
+"""Gangs on hosts that ssh reaches."""

@@ -1,0 +1,145 @@
+"""Lists of hosts and of the workers that each may have: ``"a:2,b:2"``, and hostfiles."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pybackend.errors import InputError
+
+# A name never begins with "-": it stands on a command line.
+_ENTRY = re.compile(
+    r"(?:(?P<user>[^-@:\s\[\]][^@:\s\[\]]*)@)?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
+    r"(?::(?P<slots>\d+))?"
+)
+_MOST_SLOTS = 1024
+_FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slots"'
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """A host, and how many workers it may have; ``user`` is who logs in, None: as ssh's."""
+
+    name: str
+    slots: int = 1
+    user: str | None = None
+
+    @property
+    def login(self) -> str:
+        """What ssh is given."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
+    """Read a list of hosts, in order; a host that is listed twice has the slots of both.
+
+    Parameters
+    ----------
+    given
+        ``"a:2,b:2"``, or a sequence of such texts. An entry is ``name``, ``name:slots`` or
+        ``user@name:slots``; an IPv6 address stands in brackets. One slot by default.
+
+    Raises
+    ------
+    InputError
+        Names the entry that cannot be read.
+    """
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f'`hosts` must be a text like "a:2,b:2", or a list of them, not {given!r}')
+    entries = [entry.strip() for text in texts for entry in text.split(",")]
+    if not any(entries):
+        raise InputError(f'`hosts` names no host: {_FORM}, e.g. "a:2,b:2"')
+    return _merge(_parse_entry(entry, "`hosts`") for entry in entries)
+
+
+def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
+    """Read a hostfile as Horovod and Open MPI have them.
+
+    A line is ``host slots=2`` or ``host:2``; further settings and what follows ``#`` are ignored.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read; or it names the line that cannot be.
+    """
+    try:
+        lines = Path(path).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the hostfile {str(path)!r}: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            found.append(_parse_line(words, f"line {number} of {str(path)!r}"))
+    if not found:
+        raise InputError(f'the hostfile {str(path)!r} names no host: expected lines "host slots=2"')
+    return _merge(found)
+
+
+def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSlots, range]]:
+    """The ranks on each host: each host's slots are filled, in order; hosts without any left out.
+
+    Raises
+    ------
+    InputError
+        There are fewer slots than workers.
+    """
+    slots = sum(host.slots for host in hosts)
+    if workers > slots:
+        listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
+        raise InputError(
+            f"workers={workers}, but {listed} has {slots} slot{'s' if slots != 1 else ''}: use "
+            f"workers={slots}, or give "
+            "hosts more slots (one for each GPU, or for each few cores)"
+        )
+    placed, first = [], 0
+    for host in hosts:
+        ranks = range(first, min(first + host.slots, workers))
+        if ranks:
+            placed.append((host, ranks))
+        first = ranks.stop
+    return placed
+
+
+def _parse_line(words: Sequence[str], place: str) -> HostSlots:
+    host = _parse_entry(words[0], place)
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "slots":
+            host = replace(host, slots=_count(value, word, place))
+    return host
+
+
+def _parse_entry(entry: str, place: str) -> HostSlots:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        hint = "" if entry.count(":") < 2 else "; an IPv6 address needs its brackets"
+        raise InputError(f"{place}: {entry!r} is no host: {_FORM}{hint}")
+    slots = _count(found["slots"] or "1", entry, place)
+    return HostSlots(found["address"] or found["name"], slots, found["user"])
+
+
+def _count(text: str, entry: str, place: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"{place}: {entry!r} must have a whole number of slots, 1 or more")
+    if int(text) > _MOST_SLOTS:
+        raise InputError(
+            f"{place}: {entry!r} asks for {text} workers on one host. Is it a port? Ports are "
+            "picked by the systems; ssh's own goes into ssh_options"
+        )
+    return int(text)
+
+
+def _merge(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
+    merged: dict[str, HostSlots] = {}
+    for host in hosts:
+        known = merged.get(host.login)
+        merged[host.login] = (
+            host if known is None else replace(known, slots=known.slots + host.slots)
+        )
+    return tuple(merged.values())

@@ -1,0 +1,195 @@
+"""Workers on hosts that ssh reaches."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pybackend.errors import Failure, InputError
+from pybackend.job.arguments import is_variable_name
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
+from pybackend.launchers.hosts.ssh import Ssh
+from pybackend.launchers.hosts.ssh_host import SshHost
+from pybackend.launchers.hosts.ssh_task import RANKS
+from pybackend.launchers.member import Member
+from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.launchers.remote.packing import pack_task
+from pybackend.launchers.remote.row_files import files_of_ranks
+from pybackend.launchers.remote.task import RemoteTask
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.rendezvous import new_token
+
+# For what runs there to end and to remove its files.
+_END_SECONDS = 15.0
+_CHOOSE_PYTHON = "name a Python that has it on every host: hosts(..., python=...)"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """A launcher: ssh starts the workers; made by `hosts`."""
+
+    hosts: tuple[HostSlots, ...]
+    python: str
+    ssh: Ssh
+    environment: Mapping[str, str]
+    session: ClassVar[None] = None
+    workers: ClassVar[None] = None
+
+    def count_workers(self, wanted: Any) -> Any:
+        """See `Slotted`; all slots unless a call says otherwise."""
+        if wanted is None:
+            return sum(host.slots for host in self.hosts)
+        if isinstance(wanted, int):  # what else it may be is checked later
+            ranks_by_host(self.hosts, wanted)
+        return wanted
+
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Any],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`."""
+        placed = ranks_by_host(self.hosts, job.workers)
+        names = [host.name for host, ranks in placed for _ in ranks]
+        addresses = [a for host, ranks in placed for a in [self.ssh.address(host)] * len(ranks)]
+        token = new_token()
+        with (
+            MeetingServer(None, token, job.workers) as meeting,
+            self._reach(placed, meeting, job) as reached,
+            swept_folder() as folder,
+        ):
+            loopback = len(placed) == 1
+            member = Member(job, files, None, token, None, loopback, remedy=_CHOOSE_PYTHON)
+            task = RemoteTask(member, tuple(addresses), self.environment)
+            contents = pack_task(task, folder, datasets)
+            for host in reached:
+                own = {RANKS: str(list(host.ranks)).encode()}
+                host.send(Bundle({**contents, **own}, files_of_ranks(folder, host.ranks)))
+
+            def look() -> list[Failure]:
+                return [failure for host in reached for failure in host.look()]
+
+            # Each host is watched while it takes in its rows, which may take its time.
+            return run_gang(meeting, job, names, on_event, look, meet_seconds=math.inf)
+
+    @contextmanager
+    def _reach(
+        self, placed: Sequence[tuple[HostSlots, range]], meeting: MeetingServer, job: Job
+    ) -> Iterator[list[SshHost]]:
+        """Have ssh reach all hosts; on leaving, nothing is left on any of them."""
+        # A function may do without TensorFlow.
+        wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
+        reached: list[SshHost] = []
+        try:
+            for host, ranks in placed:
+                arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
+                reached.append(SshHost(*arguments, self.environment.get("TMPDIR")))
+            yield reached
+        finally:
+            for one in reached:
+                one.let_go()
+            deadline = time.monotonic() + _END_SECONDS
+            for one in reached:
+                one.wait(deadline - time.monotonic())
+
+
+def hosts(
+    hosts: str | Sequence[str] | None = None,
+    *,
+    hostfile: str | os.PathLike[str] | None = None,
+    python: str | None = None,
+    ssh_options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Hosts:
+    """Run workers on hosts that ssh reaches; the first argument of a call, in place of a session.
+
+    The hosts need an ssh server that lets this user in without a password, and Python with
+    TensorFlow; this package, the model and the rows are sent there. Only ssh connects this machine
+    with them; the workers connect to each other. When a call ends, however it ends, nothing of it
+    is left on the hosts.
+
+    Parameters
+    ----------
+    hosts
+        ``"a:2,b:2"``, or a list of such texts: names, and how many workers each host may have
+        (1 by default). ``user@name:2`` logs in as another user, ``[fd00::1]:2`` is an IPv6 address.
+        Workers fill the hosts in this order.
+    hostfile
+        In place of it, a file with a host per line: ``a slots=2`` or ``a:2``.
+    python
+        Path of the hosts' Python, of the same release as this one (3.11, say); this one's path by
+        default.
+    ssh_options
+        For ssh's command line, e.g. ``["-p", "2222", "-i", "~/.ssh/cluster"]``. What
+        ``~/.ssh/config`` says holds, too.
+    environment
+        Variables for the workers, e.g. ``{"NCCL_DEBUG": "INFO"}``. With ``TMPDIR`` they keep their
+        rows there while the call runs.
+
+    Returns
+    -------
+    Hosts
+        To be passed to `barrier_train`, `barrier_evaluate`, `barrier_predict`, `barrier_run` or
+        `train_mnist`.
+
+    Raises
+    ------
+    InputError
+        Names the argument, or the host in it, that is wrong.
+
+    Examples
+    --------
+    >>> machines = pybackend.hosts("a:2,b:2")
+    >>> result = pybackend.barrier_train(machines, model, (x, y), workers=4)  # doctest: +SKIP
+    """
+    if (hosts is None) == (hostfile is None):
+        raise InputError('give either `hosts`, e.g. "a:2,b:2", or `hostfile`')
+    listed = read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or "")
+    for name, value in (("python", python), ("hostfile", hostfile)):
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise InputError(f"`{name}` must be a path, not {value!r}")
+    return Hosts(
+        listed,
+        python or sys.executable,
+        Ssh(_check_words(ssh_options)),
+        _check_variables(environment),
+    )
+
+
+def _check_words(options: Any) -> tuple[str, ...]:
+    """ssh's options; "-p 22" would be read as the port " 22"."""
+    is_list = isinstance(options, Sequence) and not isinstance(options, str)
+    if not is_list or not all(isinstance(word, str) for word in options):
+        raise InputError(
+            f'`ssh_options` must be a list of words, e.g. ["-p", "2222"], not {options!r}'
+        )
+    if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
+        words = joined.split(None, 1)
+        raise InputError(f"`ssh_options` has {joined!r}: make it two words, {words}")
+    return tuple(options)
+
+
+def _check_variables(environment: Any) -> dict[str, str]:
+    given = environment or {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(text, str) for pair in given.items() for text in pair
+    ):
+        raise InputError(f'`environment` must be like {{"NAME": "value"}}, not {environment!r}')
+    for name in given:
+        if not is_variable_name(name):
+            raise InputError(f"`environment` has {name!r}, which is no name of a variable")
+    return dict(given)

@@ -1,0 +1,127 @@
+"""The command line of ssh, and what it means when ssh fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pybackend.errors import ClusterError
+from pybackend.launchers.hosts.host_list import HostSlots
+
+# What no setting of the user's may change: of two values ssh takes the first.
+_FIXED = (
+    "BatchMode=yes",
+    # A connection that the user shares is used; one that is made here stays with nobody.
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+    "PermitLocalCommand=no",
+)
+_DEFAULTS = (
+    "ConnectTimeout=10",
+    # A host that goes away without a word is noticed after a quarter of a minute.
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+)
+_NAME_SECONDS = 10.0
+# What ssh says, and what to do about it.
+_ADVICE = (
+    (
+        r"Could not resolve hostname",
+        "Check the name's spelling, and that this machine knows it (/etc/hosts, or a `HostName` in "
+        "~/.ssh/config)",
+    ),
+    (
+        r"Connection refused",
+        'Start its ssh server, or name its port: ssh_options=["-p", "2222"]',
+    ),
+    (
+        r"timed out|No route to host|Network is unreachable",
+        "Check that the host runs, and that no firewall is in the way",
+    ),
+    (
+        r"IDENTIFICATION HAS CHANGED",
+        "The host has another key than ~/.ssh/known_hosts says: if you know why, remove that line "
+        "with `ssh-keygen -R`, and log in once by hand",
+    ),
+    (
+        r"Host key verification failed",
+        "This machine does not know the host's key: log in once by hand and accept it, or add it "
+        "to ~/.ssh/known_hosts",
+    ),
+    (
+        r"Too many authentication failures",
+        'Name the key: ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]',
+    ),
+    (
+        r"Permission denied",
+        "No password can be asked for here: copy a key there with `ssh-copy-id`, or start "
+        "ssh-agent if the key has a passphrase",
+    ),
+    (
+        r"Connection (closed|reset) by",
+        "See the log of its ssh server: it may allow other users or addresses only",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How hosts are reached; ``options`` are the user's, for ssh's command line."""
+
+    options: tuple[str, ...] = ()
+
+    def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
+        """The command line that runs another one on a host, without a terminal."""
+        fixed = [word for option in _FIXED for word in ("-o", option)]
+        defaults = [word for option in _DEFAULTS for word in ("-o", option)]
+        options = ["-T", "-x", *fixed, *self.options, *defaults]
+        # The login shell there makes way for the command.
+        return [_program(), *options, host.login, f"exec {shlex.join(remote)}"]
+
+    def address(self, host: HostSlots) -> str:
+        """The name or address by which ssh reaches a host: its configuration may have another."""
+        command = [_program(), "-G", *self.options, host.login]
+        shown = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NAME_SECONDS, stdin=subprocess.DEVNULL
+        )
+        found = re.search(r"^hostname (\S+)$", shown.stdout, re.MULTILINE)
+        if found is None:
+            raise ClusterError(
+                f"ssh does not accept its settings for {host.name}: {shown.stderr.strip()}. "
+                "Correct `ssh_options`, or ~/.ssh/config"
+            )
+        return found[1]
+
+    def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
+        """The error of an ssh that has ended with status 255, from the last lines it printed."""
+        text = "\n".join(printed)
+        advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
+        by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
+        said = printed[-1].strip() if printed else "nothing"
+        return ClusterError(
+            f"cannot reach {host.name} by ssh, which says: {said}. "
+            f"{advice + '. ' if advice else ''}When `{by_hand}` works without a question, so will "
+            "this"
+        )
+
+
+def environment() -> dict[str, str]:
+    """Variables for ssh: there is nobody whom it could ask."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
+    return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
+
+
+def _program() -> str:
+    found = shutil.which("ssh")
+    if found is None:
+        raise ClusterError(
+            "this machine has no `ssh`, by which workers start on hosts: install OpenSSH's client "
+            "(Debian: apt-get install openssh-client)"
+        )
+    return found

@@ -1,0 +1,266 @@
+"""The driver's side of one host that ssh reaches: its ssh, and what its workers send."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, cast
+
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.packages import TITLES
+from pybackend.job.resources import Resources
+from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.hosts.ssh import Ssh, environment
+from pybackend.launchers.machine_share import Machine, find_shortage
+from pybackend.launchers.remote.bootstrap import MARK
+from pybackend.launchers.remote.bundle import Bundle, bootstrap_command
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.shared_lines import SharedLines
+
+_LOG_LINES = 40
+# Until Python has begun there: login and its file system may be slow.
+_GREETING_SECONDS = 90.0
+# A host that takes in nothing for so long, and says nothing, which it does every few seconds.
+_SILENT_SECONDS = 300.0
+# ssh's status when it has lost the connection, and when a signal has ended what it has run; only in
+# the first case it says something.
+_CONNECTION_LOST = 255
+_LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
+
+
+class SshHost:
+    """One host and the workers on it; a context manager, which ends and removes all of it.
+
+    Parameters
+    ----------
+    ssh, host, python
+        How it is reached, and the Python that runs there.
+    ranks
+        Of its workers.
+    meeting
+        Adopts them.
+    wanted
+        Packages that this Python must have, with blanks between them.
+    resources
+        Of each worker.
+    temporary
+        Folder there for temporary files; None: as that host has it.
+    """
+
+    def __init__(
+        self,
+        ssh: Ssh,
+        host: HostSlots,
+        python: str,
+        ranks: Sequence[int],
+        meeting: MeetingServer,
+        wanted: str,
+        resources: Resources,
+        temporary: str | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self._resources = resources
+        self._ssh = ssh
+        self._host = host
+        self._python = python
+        self._meeting = meeting
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._bundles: queue.Queue[Bundle | None] = queue.Queue()
+        self._has_greeted = False
+        self._trouble: ClusterError | None = None
+        self._status: int | None = None
+        # When the host has last taken in something, and when that was last looked at.
+        self._moved = self._looked = time.monotonic()
+        self._lines: SharedLines | None = None
+        place = [] if temporary is None else ["env", f"TMPDIR={temporary}"]
+        self._process = subprocess.Popen(
+            ssh.command(host, [*place, *bootstrap_command(python, wanted, "hosts.ssh_task")]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment(),
+            # Without a terminal it asks nobody, and Ctrl-C ends it when its workers are gone.
+            start_new_session=True,
+        )
+        self._printer = threading.Thread(target=self._keep_log, daemon=True)
+        self._printer.start()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
+
+    def send(self, bundle: Bundle) -> None:
+        """Have the bundle sent, as soon as Python has begun there."""
+        self._moved = self._looked = time.monotonic()
+        self._bundles.put(bundle)
+
+    def look(self) -> list[Failure]:
+        """What is known to have failed here.
+
+        Raises
+        ------
+        ClusterError
+            No worker can run here.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+        if self._status is None:
+            self._check_progress()
+            return []
+        if self._status == 0 or not all(map(self._meeting.has_left, self.ranks)):
+            return []
+        return [self._describe_loss(rank) for rank in self.ranks]
+
+    def _check_progress(self) -> None:
+        """Raise `ClusterError` if the host is silent for too long."""
+        now = time.monotonic()
+        has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
+        self._looked = now
+        heard = max(self._moved, self._lines.heard if self._lines else 0.0)
+        if has_rested:
+            self._moved = now
+        elif not self._has_greeted and now > heard + _GREETING_SECONDS:
+            raise ClusterError(
+                f"{self._host.name} does not run {self._python} {now - heard:.0f} s after ssh was "
+                "started. Log in by hand, and see what it waits for"
+            )
+        elif now > heard + _SILENT_SECONDS:
+            raise ClusterError(
+                f"{self._host.name} has been silent for {now - heard:.0f} s. See whether its disk "
+                "is full, or somebody has stopped the process that runs the workers there"
+            )
+
+    def let_go(self) -> None:
+        """Close the lifeline: what runs there ends itself and removes its files."""
+        self._bundles.put(None)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until nothing is left there, or nothing can be heard of it."""
+        try:
+            self._process.wait(timeout=max(0.1, seconds))
+        except subprocess.TimeoutExpired:  # its host does not answer
+            self._process.kill()
+            self._process.wait()
+        self._follower.join(timeout=5)
+
+    def _follow(self) -> None:
+        """All that happens on the connection, to its end."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
+        ):
+            self._talk(reading)
+        status = self._process.wait()
+        self._printer.join(timeout=1)
+        if not self._has_greeted:
+            self._trouble = self._explain_start(status)
+        self._status = status
+
+    def _talk(self, reading: IO[bytes]) -> None:
+        greeting = _read_greeting(reading)
+        if greeting is None:
+            return
+        self._moved = time.monotonic()
+        self._has_greeted = True
+        self._trouble = self._find_obstacle(greeting)
+        bundle = None if self._trouble else self._bundles.get()
+        if bundle is None:
+            self.let_go()
+            return
+        assert self._process.stdin is not None
+        lines = self._lines = SharedLines(reading, self._process.stdin)
+        for rank in self.ranks:
+            self._meeting.adopt(lines.connect(rank), rank)
+
+        def write(content: bytes) -> None:
+            lines.write(content)
+            self._moved = time.monotonic()
+
+        try:
+            bundle.send(write)
+        finally:
+            lines.read()
+
+    def _keep_log(self) -> None:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            io.BufferedReader(cast(io.RawIOBase, self._process.stderr)) as printed,
+        ):
+            for line in printed:
+                self._log.append(line.decode(errors="replace").rstrip()[:2000])
+
+    def _find_obstacle(self, greeting: Mapping[str, Any]) -> ClusterError | None:
+        """Why this Python cannot run workers."""
+        place, python = self._host.name, greeting["python"]
+        version = ".".join(map(str, greeting["version"]))
+        own = ".".join(map(str, sys.version_info[:2]))
+        if tuple(greeting["version"][:2]) != sys.version_info[:2]:
+            return ClusterError(
+                f"{python} on {place} is Python {version}, but here it is {own}, and functions do "
+                f"not travel from one to the other. Name a Python {own} that all hosts have: "
+                "hosts(..., python=...)"
+            )
+        if not greeting["missing"]:
+            machine = Machine(**greeting["machine"])
+            shortage = find_shortage(self._resources, len(self.ranks), machine, place)
+            return None if shortage is None else ClusterError(shortage)
+        package = greeting["missing"][0]
+        return ClusterError(
+            f"{place} has no {TITLES.get(package, package)} for {python}. Install it there with "
+            f"`{python} -m pip install {package}`, or name a Python that has it on every host: "
+            "hosts(..., python=...)"
+        )
+
+    def _explain_start(self, status: int) -> ClusterError:
+        """Why Python has not begun."""
+        printed = [line for line in self._log if line]
+        if status == _CONNECTION_LOST:
+            return self._ssh.explain(self._host, printed)
+        said = f": {printed[-1]}" if printed else ""
+        if status in (126, 127):
+            return ClusterError(
+                f"{self._host.name} has no Python at {self._python}{said}. Name one that every "
+                "host has: hosts(..., python=...)"
+            )
+        return ClusterError(
+            f"{self._python} on {self._host.name} has ended with status {status} before it could "
+            f"run workers{said}. Run it there by hand, or name another one: hosts(..., python=...)"
+        )
+
+    def _describe_loss(self, rank: int) -> Failure:
+        printed = [line for line in self._log if line]
+        last = printed[-1] if printed else ""
+        if self._status == _CONNECTION_LOST and _LAST_WORDS.search(last):
+            message = f"the ssh connection to its host ended: {last}"
+        elif self._status == _CONNECTION_LOST:
+            message = "the process that runs the workers of its host was killed"
+        else:
+            message = f"what runs the workers of its host ended with status {self._status}: {last}"
+        return Failure(
+            rank,
+            self._host.name,
+            exception_type="HostLost",
+            message=message,
+            log=tuple(printed),
+            time=time.time(),
+            advice="see whether that host still runs, and whether its memory or disk ran out",
+        )
+
+
+def _read_greeting(reading: IO[bytes]) -> Any:
+    """What `bootstrap` says, after whatever a login shell has printed; None: nothing."""
+    for line in reading:
+        if line.startswith(MARK):
+            return json.loads(line[len(MARK) :])
+    return None

@@ -1,0 +1,74 @@
+"""What runs on a host that ssh has reached: its workers, and their connections to the driver.
+
+All of them share the two pipes of ssh, which are their lifeline, too. This file is imported on the
+workers' hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, NoReturn
+
+import cloudpickle
+
+from pybackend.job.messages import Failed
+from pybackend.launchers.machine_share import share_of_machine
+from pybackend.launchers.remote.driver import follow_driver
+from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.shared_lines import SharedLines
+from pybackend.worker import wake_when_orphaned
+
+RANKS = "ranks.json"
+
+
+def run(folder: str, pipe: IO[bytes], channel: int) -> None:
+    """Run this host's workers; returns when all have reported.
+
+    Parameters
+    ----------
+    folder
+        That of the bundle. All that workers write lies below it.
+    pipe, channel
+        From and to the driver; with the end of ``pipe`` this process ends at once.
+    """
+    wake_when_orphaned()
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
+    ranks = json.loads(Path(folder, RANKS).read_text())
+    # No token: ssh has authenticated both ends of what they share.
+    meetings = {
+        rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank)) for rank in ranks
+    }
+    follow_driver(lines, _end)
+    try:
+        # Made by the driver of its own objects, and brought by ssh.
+        task: RemoteTask = cloudpickle.loads(Path(folder, TASK).read_bytes())
+    except Exception as error:  # a package that this host lacks
+        for rank, meeting in meetings.items():
+            meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
+        return
+    _work(task, Path(folder), meetings)
+
+
+def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) -> None:
+    os.environ.update(task.environment)
+    # Addresses and ports of both ends: this one is where ssh has reached this host.
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    reached = connection[2] if len(connection) == 4 else None
+    shares = share_of_machine(len(meetings), resources=task.member.job.resources)
+    with ThreadPoolExecutor(len(meetings)) as threads:
+        for (rank, meeting), share in zip(meetings.items(), shares, strict=True):
+            gpu = share.get("CUDA_VISIBLE_DEVICES")
+            cores = int(share["TF_NUM_INTRAOP_THREADS"])
+            gpus = None if gpu is None else gpu.split(",") if gpu else []
+            threads.submit(take_part, task, rank, folder, meeting, cores, gpus, reached)
+
+
+def _end() -> NoReturn:
+    """End at once: workers end with their launcher, and folders go with this process."""
+    os._exit(1)

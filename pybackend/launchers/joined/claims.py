@@ -1,0 +1,216 @@
+"""What processes that make one call together must agree on, and how they differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from io import BytesIO
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import pybackend
+from pybackend.data.arrays import count_rows
+from pybackend.data.ragged import Ragged
+from pybackend.data.sources import FileRows
+from pybackend.job.codec import encode
+from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, argument_of
+from pybackend.model.structure import digest_config
+
+# What may differ: only the first process writes files, and the rest is about this process alone.
+_OWN = {"seed", "is_seeded", "model_uri", "verbose", "timeout"}
+# Fields that are not arguments, and the argument that they follow from.
+_ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
+_ROWS = "rows of "
+_FILES = "files of "
+
+
+def describe_call(
+    number: int, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that a call must have in common with those of the other processes, as plain data.
+
+    Parameters
+    ----------
+    number
+        How many such calls this process has made, this one included.
+    """
+    python = ".".join(map(str, sys.version_info[:2]))
+    claims: dict[str, Any] = {
+        "release": f"tfdist {pybackend.__version__}, Python {python}",
+        "call": number,
+        "kind": job.kind,
+    }
+    for field in fields(job):
+        if field.name not in _OWN:
+            claims[field.name] = json.loads(encode(getattr(job, field.name)))
+    claims["seed"] = job.seed if job.is_seeded else None
+    claims["model_uri"] = None if job.model_uri is None else "a path"
+    if MODEL_FILE in files:
+        claims["structure"] = _digest_file(files[MODEL_FILE])
+    # Functions are each process's own: their code names files, and more.
+    claims["files"] = sorted(files)
+    if EXTRAS in files:
+        claims["callbacks"] = _describe_callbacks(files[EXTRAS])
+    for name, columns in datasets.items():
+        claims[_ROWS + argument_of(name)] = [count_rows(columns), describe_columns(columns)]
+    for name in (name for name in files if name.endswith(SOURCE)):
+        # This process has written it.
+        source = cloudpickle.loads(files[name])
+        if isinstance(source, FileRows):
+            argument = argument_of(name.removesuffix(SOURCE))
+            claims[_FILES + argument] = _describe_files(source)
+    return claims
+
+
+def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> str | None:
+    """How the first process that differs from process 0 does so; None if all agree.
+
+    Parameters
+    ----------
+    peers
+        What messages call each process.
+    claims
+        What `describe_call` has given each, by rank.
+    """
+    wanted = claims[0]
+    for rank, found in enumerate(claims):
+        for name in {**wanted, **found}:
+            if found.get(name) != wanted.get(name):
+                return _explain(name, wanted.get(name), found.get(name), peers[0], peers[rank])
+    return None
+
+
+def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Type, shape and a digest of the values of each column."""
+    found = {}
+    for name, column in columns.items():
+        digest = hashlib.blake2b(digest_size=16)
+        arrays = [column.values, column.lengths] if isinstance(column, Ragged) else [column]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        shape = "rows of different lengths" if isinstance(column, Ragged) else str(column.shape)
+        found[name] = [f"{arrays[0].dtype} {shape}", digest.hexdigest()]
+    return found
+
+
+def _digest_file(content: bytes) -> str:
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        return digest_config(json.loads(archive.read("config.json")))
+
+
+def _describe_callbacks(content: bytes) -> list[Any]:
+    """Classes of the callbacks, and the numbers among the settings of Keras's own: paths may well
+    differ, and what custom ones keep, too."""
+    found = []
+    # This process has written them.
+    for callback in cloudpickle.loads(content)["callbacks"]:
+        kind = type(callback)
+        settings = {
+            name: value
+            for name, value in vars(callback).items()
+            if isinstance(value, (bool, int, float)) and not name.startswith("_")
+        }
+        is_of_keras = kind.__module__.partition(".")[0] == "keras"
+        found.append([kind.__name__, json.dumps(settings, sort_keys=True) if is_of_keras else ""])
+    return found
+
+
+def _describe_files(source: FileRows) -> dict[str, Any]:
+    """What is read of files: their content is not, but their names, rows and sizes."""
+    files = source.files
+    return {
+        "columns": repr((source.column_groups, source.spec)),
+        "schema": str(files.schema),
+        "rows": [
+            [os.path.basename(path), int(rows), _size(path)]
+            for path, rows in zip(files.files, files.counts, strict=True)
+        ],
+    }
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
+    if name == "call":
+        what = f"{other} makes its call number {found}, {first} its call number {wanted}"
+        advice = "start all processes again: they must make the same calls in the same order"
+    elif name == "release":
+        what = f"{other} has {found}, {first} has {wanted}"
+        advice = "install the same release on all machines"
+    elif name == "structure":
+        what = (
+            f"the model of {other} has another structure, or was compiled otherwise, than that of "
+            f"{first}"
+        )
+        advice = "build the same model in all processes"
+    elif name == "callbacks":
+        what = f"`callbacks` of {other} and of {first} differ in their classes or settings"
+        advice = "pass the same callbacks in all processes"
+    elif name.startswith(_ROWS):
+        what, advice = _explain_rows(name.removeprefix(_ROWS), wanted, found, first, other)
+    elif name.startswith(_FILES):
+        what, advice = _explain_files(name.removeprefix(_FILES), wanted, found, first, other)
+    elif name == "files":
+        what = f"{other} passes {_list(found)}, {first} passes {_list(wanted)}"
+        advice = "pass the same kind of model, data and callbacks in all processes"
+    else:
+        argument = _ARGUMENTS.get(name, name)
+        what = f"`{argument}` is {found!r} in {other}, and {wanted!r} in {first}"
+        advice = "all processes must make the same call"
+    return f"{what}: {advice}"
+
+
+def _explain_rows(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    advice = (
+        "every process passes all rows, of which it trains on its share; if each machine has rows "
+        "of its own, pass a function that returns a tf.data.Dataset"
+    )
+    if wanted is None or found is None:
+        who, whom = (other, first) if wanted is None else (first, other)
+        return f"{who} passes `{argument}` as arrays, {whom} does not", advice
+    if wanted[0] != found[0]:
+        what = f"`{argument}` has {found[0]} rows in {other}, and {wanted[0]} in {first}"
+        return what, advice
+    return _explain_columns(argument, wanted[1], found[1], first, other)
+
+
+def _explain_columns(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    """The first array of some rows that differs."""
+    name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
+    kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
+    where = f"`{name}` of `{argument}`"
+    if kinds[0] != kinds[1]:
+        what = f"{where} is {kinds[0]} in {other}, and {kinds[1]} in {first}"
+        return what, "give it the same type and shape in all processes"
+    advice = "every process passes the same rows, in the same order, and trains on its share"
+    return f"{where} has other values in {other} than in {first}", advice
+
+
+def _explain_files(
+    argument: str, wanted: Any, found: Any, first: str, other: str
+) -> tuple[str, str]:
+    advice = "all processes read the same files, of which each trains on its share"
+    if wanted is None or found is None:
+        who, whom = (other, first) if wanted is None else (first, other)
+        return f"{who} passes `{argument}` as files, {whom} does not", advice
+    if wanted["rows"] != found["rows"]:
+        return f"the files `{argument}` of {other} and of {first} are not the same", advice
+    advice = "pass the same `features`, `label`, `weight` and `data_options` in all processes"
+    return f"{other} reads other columns of the files `{argument}` than {first}", advice
+
+
+def _list(names: Sequence[str] | None) -> str:
+    return ", ".join(names or ()) or "none"

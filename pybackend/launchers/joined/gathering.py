@@ -1,0 +1,261 @@
+"""How processes that join find each other, and what they compare before anything starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.codec import decode, encode
+from pybackend.job.messages import Arrival, Emit, Note
+from pybackend.launchers.joined.claims import find_disagreement
+from pybackend.launchers.joined.place import Place, is_loopback, split_host
+from pybackend.launchers.joined.share import find_share
+from pybackend.launchers.member import Member
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import listen, own_address, split_address
+
+_LOOK_SECONDS = 0.1
+_FIRST_NOTE_SECONDS = 2.0
+# The first process, whose limit is the same, says who is missing.
+_SLACK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a process says when it meets the others.
+
+    Attributes
+    ----------
+    message
+        Its member's.
+    claims
+        What it knows of its call.
+    shortage
+        What its machine lacks for the workers there.
+    """
+
+    message: str
+    claims: Mapping[str, Any]
+    shortage: str | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, on its way in this process."""
+
+    place: Place
+    member: Member
+    claims: Mapping[str, Any]
+    emit: Emit
+
+    def note(self, text: str) -> None:
+        """Tell the user of this very process."""
+        self.emit(Note(text))
+
+
+class Meeting(Protocol):
+    """How a process meets the others: at itself, or at the first one."""
+
+    def gather(self, message: str) -> Sequence[str]:
+        """All processes' messages, by rank."""
+
+
+class Gang:
+    """The processes of a call, as `Group` has it."""
+
+    def __init__(self, call: Call, meeting: Meeting) -> None:
+        self._call = call
+        self._meeting = meeting
+        self.error: Exception | None = None
+        self.job = call.member.job
+        place = call.place
+        self.rank = place.rank
+        self.hosts = [split_host(peer) for peer in place.peers]
+        share = find_share(place, call.member.job.resources)
+        self.cores, self.gpus, self._shortage = share.cores, share.gpus, share.shortage
+
+    def gather(self, message: str) -> list[str]:
+        """See `Group`; an error is kept, for it is not the worker's."""
+        try:
+            own = encode(Claimed(message, self._call.claims, self._shortage))
+            everyone = [_read(text) for text in self._meeting.gather(own)]
+            names = [self._call.place.name(rank) for rank in range(len(everyone))]
+            differs = find_disagreement(names, [claimed.claims for claimed in everyone])
+            shortages = [claimed.shortage for claimed in everyone if claimed.shortage]
+            if differs is not None or shortages:
+                raise InputError(differs or shortages[0])
+        except (ClusterError, InputError) as error:
+            self.error = error
+            raise ClusterError(str(error)) from error
+        seed = decode(everyone[0].message, Arrival).seed
+        self.job = replace(self.job, seed=self.job.seed if seed is None else seed)
+        return [claimed.message for claimed in everyone]
+
+
+def _read(text: str) -> Claimed:
+    try:
+        return decode(text, Claimed)
+    except ValueError as error:
+        raise ClusterError(
+            f"the processes do not understand each other ({error}): install the same release of "
+            "tfdist on all machines"
+        ) from error
+
+
+class Reminder:
+    """Tells the user, at longer and longer intervals, what this process waits for."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._began = time.monotonic()
+        self._pause = _FIRST_NOTE_SECONDS
+
+    def look(self, what: str) -> None:
+        """Tell it, if it is time to."""
+        waited = time.monotonic() - self._began
+        if waited > self._pause:
+            self._pause *= 4
+            self._call.note(f"waiting for {what}, for {waited:.0f} s so far")
+
+
+class AtItself:
+    """The first process is where the others meet."""
+
+    def __init__(self, call: Call, server: MeetingServer) -> None:
+        self._call = call
+        self._server = server
+
+    def gather(self, message: str) -> Sequence[str]:
+        self._server.join(0, message)
+        reminder, limit = Reminder(self._call), self._call.member.job.timeout
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            everyone = self._server.wait_for_all(_LOOK_SECONDS)
+            if everyone is not None:
+                return everyone
+            missing = self._server.missing()[0]
+            gone = [rank for rank in missing if self._server.has_left(rank)]
+            if gone:
+                self._refuse(f"{self._name(gone)} has come, and ended again: see what it printed")
+            reminder.look(self._name(missing))
+        missing = self._server.missing()[0]
+        self._refuse(f"{self._name(missing)} did not come within {limit:g} s. {self._advise()}")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._server.refuse(reason)
+        raise ClusterError(reason)
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        return ", ".join(self._call.place.name(rank) for rank in ranks)
+
+    def _advise(self) -> str:
+        place = self._call.place
+        rejected = self._server.rejected()
+        found = f" ({rejected} connections did not know the secret)" if rejected else ""
+        return (
+            f"All {place.size} processes must make this call, and reach {place.meeting}{found}; "
+            "`timeout` says how long each waits"
+        )
+
+
+class AtTheFirst:
+    """All others meet at the first one."""
+
+    def __init__(self, call: Call, client: MeetingClient) -> None:
+        self._call = call
+        self._client = client
+
+    def gather(self, message: str) -> Sequence[str]:
+        place, client = self._call.place, self._client
+        reminder = Reminder(self._call)
+        while not client.wait_until_settled(_LOOK_SECONDS):
+            reminder.look(place.name(0))
+        if client.error is not None:
+            raise ClusterError(_explain_unreachable(self._call, client.error))
+        deadline = time.monotonic() + self._call.member.job.timeout + _SLACK_SECONDS
+
+        def look() -> None:
+            reminder.look(f"the others, at {place.name(0)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{place.name(0)} still waits for others after {deadline - began:.0f} s: all "
+                    f"{place.size} processes must make this call"
+                )
+
+        began = time.monotonic()
+        everyone = client.gather(message, look)
+        if everyone is None:
+            raise ClusterError(
+                f"{place.name(0)} has closed the connection before all processes had met. Its own "
+                f"message says why; or another process is {place.name(place.rank)}, too"
+            )
+        return everyone
+
+
+def _explain_unreachable(call: Call, error: Exception) -> str:
+    place = call.place
+    if isinstance(error, socket.gaierror):
+        return f"the name in {place.meeting}, at which the processes meet, is unknown here: {error}"
+    if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        return (
+            f"{place.name(0)} at {place.meeting} does not accept {place.name(place.rank)}: the two "
+            "have different secrets (TFDIST_SECRET, TFDIST_SECRET_FILE, ~/.config/tfdist/secret), "
+            "another program listens there, or another process has the same index"
+        )
+    return (
+        f"{place.name(0)} did not answer at {place.meeting} within "
+        f"{call.member.job.timeout:g} s ({error}). Start the same script there; `timeout` says how "
+        "long each process waits"
+    )
+
+
+def open_server(place: Place) -> socket.socket:
+    """The socket at which this process accepts the others, on the address that they know."""
+    address = place.meeting if place.rank == 0 else place.own
+    if address is None:
+        host = own_address(split_host(find_meeting(place)))
+        return listen(host or socket.gethostname())
+    host, port = split_address(address)
+    try:
+        return listen(_reachable(host, place), port)
+    except ClusterError as error:
+        raise ClusterError(
+            f"{place.source} says that this process ({socket.gethostname()}, process id "
+            f"{os.getpid()}) is worker {place.rank} of {place.size}, at {address}, but it {error}. "
+            "Has another process the same index?"
+        ) from error
+
+
+def find_meeting(place: Place) -> str:
+    """``host:port`` at which this process finds the first one, be it on the same host."""
+    host, port = split_address(place.meeting)
+    known = _resolve(host)
+    if place.is_one_machine or known is None or not is_loopback(known):
+        return place.meeting
+    found = _reachable(host, place)
+    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+
+
+def _resolve(host: str) -> str | None:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
+def _reachable(host: str, place: Place) -> str:
+    """The address behind a host's name: Debian gives its own name one that only it can reach."""
+    found = _resolve(host)
+    if found is None:
+        return host  # `listen` says what is wrong with it
+    if not is_loopback(found) or place.is_one_machine:
+        return found
+    others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
+    routes = (own_address(other) for other in [split_host(place.meeting), *others])
+    return next((route for route in routes if route and not is_loopback(route)), found)

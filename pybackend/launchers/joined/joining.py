@@ -1,0 +1,104 @@
+"""Which of several processes this one is: as TF_CONFIG, srun or mpirun says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.launchers.joined import mpi_place, slurm_place
+from pybackend.launchers.joined.place import Place, split_host
+from pybackend.net.secret import FILE_VARIABLE, VARIABLE
+from pybackend.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
+
+
+def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None = None) -> None:
+    """Make this process one of several that train together, each started by hand.
+
+    Call it in every process, with the same addresses, before `barrier_train` and its like are
+    called with None as their first argument: all processes then make the same call, meet at the
+    first address in any order of start, train, and each gets the result. It sets TF_CONFIG (and
+    TFDIST_SECRET_FILE) in this process's environment; set there otherwise, they do the same.
+
+    Parameters
+    ----------
+    addresses
+        ``host:port`` of every process, in the same order everywhere, as a list or with commas
+        between them. Each listens on its own.
+    index
+        Number of this process among them, from 0.
+    secret_file
+        File with the secret that all processes share, which `tfdist secret` makes; None: what
+        TFDIST_SECRET or TFDIST_SECRET_FILE say, or ``~/.config/tfdist/secret``. On the loopback
+        interface none is needed.
+
+    Raises
+    ------
+    ClusterError, InputError
+        Names the address that is wrong, and the fix.
+    """
+    listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    config = make_tf_config(listed, index)
+    if secret_file is not None:
+        path = os.path.abspath(os.path.expanduser(secret_file))
+        if not os.path.exists(path):
+            raise InputError(
+                f"`secret_file` names {path}, which does not exist: `tfdist secret` makes one"
+            )
+        os.environ.pop(VARIABLE, None)  # which would go before it
+        os.environ[FILE_VARIABLE] = path
+    os.environ["TF_CONFIG"] = config
+
+
+def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place, as TF_CONFIG or whatever has started it says; None: it is alone.
+
+    Raises
+    ------
+    ClusterError, InputError
+        What the environment says makes no sense.
+    """
+    text = environment.get("TF_CONFIG", "")
+    if names_cluster(text):
+        return _of_tf_config(text)
+    # Processes of an mpirun in an allocation have Slurm's variables, too: those of its daemons.
+    return mpi_place.find_place(environment) or slurm_place.find_place(environment)
+
+
+def _of_tf_config(text: str) -> Place | None:
+    try:
+        spec = read_tf_config(text)
+    except ClusterError as error:
+        raise ClusterError(
+            f'{error}. To train on this machine alone, pass "local", or unset TF_CONFIG'
+        ) from error
+    if spec.rank is None:
+        raise InputError(
+            f"TF_CONFIG says that this process is {spec.role} {spec.index}: only the chief and the "
+            'workers train. To train on this machine alone, pass "local"'
+        )
+    if spec.world_size == 1:
+        return None
+    addresses = _addresses(spec)
+    hosts = [split_host(address) for address in addresses]
+    own = hosts[spec.rank]
+    return Place(
+        spec.rank,
+        len(addresses),
+        addresses[0],
+        spec.address,
+        "TF_CONFIG",
+        tuple(addresses),
+        hosts[: spec.rank].count(own),
+        hosts.count(own),
+    )
+
+
+def _addresses(spec: ClusterSpec) -> list[str]:
+    listed = [*spec.cluster.get("chief", {}).values(), *spec.cluster.get("worker", {}).values()]
+    if len(listed) < spec.world_size:
+        raise InputError(
+            f"TF_CONFIG lists {len(listed)} of the addresses of {spec.world_size} processes: list "
+            "them all"
+        )
+    return listed

@@ -1,0 +1,256 @@
+"""This process as one of several that were started beside each other and make the same call.
+
+Each starts one worker, on its own machine, with its own share of the rows. They meet at the first
+one, which collects the reports and sends the result to all. Nothing but plain data is sent: model,
+functions and rows are each process's own, and what can be compared is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.data.arrays import Columns, shard
+from pybackend.data.spool import write_columns
+from pybackend.errors import (
+    ClusterError,
+    Failure,
+    WorkerFailedError,
+    root_cause_first,
+)
+from pybackend.job.codec import decode, encode
+from pybackend.job.job import TRAINED, Job
+from pybackend.job.messages import Emit, Reported
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.joined.claims import describe_call
+from pybackend.launchers.joined.gathering import (
+    AtItself,
+    AtTheFirst,
+    Call,
+    Gang,
+    Reminder,
+    find_meeting,
+    open_server,
+)
+from pybackend.launchers.joined.joining import find_place
+from pybackend.launchers.joined.place import Place, split_host
+from pybackend.launchers.member import Member
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.secret import derive_token, find_secret
+
+_REPORT = "report"
+_RESULTS = "results"
+_MODEL = "model."
+# After the first failure: time for the others to report theirs.
+_GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+# The first process may be busy with its callbacks for long after a training.
+_RESULT_SECONDS = 6 * 3600.0
+_LEAVE_SECONDS = 60.0
+
+
+class JoinedLauncher:
+    """One worker in each of several processes, of which this one is one."""
+
+    session = None
+    calls = 0
+    """Those of this process that have come to their end."""
+
+    def __init__(self, place: Place, secret: str) -> None:
+        self.place = place
+        self._secret = secret
+        self.workers = place.size
+
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`; all processes have to call it."""
+        place = self.place
+        token = derive_token(self._secret, "processes that join")
+        claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
+        rows = _OwnRows(datasets, job.workers, job.shuffle == "global")
+        member = Member(job, files, rows, token, None, place.is_one_machine)
+        call = Call(place, member, claims, on_event)
+        outcome = _lead(call) if place.rank == 0 else _follow(call)
+        # A call that fails in one process before all have met must not count there alone.
+        JoinedLauncher.calls += 1
+        return outcome
+
+
+def launcher_of(target: Any) -> JoinedLauncher | None:
+    """A launcher if there is no first argument, and this process is one of several."""
+    place = find_place() if target is None else None
+    return None if place is None else JoinedLauncher(place, find_secret(place.is_one_machine))
+
+
+@dataclass(frozen=True)
+class _OwnRows:
+    """The rows that this process has passed itself, all of them."""
+
+    datasets: Mapping[str, Columns]
+    workers: int
+    has_all: bool
+
+    def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        """Write this worker's share."""
+        for name, rows in self.datasets.items():
+            if name != "train" or not self.has_all:
+                rows = shard(rows, self.workers, rank)
+            write_columns(folder / name, rows)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What the first process sends all others, besides the model: reports by rank, and its job."""
+
+    reports: tuple[WorkerReport, ...]
+    job: Job
+
+
+def _lead(call: Call) -> Outcome:
+    """Run the first process: its worker, and the end of all."""
+    place, member = call.place, call.member
+    with ExitStack() as stack:
+        server = stack.enter_context(open_server(place))
+        meeting = stack.enter_context(
+            MeetingServer("", member.token, place.size, server=server.dup())
+        )
+        gang = Gang(call, AtItself(call, meeting))
+        others = _Others(call, meeting)
+        report, model = member.work(gang, (), call.emit, server=server, give_up=others.give_up)
+        if gang.error is not None:
+            raise gang.error
+        reports = others.wait(report)
+        results = _Results(tuple(reports), gang.job)
+        contents = {_RESULTS: encode(results).encode()}
+        if model is not None and all(report.ok for report in reports):
+            contents[_MODEL + model[0]] = model[1]
+        meeting.send(contents)
+        meeting.drain(_LEAVE_SECONDS)
+        return _conclude(results, model)
+
+
+def _follow(call: Call) -> Outcome:
+    """Run any other process: its worker, whose report goes to the first one."""
+    place, member = call.place, call.member
+    with ExitStack() as stack:
+        server = stack.enter_context(open_server(place))
+        client = stack.enter_context(
+            MeetingClient(
+                find_meeting(place), member.token, place.rank, member.job.timeout, is_early=True
+            )
+        )
+
+        def give_up() -> str | None:
+            return f"{place.name(0)} has ended the call" if client.has_ended else None
+
+        gang = Gang(call, AtTheFirst(call, client))
+        report, _ = member.work(gang, (), call.emit, server=server, give_up=give_up)
+        if gang.error is not None:
+            raise gang.error
+        received = _receive(call, client, report)
+        if received is None:
+            raise _explain_loss(place, report)
+        models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
+        return _conclude(decode(received[_RESULTS], _Results), models[0] if models else None)
+
+
+def _receive(call: Call, client: MeetingClient, report: WorkerReport) -> Mapping[str, bytes] | None:
+    """Send the report, and wait for the results; None if the first process is lost before."""
+    reminder = Reminder(call)
+    with suppress(ClusterError):  # it may have ended the call already, and sent why
+        client.send(_REPORT, encode(report).encode())
+        client(Reported())
+    with suppress(TimeoutError):
+        return client.receive(
+            _RESULT_SECONDS, lambda: reminder.look(f"the result of {call.place.name(0)}")
+        )
+    return None
+
+
+def _explain_loss(place: Place, report: WorkerReport) -> Exception:
+    if report.failure is not None and not report.failure.is_consequence:
+        return WorkerFailedError([report.failure])
+    return ClusterError(
+        f"{place.name(place.rank)} lost {place.name(0)}, which sends all processes the result: its "
+        "process has ended, or the network between them failed. See what it printed"
+    )
+
+
+class _Others:
+    """The other processes, as the first one sees them once all have met."""
+
+    def __init__(self, call: Call, meeting: MeetingServer) -> None:
+        self._call = call
+        self._meeting = meeting
+        self._reports: dict[int, WorkerReport] = {}
+        self._deadline = math.inf
+
+    def give_up(self) -> str | None:
+        """Why this process's own worker is not waited for any more."""
+        self._look()
+        if time.monotonic() < self._deadline:
+            return None
+        return "ended because another worker had failed"
+
+    def wait(self, own: WorkerReport) -> list[WorkerReport]:
+        """All reports by rank; of a process that has left without any, a failure."""
+        place, reminder = self._call.place, Reminder(self._call)
+        self._add(0, own)
+        latest = time.monotonic() + _RESULT_SECONDS
+        while missing := [rank for rank in range(place.size) if rank not in self._reports]:
+            if time.monotonic() > min(self._deadline, latest):
+                break
+            reminder.look(", ".join(map(place.name, missing)))
+            time.sleep(_LOOK_SECONDS)
+            self._look()
+        for rank in missing:
+            self._add(rank, _lost(place, rank, "has not reported: it may have been stopped"))
+        return [self._reports[rank] for rank in range(place.size)]
+
+    def _look(self) -> None:
+        # First who has left, then what they have sent before.
+        left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
+        with suppress(queue.Empty):
+            while True:
+                event = self._meeting.queue.get_nowait()
+                if isinstance(event, Reported):
+                    content = self._meeting.result(event.rank, _REPORT) or b""
+                    self._add(event.rank, decode(content, WorkerReport))
+        for rank in left:
+            if rank not in self._reports:
+                reason = "has ended without a report: it was interrupted, or killed"
+                self._add(rank, _lost(self._call.place, rank, reason))
+
+    def _add(self, rank: int, report: WorkerReport) -> None:
+        self._reports[rank] = report
+        if not report.ok:
+            self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
+
+
+def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
+    host = split_host(place.peers[rank]) if place.peers else "its host"
+    advice = "see what that process printed, and start all of them again"
+    failure = Failure(
+        rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
+    )
+    return WorkerReport(rank, host, 0, failure=failure)
+
+
+def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
+    failures = [report.failure for report in results.reports if report.failure is not None]
+    if failures:
+        raise WorkerFailedError(root_cause_first(failures))
+    return Outcome(list(results.reports), model, results.job)

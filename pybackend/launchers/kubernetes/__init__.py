@@ -1,0 +1,1 @@
+"""Workers as the pods of a Kubernetes Job."""

@@ -1,0 +1,235 @@
+"""The requests to Kubernetes, through its official client, and what their errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.launchers.kubernetes.manifests import CONTAINER, RUN_LABEL
+
+# To connect, and between two parts of an answer.
+_SECONDS = (10.0, 30.0)
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def check_client() -> None:
+    """Check that the client is installed, without loading it.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
+    if find_spec("kubernetes") is None:
+        raise InputError(
+            "kubernetes() needs the package kubernetes, which is not installed: "
+            "`pip install kubernetes`, or `pip install 'tfdist[kubernetes]'`"
+        )
+
+
+class Cluster:
+    """One namespace of a cluster; a context manager. All objects are mappings, as in manifests.
+
+    Parameters
+    ----------
+    context
+        Of the kubeconfig file; None: its current one, or, in a pod, the pod's own account.
+    namespace
+        None: the context's.
+
+    Raises
+    ------
+    InputError
+        There is no such context.
+    ClusterError
+        Nothing says where the cluster is.
+    """
+
+    def __init__(self, context: str | None, namespace: str | None) -> None:
+        self._configuration, own = _load_configuration(context)
+        self.namespace = namespace or own
+        self._client = self._connect()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.rest_client.pool_manager.clear()
+
+    def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a Job."""
+        with _explained("create the Job"):
+            made = self._batch().create_namespaced_job(self.namespace, manifest, **_LIMIT)
+        return self._plain(made)
+
+    def create_service(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Service."""
+        with _explained("create the Service"):
+            self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
+
+    def read_job(self, name: str) -> dict[str, Any] | None:
+        """A Job; None if there is none of this name."""
+        from kubernetes.client import ApiException
+
+        with _explained("read the Job"):
+            try:
+                found = self._batch().read_namespaced_job(name, self.namespace, **_LIMIT)
+            except ApiException as error:
+                if error.status == 404:
+                    return None
+                raise
+        return self._plain(found)
+
+    def delete_job(self, name: str) -> None:
+        """Delete a Job, its pods first, and all that belongs to it; nothing if there is none."""
+        from kubernetes.client import ApiException, V1DeleteOptions
+
+        options = V1DeleteOptions(propagation_policy="Foreground")
+        with _explained("delete the Job"):
+            try:
+                self._batch().delete_namespaced_job(name, self.namespace, body=options, **_LIMIT)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+    def list_pods(self, name: str) -> list[dict[str, Any]]:
+        """The pods of a Job."""
+        with _explained("list the Job's pods"):
+            found = self._core().list_namespaced_pod(
+                self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
+            )
+        return [self._plain(pod) for pod in found.items]
+
+    def list_warnings(self, name: str) -> list[str]:
+        """What Kubernetes warns of the Job itself, such as a quota; nothing if we may not know."""
+        from kubernetes.client import ApiException
+
+        selector = f"involvedObject.name={name},type=Warning"
+        with _explained("list events"):
+            try:
+                found = self._core().list_namespaced_event(
+                    self.namespace, field_selector=selector, **_LIMIT
+                )
+            except ApiException as error:
+                if error.status == 403:
+                    return []
+                raise
+        return [f"{one.reason}: {one.message}" for one in found.items]
+
+    def read_log(self, pod: str, lines: int) -> tuple[str, ...]:
+        """The end of a pod's log; empty if there is none."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        with contextlib.suppress(ApiException, HTTPError):
+            response = self._core().read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                tail_lines=lines,
+                _preload_content=False,
+                **_LIMIT,
+            )
+            return tuple(response.read().decode(errors="replace").splitlines())
+        return ()
+
+    def execute(self, pod: str, command: Sequence[str]) -> Any:
+        """Execute a command in a pod; returns the client's `WSClient`, of its output's bytes."""
+        from kubernetes.client import CoreV1Api
+        from kubernetes.stream import stream
+
+        # `stream` changes the client that it is given, so it gets one of its own.
+        api = CoreV1Api(self._connect())
+        with _explained(f"execute a command in pod {pod}"):
+            return stream(
+                api.connect_get_namespaced_pod_exec,
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                command=list(command),
+                stdin=True,
+                stdout=True,
+                stderr=False,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
+
+    def _connect(self) -> Any:
+        from kubernetes.client import ApiClient
+
+        return ApiClient(self._configuration)
+
+    def _core(self) -> Any:
+        from kubernetes.client import CoreV1Api
+
+        return CoreV1Api(self._client)
+
+    def _batch(self) -> Any:
+        from kubernetes.client import BatchV1Api
+
+        return BatchV1Api(self._client)
+
+    def _plain(self, found: Any) -> dict[str, Any]:
+        plain: dict[str, Any] = self._client.sanitize_for_serialization(found)
+        return plain
+
+
+_LIMIT = {"_request_timeout": _SECONDS}
+
+
+def _load_configuration(context: str | None) -> tuple[Any, str]:
+    """The client's configuration, and the namespace that it means."""
+    from kubernetes.client import Configuration
+
+    # Not all releases of it have types.
+    config: Any = import_module("kubernetes.config")
+    configuration = Configuration()
+    try:
+        config.load_kube_config(context=context, client_configuration=configuration)
+        contexts, current = config.list_kube_config_contexts()
+        chosen = next((one for one in contexts if one["name"] == context), current)
+        return configuration, chosen["context"].get("namespace") or "default"
+    except config.ConfigException as error:
+        if context is not None:
+            raise InputError(f"`context` is {context!r}: {error}") from error
+        if not _OWN_NAMESPACE.exists():
+            raise ClusterError(
+                f"nothing says where the cluster is: {error}. Log in to it, so that `kubectl get "
+                "pods` works here, or set KUBECONFIG"
+            ) from error
+    config.load_incluster_config(client_configuration=configuration)
+    return configuration, _OWN_NAMESPACE.read_text().strip()
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Errors of a request as `ClusterError`, in Kubernetes' own words."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        advice = {
+            401: ". Log in to the cluster again",
+            403: ". Ask for the right to it, or use another `namespace`",
+        }.get(error.status or 0, "")
+        raise ClusterError(f"Kubernetes did not {what}: {_message(error)}{advice}") from error
+    except HTTPError as error:
+        raise ClusterError(
+            f"Kubernetes did not answer when asked to {what}: {error}. Try `kubectl get pods`"
+        ) from error
+
+
+def _message(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason or error)

@@ -1,0 +1,216 @@
+"""Workers as the pods of a Job, started from any machine that reaches the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets as random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pybackend.data.arrays import Columns
+from pybackend.errors import ClusterError
+from pybackend.job.arguments import check_whole_number
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.kubernetes.cluster import Cluster, check_client
+from pybackend.launchers.kubernetes.guard import guarded
+from pybackend.launchers.kubernetes.manifests import (
+    describe_job,
+    describe_service,
+    host_names,
+    relay_command,
+)
+from pybackend.launchers.kubernetes.pod import PodChannel
+from pybackend.launchers.kubernetes.settings import Settings, check_settings
+from pybackend.launchers.kubernetes.watch import Watch
+from pybackend.launchers.member import Member
+from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.launchers.remote.packing import pack_task
+from pybackend.launchers.remote.row_files import files_of_ranks
+from pybackend.launchers.remote.task import RemoteTask
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.rendezvous import new_token
+
+# For all members to arrive, from the first one's arrival on.
+_MEET_SECONDS = 600.0
+_DELETED_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+
+
+def kubernetes(
+    image: str,
+    *,
+    namespace: str | None = None,
+    context: str | None = None,
+    cpus: float | str | None = None,
+    memory: str | None = None,
+    gpus: int | None = None,
+    node_selector: Mapping[str, str] | None = None,
+    tolerations: Sequence[Mapping[str, Any]] | None = None,
+    secrets: Sequence[str] | None = None,
+    service_account: str | None = None,
+    image_pull_secrets: Sequence[str] | None = None,
+    time_limit: int | None = None,
+    ttl: int | None = None,
+    python: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    patience: float | None = None,
+) -> KubernetesLauncher:
+    """Train on a Kubernetes cluster: the first argument of a call, in place of a session.
+
+    Each call creates a Job with one pod per worker, shows what the pods wait for and their
+    progress, returns the result, and deletes the Job. This package, the model and the rows go to
+    the pods through the API server, so neither they nor this machine have to be reachable from
+    outside; the pods connect to each other. Ctrl-C deletes the Job, and so does the end of this
+    process.
+
+    Parameters
+    ----------
+    image
+        Container image with TensorFlow, and Python of the same release as this one (3.11, say).
+    namespace, context
+        Where; None: as ``kubectl`` has it, or, in a pod, that pod's namespace and account.
+    cpus, memory, gpus
+        What each worker gets, as request and as limit: ``4``, ``"500m"``; ``"8Gi"``; ``1``.
+    node_selector
+        Labels of the nodes that may run workers.
+    tolerations
+        Taints to tolerate, as in a pod's manifest.
+    secrets
+        Names of Secrets of the namespace, whose keys become environment variables of the workers.
+    service_account
+        Of the pods; None: the default one, whose token they do not get.
+    image_pull_secrets
+        Names of Secrets by which nodes pull the image.
+    time_limit
+        Seconds after which Kubernetes ends the Job; None: a week.
+    ttl
+        Seconds that a finished Job stays if this process could not delete it; None: 300.
+    python
+        The image's Python; None: ``"python3"``.
+    labels
+        Further labels of the Job, its pods and the Service.
+    patience
+        Seconds until all pods must run; None: 600. ``float("inf")`` waits without a limit.
+
+    Raises
+    ------
+    InputError
+        Names the argument that is wrong.
+
+    Examples
+    --------
+    >>> import pybackend
+    >>> cluster = pybackend.kubernetes(image="registry/tf:1", cpus=4, memory="8Gi", gpus=1)
+    >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
+    """
+    return KubernetesLauncher(check_settings(dict(locals())))
+
+
+class KubernetesLauncher:
+    """One pod per worker; events arrive on the calling thread. Made by `kubernetes`."""
+
+    session = None
+    workers = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"kubernetes({self.settings.image!r})"
+
+    def plan(self, workers: int = 2) -> list[dict[str, Any]]:
+        """The manifests of a call, without touching a cluster: the Job, and its Service.
+
+        What ``kubectl`` could not know is left out: the Job's identity, to which the Service
+        belongs. The model and the rows are in no manifest.
+        """
+        check_whole_number("workers", workers, least=1)
+        name = _new_name()
+        return [
+            describe_job(self.settings, name, workers, _TRAINING),
+            describe_service(self.settings, name, None),
+        ]
+
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`."""
+        check_client()
+        settings = self.settings
+        name, token = _new_name(), new_token()
+        hosts = host_names(name, job.workers)
+        with (
+            Cluster(settings.context, settings.namespace) as cluster,
+            MeetingServer(None, token, job.workers) as meeting,
+            swept_folder() as folder,
+        ):
+            member = Member(job, files, None, token, None, False, remedy=_REMEDY)
+            contents = pack_task(RemoteTask(member, hosts), folder, datasets)
+
+            def bundle(rank: int) -> Bundle:
+                return Bundle(contents, files_of_ranks(folder, [rank]))
+
+            command = relay_command(settings)
+
+            def join(pod: str, rank: int) -> PodChannel:
+                return PodChannel(cluster, pod, command, rank, meeting, bundle)
+
+            with self._created(cluster, name, job, on_event):
+                watch = Watch(
+                    cluster, name, job.workers, meeting, join, on_event, settings.patience
+                )
+                meet_seconds = max(_MEET_SECONDS, settings.patience)
+                try:
+                    return run_gang(meeting, job, hosts, on_event, watch.look, meet_seconds)
+                finally:
+                    _close(list(watch.channels.values()))
+
+    @contextlib.contextmanager
+    def _created(self, cluster: Cluster, name: str, job: Job, on_event: Emit) -> Iterator[None]:
+        """Create the Job and what belongs to it; on leaving, all of it is gone."""
+        # A function may do without TensorFlow.
+        wanted = _FUNCTION if job.kind == "run" else _TRAINING
+        with guarded(self.settings.context, cluster.namespace, name) as let_go:
+            try:
+                created = cluster.create_job(describe_job(self.settings, name, job.workers, wanted))
+                uid = created["metadata"]["uid"]
+                cluster.create_service(describe_service(self.settings, name, uid))
+                yield
+            finally:
+                try:
+                    _delete(cluster, name)
+                    let_go()
+                except ClusterError as error:  # the result, or the first error, goes before it
+                    on_event(Note(f"{error}. It may be left: `kubectl delete job {name}`"))
+
+
+_TRAINING, _FUNCTION = "tensorflow numpy", "numpy"
+_REMEDY = "use an image of one tag for all, and remove older images of it from the nodes"
+
+
+def _new_name() -> str:
+    return f"tfdist-{random.token_hex(4)}"
+
+
+def _close(channels: Sequence[PodChannel]) -> None:
+    for channel in channels:
+        channel.close()
+    for channel in channels:
+        channel.wait()
+
+
+def _delete(cluster: Cluster, name: str) -> None:
+    """Delete a Job, and wait until nothing of it holds what the next call may want."""
+    cluster.delete_job(name)
+    deadline = time.monotonic() + _DELETED_SECONDS
+    while cluster.read_job(name) is not None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,155 @@
+"""What a user asks of Kubernetes, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import as_number, check_positive, check_whole_number
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
+_WEEK = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where and as what the workers of a job run; see `kubernetes`."""
+
+    image: str
+    namespace: str | None = None
+    context: str | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    gpus: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    time_limit: int = _WEEK
+    ttl: int = 300
+    python: str = "python3"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 600.0
+
+
+def check_settings(given: Mapping[str, Any]) -> Settings:
+    """The arguments of `kubernetes` as they are used; None stands for a default.
+
+    Raises
+    ------
+    InputError
+        Names the argument that is wrong.
+    """
+    checked: dict[str, Any] = {
+        name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
+    }
+    if "image" not in checked:
+        raise InputError('`image` must name a container image, e.g. "registry/tf:1", not None')
+    return Settings(**checked)
+
+
+def _check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not value.strip() or " " in value:
+        raise InputError(f"`{name}` must be text without blanks, not {value!r}")
+    return value
+
+
+def _check_namespace(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
+        raise InputError(
+            f"`{name}` must be the name of a namespace (a-z, 0-9 and '-'), not {value!r}"
+        )
+    return value
+
+
+def _check_name(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InputError(
+            f"`{name}` must be a name that Kubernetes allows (a-z, 0-9, '-' and '.'), not {value!r}"
+        )
+    return value
+
+
+def _check_names(name: str, value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, Sequence):
+        raise InputError(f"`{name}` must be a list of names, not {value!r}")
+    return tuple(_check_name(name, one) for one in listed)
+
+
+def _check_quantity(name: str, value: Any) -> str:
+    number = as_number(value)
+    text = f"{number:g}" if number is not None else value
+    if not isinstance(text, str) or not _QUANTITY.fullmatch(text) or not re.search("[1-9]", text):
+        example = {"cpus": "4, 0.5 or '500m'", "memory": "'8Gi' or '500M'"}[name]
+        raise InputError(f"`{name}` must be a quantity such as {example}, not {value!r}")
+    if name == "memory" and re.fullmatch(r"[\d.]+[mun]?", text):
+        raise InputError(f"`memory` must have a unit, as in '8Gi' or '500M', not {value!r}")
+    return text
+
+
+def _check_labels(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InputError(f'`{name}` must be like {{"team": "physics"}}, not {value!r}')
+    for key, text in value.items():
+        if not (isinstance(key, str) and _LABEL_KEY.fullmatch(key)):
+            raise InputError(f"`{name}` has the key {key!r}, which is not a label of Kubernetes")
+        if not (isinstance(text, str) and _LABEL_VALUE.fullmatch(text)):
+            raise InputError(
+                f"`{name}` has {key}={text!r}: expected text of at most 63 letters, digits, "
+                "'-', '_' and '.'"
+            )
+        if name == "labels" and key.partition("/")[0] in ("tfdist.io", "batch.kubernetes.io"):
+            raise InputError(f"`labels` cannot have {key!r}: the launcher finds its pods by it")
+    return dict(value)
+
+
+def _check_tolerations(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    listed = [value] if isinstance(value, Mapping) else value
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise InputError(f"`{name}` must be a list of mappings, not {value!r}")
+    for one in listed:
+        if not isinstance(one, Mapping) or not one or not set(one) <= _TOLERATION:
+            raise InputError(
+                f'`{name}` must be like [{{"key": "gpu", "operator": "Exists", "effect": '
+                f'"NoSchedule"}}], not {one!r}'
+            )
+    return tuple(dict(one) for one in listed)
+
+
+def _check_count(name: str, value: Any) -> int:
+    return check_whole_number(name, value, least=0)
+
+
+def _check_limit(name: str, value: Any) -> int:
+    return check_whole_number(name, value, least=1)
+
+
+_CHECKS = {
+    "image": _check_text,
+    "namespace": _check_namespace,
+    "context": _check_text,
+    "cpus": _check_quantity,
+    "memory": _check_quantity,
+    "gpus": _check_count,
+    "node_selector": _check_labels,
+    "tolerations": _check_tolerations,
+    "secrets": _check_names,
+    "service_account": _check_name,
+    "image_pull_secrets": _check_names,
+    "time_limit": _check_limit,
+    "ttl": _check_count,
+    "python": _check_text,
+    "labels": _check_labels,
+    "patience": check_positive,
+}

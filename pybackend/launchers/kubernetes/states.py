@@ -1,0 +1,193 @@
+"""What Kubernetes says of a pod, in words: why it waits, and why it has ended."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.launchers.kubernetes.manifests import INDEX
+
+# It is tried again, but what is wrong is not going to change by itself.
+_HOPELESS = {
+    "ImagePullBackOff": "see that the `image` exists, and that the cluster may pull it "
+    "(`image_pull_secrets`)",
+    "InvalidImageName": "write the `image` as registry/name:tag",
+    "ErrImageNeverPull": "load the `image` onto the nodes",
+    "CreateContainerConfigError": "see that all `secrets` exist in this namespace",
+    "CreateContainerError": "see `kubectl describe pod`",
+    "RunContainerError": "see that the image has the Python that `python` names",
+}
+_MEMORY = "ask for more `memory`, or lower batch_size"
+_AGAIN = "start again"
+# Reasons of a pod's end, or of its disruption.
+_ENDS = {
+    "OOMKilled": ("OutOfMemory", "used more memory than it may (OOMKilled)", _MEMORY),
+    "Evicted": ("Evicted", "was evicted by its node", _MEMORY),
+    "PreemptionByScheduler": ("Preempted", "gave way to one of higher priority", _AGAIN),
+    "DeletionByTaintManager": ("NodeLost", "was on a node that was lost or tainted", _AGAIN),
+    "EvictionByEvictionAPI": ("Evicted", "was evicted, as when a node is drained", _AGAIN),
+    "DeletionByPodGC": ("NodeLost", "was on a node that is gone", _AGAIN),
+    "TerminationByKubelet": ("Evicted", "was ended by its node", _AGAIN),
+    "NodeLost": ("NodeLost", "was on a node that does not answer any more", _AGAIN),
+    "NodeShutdown": ("NodeLost", "was on a node that was shut down", _AGAIN),
+    "Terminated": ("NodeLost", "was on a node that was shut down", _AGAIN),
+    "DeadlineExceeded": ("TimeLimit", "reached its time limit", "give it more `time_limit`"),
+    "StartError": ("NoPython", "could not start its process", _HOPELESS["RunContainerError"]),
+    "ContainerCannotRun": ("NoPython", "could not run", _HOPELESS["RunContainerError"]),
+}
+
+
+@dataclass(frozen=True)
+class PodState:
+    """A pod, as the API server describes it.
+
+    ``is_gone`` says that it does not any more: this is what it was.
+    """
+
+    pod: Mapping[str, Any]
+    is_gone: bool = False
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        return str(self.pod["metadata"]["name"])
+
+    @property
+    def rank(self) -> int:
+        """Of its worker."""
+        return int(self.pod["metadata"]["annotations"][INDEX])
+
+    @property
+    def node(self) -> str:
+        """Where it runs; "no node" if nowhere yet."""
+        return self.pod["spec"].get("nodeName") or "no node"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its worker's container runs."""
+        return not self.is_gone and "running" in self._container.get("state", {})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or is made to."""
+        return self._status.get("phase") in ("Failed", "Succeeded") or self._is_deleted
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether it is known why it has ended, and it was not made to."""
+        if self._find_end() is not None:
+            return True
+        return bool(self._terminated) and not self.was_made_to_end
+
+    @property
+    def was_made_to_end(self) -> bool:
+        """Whether it was deleted while it ran, by whoever."""
+        return self._is_deleted and self._terminated.get("exitCode", 143) in (137, 143)
+
+    @property
+    def waits_for(self) -> str:
+        """Why it does not run yet; empty if it does, or has ended."""
+        if self.runs or self.is_over:
+            return ""
+        waiting = self._container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return _say(waiting["reason"], waiting.get("message"))
+        scheduled = self._condition("PodScheduled")
+        if scheduled.get("status") == "False":
+            return str(scheduled.get("message") or scheduled.get("reason"))
+        return "its container is being made"
+
+    @property
+    def hopeless(self) -> str:
+        """What to do, if it will never run as it is; else empty."""
+        waiting = self._container.get("state", {}).get("waiting", {})
+        return _HOPELESS.get(waiting.get("reason"), "")
+
+    def describe_end(self) -> tuple[str, str, str]:
+        """The end of its worker as the type, message and advice of a failure."""
+        where = f"its pod {self.name} on {self.node}"
+        found = self._find_end()
+        if found is not None:
+            kind, said, advice = _ENDS[found[0]]
+            return kind, _say(f"{where} {said}", found[1]), advice
+        ended = self._terminated
+        if self.was_made_to_end:
+            return "Deleted", f"{where} was deleted", "ask who has deleted it"
+        if not ended:
+            message = f"{where} is {self._status.get('phase', 'gone')}, but does not answer"
+            return "NodeLost", message, "see whether that node still runs"
+        status = ended.get("exitCode")
+        message = f"{where} ended without a report: status {status}"
+        return "ProcessDied", _say(message, ended.get("reason")), "see the last lines of its log"
+
+    @property
+    def ended_at(self) -> float:
+        """When its process ended, in seconds since the epoch; now if that is not known."""
+        text = self._terminated.get("finishedAt")
+        if not text:
+            return time.time()
+        return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
+
+    @property
+    def _status(self) -> Mapping[str, Any]:
+        status: Mapping[str, Any] = self.pod.get("status") or {}
+        return status
+
+    @property
+    def _container(self) -> Mapping[str, Any]:
+        return next(iter(self._status.get("containerStatuses") or ()), {})
+
+    @property
+    def _terminated(self) -> Mapping[str, Any]:
+        ended: Mapping[str, Any] = self._container.get("state", {}).get("terminated") or {}
+        return ended
+
+    @property
+    def _is_deleted(self) -> bool:
+        return self.is_gone or bool(self.pod["metadata"].get("deletionTimestamp"))
+
+    def _condition(self, kind: str) -> Mapping[str, Any]:
+        conditions = self._status.get("conditions") or ()
+        return next((one for one in conditions if one["type"] == kind), {})
+
+    def _find_end(self) -> tuple[str, str] | None:
+        """The reason that says most, and its message."""
+        for said in (self._condition("DisruptionTarget"), self._status, self._terminated):
+            if said.get("reason") in _ENDS:
+                return str(said["reason"]), str(said.get("message") or "")
+        return None
+
+
+def _say(what: str, more: Any) -> str:
+    return f"{what}: {' '.join(str(more).split())}" if more else what
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A Job; None if it is gone."""
+
+    job: Mapping[str, Any] | None
+
+    @property
+    def failure(self) -> tuple[str, str]:
+        """Why Kubernetes has ended it, as a reason and a message; empty if it has not."""
+        if self.job is None:
+            return "Deleted", "the Job was deleted"
+        for one in (self.job.get("status") or {}).get("conditions") or ():
+            if one["type"] in ("Failed", "FailureTarget") and one["status"] == "True":
+                return str(one.get("reason") or "Failed"), str(one.get("message") or "")
+        return "", ""
+
+    def explain(self, pod: PodState) -> tuple[str, str, str]:
+        """As `PodState.describe_end`, for a pod that was made to end."""
+        reason, message = self.failure
+        if reason == "DeadlineExceeded":
+            return "TimeLimit", "the Job has reached its time limit", "give it more `time_limit`"
+        if pod.name in message:  # that of the pod with which the others have failed
+            return "Disrupted", f"its pod {pod.name} was disrupted: {message}", _AGAIN
+        if reason in ("", "Deleted"):
+            return pod.describe_end()
+        return "Stopped", "ended by Kubernetes because another worker had failed", ""

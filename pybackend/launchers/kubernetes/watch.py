@@ -1,0 +1,208 @@
+"""Follows a Job from its pods' start to its end, and says what Kubernetes knows of a failure."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.messages import Emit, Note
+from pybackend.launchers.child import LOG_LINES
+from pybackend.launchers.kubernetes.cluster import Cluster
+from pybackend.launchers.kubernetes.pod import PodChannel
+from pybackend.launchers.kubernetes.states import JobState, PodState
+from pybackend.launchers.remote.task import REPORT
+from pybackend.net.meeting import MeetingServer
+
+_WAITING_SECONDS = 1.0
+_RUNNING_SECONDS = 10.0
+# Kubernetes knows why a worker is gone, but not at once.
+_CAUSE_SECONDS = 20.0
+_ASK_AGAIN_SECONDS = 0.5
+# Without an answer, while there is nobody else to ask.
+_SILENT_SECONDS = 120.0
+_SHOWN_REASONS = 3
+
+
+class Watch:
+    """What Kubernetes says of a Job; `look` is for `run_gang`.
+
+    Parameters
+    ----------
+    cluster, name
+        Of the Job.
+    workers
+        How many pods it is to have.
+    meeting
+        Where the workers meet and report.
+    join
+        Makes the channel to a pod that runs, from its name and rank.
+    on_event
+        Is told what the pods wait for.
+    patience
+        Seconds until all of them must run.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        workers: int,
+        meeting: MeetingServer,
+        join: Callable[[str, int], PodChannel],
+        on_event: Emit,
+        patience: float,
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._workers = workers
+        self._meeting = meeting
+        self._join = join
+        self._on_event = on_event
+        self._patience = patience
+        self._pods: dict[int, PodState] = {}
+        self._job = JobState({})
+        self.channels: dict[int, PodChannel] = {}
+        self._shown = ""
+        self._warnings: list[str] = []
+        self._has_started = False
+        self._created = self._answered = time.monotonic()
+        self._asked = -math.inf
+
+    def look(self) -> list[Failure]:
+        """Failures of workers that have ended without a report.
+
+        Raises
+        ------
+        ClusterError
+            The pods do not start, or cannot run workers.
+        """
+        pause = _RUNNING_SECONDS if self._has_started else _WAITING_SECONDS
+        if time.monotonic() > self._asked + pause:
+            self._ask()
+        for channel in self.channels.values():
+            channel.check()
+        lost = self._lost()
+        if lost:
+            self._wait_for_cause(lost)
+            self._check_channels(lost)
+            return [self._describe(rank) for rank in lost]
+        if not self._has_started:
+            self._check_start()
+        return []
+
+    def _lost(self) -> list[int]:
+        """Ranks whose pod or channel has ended without a report."""
+        found = []
+        for rank in range(self._workers):
+            channel, pod = self.channels.get(rank), self._pods.get(rank)
+            if channel is None:
+                has_ended = pod is not None and pod.is_over
+            elif self._meeting.has_left(rank):
+                has_ended = True
+            else:
+                has_ended = channel.has_ended.is_set()
+            if has_ended and self._meeting.result(rank, REPORT) is None:
+                found.append(rank)
+        return found
+
+    def _ask(self) -> None:
+        """Ask Kubernetes, join the pods that run by now, and show what has changed."""
+        self._asked = now = time.monotonic()
+        try:
+            listed = [PodState(pod) for pod in self._cluster.list_pods(self._name)]
+        except ClusterError:  # the workers go on without it
+            if not self._has_started and now > self._answered + _SILENT_SECONDS:
+                raise
+            return
+        self._answered = now
+        gone = {rank: replace(pod, is_gone=True) for rank, pod in self._pods.items()}
+        self._pods = gone | {pod.rank: pod for pod in listed}
+        for pod in listed:
+            if pod.runs and pod.rank not in self.channels:
+                self.channels[pod.rank] = self._join(pod.name, pod.rank)
+        if len(listed) < self._workers and not self._has_started:
+            self._ask_for_warnings()
+        self._show()
+
+    def _ask_for_warnings(self) -> None:
+        """Ask why there are no pods: they may be more than a quota allows."""
+        with suppress(ClusterError):
+            self._warnings = self._cluster.list_warnings(self._name)
+
+    def _show(self) -> None:
+        """Tell what has changed, until all workers have started."""
+        if self._has_started:
+            return
+        self._has_started = len(self.channels) == self._workers
+        shown = self._say()
+        if shown != self._shown:
+            self._on_event(Note(shown))
+            self._shown = shown
+
+    def _say(self) -> str:
+        """How many pods run where, and what the others wait for."""
+        running = sorted({pod.node for pod in self._pods.values() if pod.runs})
+        text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods run"
+        if running:
+            text += f" on {', '.join(running)}"
+        reasons = self._reasons()
+        return f"{text}; pending: {reasons}" if reasons else text
+
+    def _reasons(self) -> str:
+        counted = Counter(reason for pod in self._pods.values() if (reason := pod.waits_for))
+        reasons = [reason for reason, _ in counted.most_common(_SHOWN_REASONS)]
+        return "; ".join([*reasons, *self._warnings[-1:]])
+
+    def _check_start(self) -> None:
+        for pod in self._pods.values():
+            if pod.hopeless:
+                raise ClusterError(
+                    f"pod {pod.name} on {pod.node} cannot start: {pod.waits_for}. It was deleted; "
+                    f"{pod.hopeless}"
+                )
+        if time.monotonic() < self._created + self._patience:
+            return
+        reasons = self._reasons() or "Kubernetes does not say why"
+        raise ClusterError(
+            f"{len(self.channels)} of {self._workers} pods of {self._name} have started within "
+            f"{self._patience:g} s, the `patience` of kubernetes(); pending: {reasons}. All were "
+            "deleted: ask for less, or allow more time"
+        )
+
+    def _wait_for_cause(self, lost: Sequence[int]) -> None:
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while True:
+            self._ask()
+            with suppress(ClusterError):
+                self._job = JobState(self._cluster.read_job(self._name))
+            pods = [self._pods[rank] for rank in lost if rank in self._pods]
+            is_known = self._job.failure[0] or any(pod.has_cause for pod in pods)
+            if is_known or time.monotonic() > deadline:
+                return
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+    def _check_channels(self, lost: Sequence[int]) -> None:
+        """Raise what was wrong with a channel, if its pod is well."""
+        for rank in lost:
+            channel, pod = self.channels.get(rank), self._pods[rank]
+            if channel is not None and channel.trouble is not None and pod.runs:
+                raise channel.trouble
+
+    def _describe(self, rank: int) -> Failure:
+        pod = self._pods[rank]
+        found = self._job.explain(pod) if pod.was_made_to_end else pod.describe_end()
+        kind, message, advice = found
+        return Failure(
+            rank,
+            pod.node,
+            exception_type=kind,
+            message=message,
+            log=self._cluster.read_log(pod.name, LOG_LINES),
+            time=pod.ended_at,
+            advice=advice,
+        )

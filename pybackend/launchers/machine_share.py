@@ -1,0 +1,90 @@
+"""What each of several processes on this machine gets of its cores and GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pybackend.job.resources import Resources, show_bytes
+from pybackend.launchers.machine import count_cores, list_gpus, read_machine
+
+__all__ = ["Machine", "count_cores", "find_shortage", "share_of_machine", "this_machine"]
+
+_ADVICE = "ask for less in `resources`, or start fewer workers there"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has: cores, bytes of memory, and numbers of GPUs."""
+
+    cores: int
+    memory: int
+    gpus: Sequence[str]
+
+    @property
+    def usable_gpus(self) -> list[str]:
+        """Without -1, by which users hide them all."""
+        return [number for number in self.gpus if not number.startswith("-")]
+
+
+def this_machine() -> Machine:
+    """What this process may use of its machine."""
+    return Machine(**read_machine())
+
+
+def share_of_machine(
+    workers: int,
+    environment: Mapping[str, str] = os.environ,
+    resources: Resources | None = None,
+    gpus: Sequence[str] | None = None,
+) -> list[dict[str, str]]:
+    """Divide this machine's cores and GPUs among the workers, unless the user has done so.
+
+    Parameters
+    ----------
+    environment
+        Variables by which the user may have done so.
+    resources
+        What each of them is to have; what `find_shortage` finds is not checked again.
+    gpus
+        Numbers of the GPUs; None: those of this machine.
+    """
+    wanted = resources or Resources()
+    cores = str(wanted.cpus or max(1, count_cores() // workers))
+    names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    shared = {name: cores if wanted.cpus else environment.get(name, cores) for name in names}
+    devices = list_gpus(environment) if gpus is None else gpus
+    if wanted.gpus is not None:
+        devices = [number for number in devices if not number.startswith("-")]
+        parts = [devices[rank * wanted.gpus :][: wanted.gpus] for rank in range(workers)]
+        return [{**shared, "CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
+    if not devices:
+        return [shared] * workers
+    return [
+        {**shared, "CUDA_VISIBLE_DEVICES": devices[rank % len(devices)]} for rank in range(workers)
+    ]
+
+
+def find_shortage(
+    resources: Resources, workers: int, machine: Machine, place: str = "this machine"
+) -> str | None:
+    """What a machine lacks for its workers, in words; None if it has enough."""
+    gpus = len(machine.usable_gpus)
+    for kind, each, has, show in (
+        ("cpus", resources.cpus, machine.cores, str),
+        ("memory", resources.bytes, machine.memory, show_bytes),
+        ("gpus", resources.gpus, gpus, str),
+    ):
+        if each is not None and each * workers > has:
+            many = f"{workers} workers want" if workers > 1 else "a worker wants"
+            total = f" ({show(each)} each)" if workers > 1 else ""
+            return (
+                f"{many} {_name(kind, show(each * workers))}{total}, but {place} has {show(has)}: "
+                f"{_ADVICE}"
+            )
+    return None
+
+
+def _name(kind: str, amount: str) -> str:
+    return f"{amount} of memory" if kind == "memory" else f"{amount} {kind}"

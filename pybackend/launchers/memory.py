@@ -1,0 +1,91 @@
+"""Watches the memory of a worker and of all that it has started.
+
+Control groups would do it in the system, but need rights that workers of Spark, ssh and Slurm
+seldom have, and stay behind when a launcher is killed. So processes are counted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+_LOOK_SECONDS = 0.1
+# Looking for new processes reads something of each one on the machine.
+_SEARCH_SECONDS = 0.5
+_PROC = Path("/proc")
+# Of /proc/PID/stat, behind the name: parent and session.
+_PARENT, _SESSION = 1, 3
+
+
+class MemoryWatch:
+    """Watches a process that leads a session; ``limit`` is in bytes, None for no limit."""
+
+    def __init__(self, pid: int, limit: int | None) -> None:
+        self._pid = pid
+        self._limit = limit
+        self._looked = self._searched = float("-inf")
+        self._known: Collection[int] = [pid]
+
+    def look(self) -> int | None:
+        """Bytes in use if they are more than the limit; else None."""
+        now = time.monotonic()
+        if self._limit is None or now < self._looked + _LOOK_SECONDS:
+            return None
+        self._looked = now
+        if not _PROC.joinpath("self/stat").exists():
+            used = _ask_ps(self._pid)
+        else:
+            if now > self._searched + _SEARCH_SECONDS:
+                self._known, self._searched = find_family(self._pid), now
+            used = sum(map(_resident, self._known))
+            # Forked processes share pages, which count once; that is slower to find out.
+            if used > self._limit and len(self._known) > 1:
+                used = sum(map(_proportional, self._known))
+        return used if used > self._limit else None
+
+
+def find_family(pid: int) -> set[int]:
+    """A process, its descendants, and whatever else is in the session that it leads."""
+    parents: dict[int, int] = {}
+    found = {pid}
+    for entry in _PROC.glob("[0-9]*"):
+        # A process may end in between.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(entry.name)] = int(fields[_PARENT])
+            if int(fields[_SESSION]) == pid:
+                found.add(int(entry.name))
+    while new := {child for child, parent in parents.items() if parent in found} - found:
+        found |= new
+    return found
+
+
+def _resident(pid: int) -> int:
+    return _read_kilobytes(pid, "status", "VmRSS:")
+
+
+def _proportional(pid: int) -> int:
+    return _read_kilobytes(pid, "smaps_rollup", "Pss:") or _resident(pid)
+
+
+def _read_kilobytes(pid: int, file: str, name: str) -> int:
+    try:
+        lines = _PROC.joinpath(str(pid), file).read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def _ask_ps(pid: int) -> int:
+    """Without /proc, as on macOS: of all of the process's group."""
+    try:
+        shown = subprocess.run(
+            ["ps", "-axo", "pgid=,rss="], capture_output=True, text=True, timeout=10
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    pairs = (line.split() for line in shown.splitlines())
+    return sum(int(size) * 1024 for group, size in pairs if int(group) == pid)

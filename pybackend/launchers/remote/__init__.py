@@ -1,0 +1,1 @@
+"""What gangs on other hosts have in common, whoever starts them."""

@@ -1,0 +1,160 @@
+"""The driver's side of a gang on other hosts: from the workers' events to the outcome."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.codec import decode
+from pybackend.job.job import TRAINED, Job
+from pybackend.job.messages import Emit, Event, Failed, Reported
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import Failures
+from pybackend.launchers.remote.task import MODEL, REPORT
+from pybackend.net.meeting import MeetingServer
+
+_LOOK_SECONDS = 0.1
+# After the first failure: time for the others to say that they lost a peer.
+_GRACE_SECONDS = 5.0
+# What the platform says, and what a worker has said, may be on their ways at the same time.
+_CAUSE_SECONDS = 2.0
+_MEET_SECONDS = 600.0
+
+
+def run_gang(
+    meeting: MeetingServer,
+    job: Job,
+    hosts: Sequence[str],
+    on_event: Emit,
+    look: Callable[[], Iterable[Failure]],
+    meet_seconds: float = _MEET_SECONDS,
+) -> Outcome:
+    """Follow workers that run `pybackend.launchers.remote.task.take_part`, to their end.
+
+    Parameters
+    ----------
+    meeting
+        Where they meet.
+    hosts
+        Each rank's host, for messages.
+    look
+        Called a few times a second: what the platform knows to have failed by now. A failure of a
+        worker that has reported already does not count. It raises `ClusterError` if the gang
+        cannot come about or go on; what a worker has said about the cause goes before it.
+    meet_seconds
+        Time from the first worker's arrival to the last one's.
+
+    Raises
+    ------
+    ClusterError, WorkerFailedError
+        As `Launcher.launch`.
+    """
+    return _Gang(meeting, job, hosts, on_event, meet_seconds).run(look)
+
+
+class _Gang:
+    def __init__(
+        self,
+        meeting: MeetingServer,
+        job: Job,
+        hosts: Sequence[str],
+        on_event: Emit,
+        meet_seconds: float,
+    ) -> None:
+        self._meeting = meeting
+        self._job = job
+        self._hosts = hosts
+        self._failures = Failures(on_event)
+        self._meet_seconds = meet_seconds
+        self._reports: dict[int, WorkerReport] = {}
+        self._failed: set[int] = set()
+        self._left: dict[int, float] = {}
+
+    def run(self, look: Callable[[], Iterable[Failure]]) -> Outcome:
+        """See `run_gang`."""
+        deadline, trouble = float("inf"), None
+        while self._running() and time.monotonic() < deadline:
+            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+            self._take_events(_LOOK_SECONDS)
+            if trouble is None:
+                try:
+                    found = [*look(), *self._find_lost()]
+                    # What these workers have said before they were lost goes before it.
+                    self._take_events(0)
+                    self._add(found)
+                    self._check_meeting()
+                except ClusterError as error:
+                    trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
+            if self._failed:
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        self._take_events(0)
+        self._failures.raise_any()
+        if trouble is not None:
+            raise trouble
+        reports = [self._reports[rank] for rank in range(self._job.workers)]
+        return Outcome(reports, self._model())
+
+    def _running(self) -> list[int]:
+        """Ranks of which nothing final is known."""
+        known = self._reports.keys() | self._failed
+        return [rank for rank in range(self._job.workers) if rank not in known]
+
+    def _take_events(self, seconds: float) -> None:
+        """Handle what has come, and wait for some time if nothing has."""
+        try:
+            self._take(self._meeting.queue.get(timeout=max(seconds, 0.001)))
+            while True:
+                self._take(self._meeting.queue.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            self._add([event.failure])
+        elif isinstance(event, Reported):
+            content = self._meeting.result(event.rank, REPORT) or b""
+            report = self._reports[event.rank] = decode(content, WorkerReport)
+            if report.failure is not None:
+                self._failed.add(event.rank)
+                self._failures.add([report.failure])
+        else:
+            self._failures(event)
+
+    def _add(self, failures: Iterable[Failure]) -> None:
+        """Add failures of workers of which nothing is known yet."""
+        new = [f for f in failures if f.rank not in self._reports and f.rank not in self._failed]
+        self._failed.update(failure.rank for failure in new)
+        self._failures.add(new)
+
+    def _find_lost(self) -> list[Failure]:
+        """Workers that have gone without a report, and nobody says why."""
+        now = time.monotonic()
+        gone = [rank for rank in self._running() if self._meeting.has_left(rank)]
+        return [
+            Failure(
+                rank,
+                self._hosts[rank],
+                exception_type="WorkerLost",
+                message="the worker's connection to the driver ended before it had reported",
+                time=time.time(),
+                advice="see that host's log: it, or the network between it and the driver, failed",
+            )
+            for rank in gone
+            if now > self._left.setdefault(rank, now) + _CAUSE_SECONDS
+        ]
+
+    def _check_meeting(self) -> None:
+        missing, seconds = self._meeting.missing()
+        if missing and seconds > self._meet_seconds:
+            named = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in missing)
+            raise ClusterError(
+                f"worker {named} did not meet the others within {self._meet_seconds:.0f} s: see "
+                "the logs of these hosts, and whether they run at all"
+            )
+
+    def _model(self) -> tuple[str, bytes] | None:
+        found = ((kind, self._meeting.result(0, MODEL + kind)) for kind in TRAINED)
+        return next(((kind, content) for kind, content in found if content is not None), None)

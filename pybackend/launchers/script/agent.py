@@ -1,0 +1,269 @@
+"""The agent on one host: starts its ranks, passes on what they print, and ends all they started.
+
+It serves the one driver at the other end of its standard input and output, and is there for no
+longer: when its input closes, the driver is gone or wants no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import IO, Any
+
+from pybackend.errors import ClusterError
+from pybackend.launchers.machine_share import share_of_machine
+from pybackend.launchers.script.command import check_script, check_temporary, own_python
+from pybackend.launchers.script.descendants import (
+    adopt_orphans,
+    children,
+    end_descendants,
+    reap,
+    when_orphaned,
+)
+from pybackend.launchers.script.messages import (
+    LONGEST_READ,
+    Answer,
+    Deliver,
+    Ended,
+    Prepare,
+    Prepared,
+    Printed,
+    Ready,
+    Refused,
+    Start,
+    Stream,
+    line_of,
+    read_order,
+)
+from pybackend.net.rendezvous import address_of, reserve
+
+_END_SECONDS = 10.0
+# A pipe holds so much, if nobody has made it larger, when the process at its end has ended.
+_READS_AT_THE_END = 16
+# The system ends a connection on which nobody confirms what was sent: a driver's machine that is
+# gone without a word is noticed so.
+_BEAT_SECONDS = 10.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Agent:
+    """Serves the driver at two file descriptors, on one thread.
+
+    ``variables`` are for the ranks, besides this process's own.
+    """
+
+    def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self._orders = orders
+        self._answers = answers
+        self._unread = b""
+        self._is_over = False
+        self._prepared: Prepare
+        self._held: list[socket.socket] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pipes: dict[int, tuple[int, Stream, IO[bytes]]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake, waking = os.pipe()
+        for end in (self._wake, waking):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waking)
+        self._await(orders, self._read_orders)
+        self._await(self._wake, self._look_at_signals)
+
+    def serve(self) -> None:
+        """Do what the driver wants until it lets go, or is gone; then nothing is left."""
+        try:
+            self._say(Ready())
+            while not self._is_over:
+                ready = self._selector.select(_BEAT_SECONDS)
+                for key, _ in ready:
+                    key.data()
+                if not ready:
+                    os.write(self._answers, b"\n")
+        except OSError:  # the driver no longer reads
+            pass
+        finally:
+            for process in self._processes.values():
+                _signal_group(process, signal.SIGKILL)
+            end_descendants(_END_SECONDS)
+
+    def _await(self, descriptor: int, handle: Callable[[], Any]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, handle)
+
+    def _say(self, answer: Answer) -> None:
+        rest = memoryview(line_of(answer))
+        while rest:
+            rest = rest[os.write(self._answers, rest) :]
+
+    def _read_orders(self) -> None:
+        block = os.read(self._orders, LONGEST_READ)
+        if not block:
+            self._is_over = True
+        *lines, self._unread = (self._unread + block).split(b"\n")
+        for line in lines:
+            order = read_order(line)
+            if isinstance(order, Prepare):
+                self._prepare(order)
+            elif isinstance(order, Start):
+                self._start(order)
+            else:
+                self._deliver(order)
+
+    def _prepare(self, order: Prepare) -> None:
+        self._prepared = order
+        try:
+            check_script(order.script, order.folder)
+            check_temporary(order.temporary)
+            addresses = self._reserve(order)
+        except ClusterError as error:
+            self._say(Refused(str(error)))
+        else:
+            self._say(Prepared(addresses))
+
+    def _reserve(self, order: Prepare) -> tuple[str, ...]:
+        """The addresses of the ranks here, if the driver wants to know them."""
+        if order.reserves:
+            host = order.host or _reached_address()
+            self._held = [reserve(host) for _ in order.ranks]
+        return tuple(map(address_of, self._held))
+
+    def _start(self, order: Start) -> None:
+        own = {**os.environ, **own_python(os.environ, sys.executable), **self._variables}
+        for rank, variables in zip(self._prepared.ranks, order.variables, strict=True):
+            wanted = {**own, **variables}
+            shares = share_of_machine(int(variables["LOCAL_WORLD_SIZE"]), wanted)
+            try:
+                self._run(
+                    rank,
+                    self._prepared.script.command(sys.executable, "Rscript"),
+                    {**wanted, **shares[int(variables["LOCAL_RANK"])]},
+                    # Should this agent be killed, nobody would end them.
+                    signal.SIGKILL,
+                )
+            except OSError as error:
+                text = f"cannot start {self._prepared.script.name}: {error}\n"
+                self._say(Printed(rank, "err", text.encode().decode("latin-1")))
+                self._say(Ended(rank, 127))
+
+    def _run(
+        self, rank: int, words: list[str], variables: dict[str, str], orphaned: signal.Signals
+    ) -> None:
+        """Start a command, and follow what it prints; ``orphaned`` ends it if this agent dies."""
+        process = subprocess.Popen(
+            words,
+            cwd=self._prepared.folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=when_orphaned(orphaned),
+        )
+        self._processes[rank] = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._follow(rank, "out", process.stdout)
+        self._follow(rank, "err", process.stderr)
+
+    def _follow(self, rank: int, stream: Stream, pipe: IO[bytes]) -> None:
+        descriptor = pipe.fileno()
+        os.set_blocking(descriptor, False)
+        self._pipes[descriptor] = rank, stream, pipe
+        self._await(descriptor, partial(self._pass_on, descriptor))
+
+    def _pass_on(self, descriptor: int) -> bool:
+        """Pass on what was printed; whether there was anything."""
+        if descriptor not in self._pipes:  # its end was read when its process ended
+            return False
+        rank, stream, pipe = self._pipes[descriptor]
+        try:
+            block = os.read(descriptor, LONGEST_READ)
+        except BlockingIOError:
+            return False
+        self._print(rank, stream, block)
+        if not block:
+            self._selector.unregister(descriptor)
+            del self._pipes[descriptor]
+            pipe.close()
+        return bool(block)
+
+    def _print(self, rank: int, stream: Stream, block: bytes) -> None:
+        """Pass on a block; an empty one is the end."""
+        if block:
+            self._say(Printed(rank, stream, block.decode("latin-1")))
+
+    def _look_at_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            caught = os.read(self._wake, LONGEST_READ)
+            self._is_over |= any(number in _ENDING for number in caught)
+        for rank, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._end(rank, process.returncode)
+        ranks = {process.pid for process in self._processes.values()}
+        reap([pid for pid in children() if pid not in ranks])
+
+    def _end(self, rank: int, status: int) -> None:
+        # What it has started may hold its pipes for as long as it likes: nobody waits for that.
+        for descriptor in [d for d, pipe in self._pipes.items() if pipe[0] == rank]:
+            for _ in range(_READS_AT_THE_END):
+                if not self._pass_on(descriptor):
+                    break
+        del self._processes[rank]
+        self._say_ended(rank, status)
+
+    def _say_ended(self, rank: int, status: int) -> None:
+        self._say(Ended(rank, status))
+
+    def _deliver(self, order: Deliver) -> None:
+        for process in self._processes.values():
+            # Ctrl-C reaches all of a terminal's foreground group; other signals one process.
+            if order.signal in (signal.SIGINT, signal.SIGKILL):
+                _signal_group(process, order.signal)
+            else:
+                process.send_signal(order.signal)
+
+
+def main() -> None:
+    """Serve the driver that has started this process on its own machine."""
+    serve_here(Agent)
+
+
+def serve_here(kind: type[Agent]) -> None:
+    """Be an agent of some kind, for the driver that has started this process."""
+    orders, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # a stray print is no message
+    when_orphaned(signal.SIGCONT)()  # a stopped process would not see that its input has closed
+    serve(orders, answers, {}, kind)
+
+
+def serve(
+    orders: int, answers: int, variables: Mapping[str, str], kind: type[Agent] = Agent
+) -> None:
+    """Serve the driver at the other end of two file descriptors."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for number in (*_ENDING, signal.SIGCHLD):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it, for the ranks, too
+            signal.signal(number, lambda *_: None)
+    adopt_orphans()
+    kind(orders, answers, variables).serve()
+
+
+def _reached_address() -> str:
+    """The address of this host that ssh has come to: the others' way here, whatever its names."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    if len(words) != 4:
+        raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
+    return words[2]
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,172 @@
+"""The options of `tfdist run`, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.launchers.hosts.host_list import parse_hosts, read_hostfile
+from pybackend.launchers.hosts.ssh import Ssh
+from pybackend.launchers.script.command import check_script, check_temporary, read_script
+from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.script.sites import is_loopback, site_by_hand, site_here, sites_of
+from pybackend.launchers.script.variables import split_variable
+from pybackend.launchers.slurm.step_site import find_step_site
+from pybackend.net.rendezvous import split_address
+from pybackend.net.secret import FILE_VARIABLE, VARIABLE, find_secret
+from pybackend.tf_config import make_tf_config
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tfdist run` to its parser."""
+    add = parser.add_argument
+    add("-w", "--workers", type=int, metavar="N", help="ranks (default: all slots of the hosts)")
+    add("--hosts", metavar="HOST:SLOTS,...", help="reached by ssh, as in a:2,user@b:2,[fd00::1]:2")
+    add("--hostfile", metavar="FILE", help='in place of it, lines like "a slots=2" or "a:2"')
+    add("--ssh-options", default="", metavar="TEXT", help='for ssh, as in "-p 2222 -i key"')
+    add("--python", metavar="PATH", help="the hosts' Python (default: this one's path)")
+    add("--index", type=int, metavar="R", help="start this rank only; the others by hand, too")
+    add("--addresses", metavar="HOST:PORT,...", help="of all ranks, with --index")
+    add("--sbatch", metavar="OPTIONS", help="print a script for Slurm, as in --sbatch=--time=60")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="set, or pass on")
+    add("--cwd", metavar="DIR", help="the folder in which the script runs (default: this one)")
+    add("--show", metavar="R,...", help="print the lines of these ranks only")
+    add("--output-dir", metavar="DIR", help="write what rank 0 prints into 0.out and 0.err there")
+    add("--grace", type=float, default=10.0, metavar="SECONDS", help="from SIGTERM to SIGKILL")
+    add("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
+    add("--dry-run", action="store_true", help="print what would be started, and start nothing")
+    add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
+    add(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARGUMENT ...]",
+        help="a Python file, or an R file (*.R)",
+    )
+
+
+def read_run_plan(options: argparse.Namespace) -> Plan:
+    """What the options ask for.
+
+    Raises
+    ------
+    InputError
+        Names the option that is wrong.
+    """
+    script = read_script(options.script, options.is_module)
+    folder = os.path.abspath(options.cwd or os.curdir)
+    _check_numbers(options)
+    addresses = _read_addresses(options)
+    sites = _read_sites(options, addresses)
+    size = len(addresses) or sum(len(site.ranks) for site in sites)
+    variables = _read_variables(options.env)
+    if any(site.address is not None for site in sites):
+        try:
+            check_script(script, folder)
+            check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
+        except ClusterError as error:
+            raise InputError(str(error)) from None
+    return Plan(
+        script,
+        size,
+        sites,
+        folder,
+        variables=variables,
+        addresses=addresses,
+        secret=_read_secret(addresses),
+        grace=options.grace,
+        restarts=options.max_restarts,
+        shown=_read_ranks(options.show, size),
+        output=Path(options.output_dir).absolute() if options.output_dir else None,
+    )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    if options.workers is not None and options.workers < 1:
+        raise InputError(f"--workers must be at least 1, not {options.workers}")
+    if not 0 <= options.grace < float("inf"):
+        raise InputError(f"--grace must be a number of seconds, not {options.grace:g}")
+    if options.max_restarts < 0:
+        raise InputError(f"--max-restarts must be at least 0, not {options.max_restarts}")
+    if options.max_restarts and options.index is not None:
+        raise InputError(
+            "--max-restarts needs all ranks, and --index starts one: leave one of them out"
+        )
+
+
+def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[Site, ...]:
+    has_hosts = options.hosts is not None or options.hostfile is not None
+    if options.hosts is not None and options.hostfile is not None:
+        raise InputError("give either --hosts or --hostfile")
+    if not has_hosts and (options.ssh_options or options.python):
+        raise InputError("--ssh-options and --python are for the hosts of --hosts or --hostfile")
+    if addresses:
+        if has_hosts:
+            raise InputError("--index starts one rank, on this machine: leave out the hosts")
+        return (site_by_hand(addresses, options.index),)
+    if not has_hosts:
+        step = find_step_site(os.environ, options.workers)
+        if step is not None:
+            return (step,)
+        if options.workers is None:
+            raise InputError("say how many ranks to start, as in -w 2, or on which --hosts")
+        return (site_here(options.workers),)
+    hosts = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
+    workers = options.workers or sum(host.slots for host in hosts)
+    try:
+        ssh = Ssh(tuple(shlex.split(options.ssh_options)))
+    except ValueError as error:
+        raise InputError(f"--ssh-options {options.ssh_options}: {error}") from None
+    return sites_of(hosts, workers, ssh, options.python or sys.executable)
+
+
+def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
+    """The addresses of all ranks, if one of them is to be started."""
+    if (options.index is None) != (options.addresses is None):
+        raise InputError("--index and --addresses need each other: which rank, and where all are")
+    if options.index is None:
+        return ()
+    text = options.addresses.strip()
+    try:
+        found = json.loads(text) if text.startswith('["') else text.split(",")
+        addresses = tuple(str(one).strip() for one in found)
+        make_tf_config(addresses, options.index)
+    except (ValueError, ClusterError) as error:
+        raise InputError(f"--addresses, --index: {error}") from None
+    if options.workers not in (None, len(addresses)):
+        raise InputError(f"--workers is {options.workers}, but --addresses has {len(addresses)}")
+    return addresses
+
+
+def _read_secret(addresses: Sequence[str]) -> str | None:
+    """The secret that the ranks of several drivers share, from where they all find it."""
+    if not addresses:
+        return None
+    is_one_machine = all(is_loopback(split_address(address)[0]) for address in addresses)
+    is_given = os.environ.get(VARIABLE) or os.environ.get(FILE_VARIABLE)
+    # On one machine the ranks find, or make, one of the user's own.
+    return find_secret(is_one_machine) if is_given or not is_one_machine else None
+
+
+def _read_variables(given: Sequence[str]) -> dict[str, str]:
+    variables = {}
+    for text in given:
+        name, value = split_variable(text)
+        if value is None and name not in os.environ:
+            raise InputError(f"--env {name}: it is not set here; give it a value: {name}=VALUE")
+        variables[name] = os.environ[name] if value is None else value
+    return variables
+
+
+def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) < size for word in words):
+        raise InputError(f"--show {text}: expected ranks from 0 to {size - 1}, as in --show 0")
+    return frozenset(map(int, words))

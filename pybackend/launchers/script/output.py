@@ -1,0 +1,130 @@
+"""What the ranks print: lines marked by rank, and files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO
+
+from pybackend.errors import InputError
+from pybackend.launchers.script.messages import Stream
+
+_LONGEST_LINE = 65536
+# A progress bar that redraws itself is shown so often.
+_REDRAW_SECONDS = 1.0
+
+
+class Output:
+    """Where the output of all ranks goes.
+
+    Parameters
+    ----------
+    shown
+        The ranks whose lines are printed; None: all.
+    folder
+        Gets what each rank prints, as it is, in ``0.out`` and ``0.err`` and so on.
+    """
+
+    def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
+        self._shown = shown
+        self._folder = folder
+        self._lines: dict[tuple[int, Stream], Lines] = {}
+        self._files: dict[tuple[int, Stream], IO[bytes]] = {}
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"cannot write to --output-dir: {error}") from error
+
+    def shows(self, rank: int) -> bool:
+        """Whether a rank's lines are printed."""
+        return self._shown is None or rank in self._shown
+
+    def write(self, rank: int, stream: Stream, content: bytes) -> None:
+        """Take what a rank has printed."""
+        if self._folder is not None:
+            self._keep(rank, stream, content)
+        if self.shows(rank):
+            self._print(rank, stream, self._of(rank, stream).add(content))
+
+    def end_lines(self) -> None:
+        """Print what waits for the rest of its line: there is none."""
+        for (rank, stream), lines in self._lines.items():
+            self._print(rank, stream, lines.end())
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def _of(self, rank: int, stream: Stream) -> Lines:
+        return self._lines.setdefault((rank, stream), Lines())
+
+    def _keep(self, rank: int, stream: Stream, content: bytes) -> None:
+        try:
+            self._file(rank, stream).write(content)
+        except OSError as error:  # a full disk, say, for which no training has to end
+            say(f"nothing more is written to {self._folder}: {error}")
+            self._folder = None
+
+    def _file(self, rank: int, stream: Stream) -> IO[bytes]:
+        if (rank, stream) not in self._files:
+            assert self._folder is not None
+            # Unbuffered: the files can be followed, and a killed driver has written all.
+            file = open(self._folder / f"{rank}.{stream}", "wb", buffering=0)  # noqa: SIM115
+            self._files[rank, stream] = file
+        return self._files[rank, stream]
+
+    def _print(self, rank: int, stream: Stream, lines: list[bytes]) -> None:
+        if lines:
+            target = (sys.stdout if stream == "out" else sys.stderr).buffer
+            target.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
+            target.flush()
+
+
+class Lines:
+    """Whole lines from what comes in pieces.
+
+    Of a line that redraws itself by carriage returns, the last state is kept, as on a terminal; and
+    while it lasts, one state a second.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._drawn = time.monotonic()
+        self._was_shown = False
+
+    def add(self, content: bytes) -> list[bytes]:
+        """Add a piece; the lines that are complete by it."""
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        lines = [_last_state(line) for line in whole]
+        if lines and self._was_shown:  # a state of this line, which may have been its last
+            lines = lines if lines[0] else lines[1:]
+            self._was_shown = False
+        states, _, newest = self._rest.rpartition(b"\r")
+        state = _last_state(states)
+        if state and time.monotonic() >= self._drawn + _REDRAW_SECONDS:
+            self._rest, self._drawn, self._was_shown = newest, time.monotonic(), True
+            lines.append(state)
+        elif state:
+            self._rest = state + b"\r" + newest
+        if len(self._rest) > _LONGEST_LINE:
+            lines += self.end()
+        return lines
+
+    def end(self) -> list[bytes]:
+        """The line that has not been completed, if there is one."""
+        rest, self._rest = _last_state(self._rest), b""
+        return [rest] if rest else []
+
+
+def _last_state(line: bytes) -> bytes:
+    """What a terminal would show of a line that was redrawn."""
+    return next((state for state in reversed(line.split(b"\r")) if state), b"")
+
+
+def say(text: str) -> None:
+    """Print a line of the driver's own."""
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""`tfdist run`: one start of a gang after another, until one ends well or none is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
+from pybackend.launchers.script.dry_run import describe_plan
+from pybackend.launchers.script.ending import describe, exit_status
+from pybackend.launchers.script.gang import Gang, Outcome
+from pybackend.launchers.script.output import Output, say
+from pybackend.launchers.script.plan import Plan
+from pybackend.launchers.script.signals import CaughtSignals
+
+_END_SECONDS = 5.0
+_NOBODY_READS = 141  # as of a process that SIGPIPE has ended
+
+
+def run_script(plan: Plan, is_dry: bool = False) -> int:
+    """Start the script on every rank, and stay until all have ended; the exit status.
+
+    This process becomes the parent of whatever the ranks leave behind, and ends it.
+
+    Raises
+    ------
+    ClusterError
+        A host cannot run the script.
+    """
+    if is_dry:
+        print(describe_plan(plan))
+        return 0
+    output = Output(plan.shown, plan.output)
+    spared = children()  # of a shell that has become this process by `exec`
+    adopt_orphans()
+    try:
+        with CaughtSignals() as signals:
+            return _run(plan, output, signals)
+    except BrokenPipeError:
+        # Python would try to write the rest at its end, and say that it cannot.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
+    finally:
+        output.close()
+        end_descendants(_END_SECONDS, spared)
+
+
+def _run(plan: Plan, output: Output, signals: CaughtSignals) -> int:
+    for restart in range(plan.restarts + 1):
+        outcome = Gang(plan, restart, output, signals).run()
+        output.end_lines()
+        if _is_settled(outcome) or restart == plan.restarts:
+            break
+        say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
+    if told := describe(outcome, plan):
+        say(told)
+    return exit_status(outcome)
+
+
+def _is_settled(outcome: Outcome) -> bool:
+    """Whether the gang has done its work, or the user wants no more of it."""
+    return outcome.fault is None or outcome.caught is not None

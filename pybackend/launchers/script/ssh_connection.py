@@ -1,0 +1,92 @@
+"""The driver's end of an agent on another host, behind ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.hosts.ssh import Ssh, environment
+from pybackend.launchers.remote.bootstrap import MARK
+from pybackend.launchers.remote.bundle import LIBRARY, Bundle, bootstrap_command, library
+from pybackend.launchers.script.connection import Connection
+from pybackend.launchers.script.messages import Answer, Refused, read_answer
+
+_LEAST_PYTHON = (3, 10)
+_SSH_FAILED = 255
+_END_SECONDS = 5.0
+_NOT_FOUND = (126, 127)
+
+
+def agent_there(ssh: Ssh, host: HostSlots, python: str) -> list[str]:
+    """The command that starts an agent on another host."""
+    return ssh.command(host, bootstrap_command(python, "", "script.ssh_task"))
+
+
+class SshConnection(Connection):
+    """An agent on another host, which gets this package with it."""
+
+    def __init__(self, ssh: Ssh, host: HostSlots, ranks: tuple[int, ...], python: str) -> None:
+        self._ssh = ssh
+        self._slots = host
+        self._python = python
+        self._has_greeted = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        super().__init__(host.name, ranks, agent_there(ssh, host, python), environment(), self._log)
+
+    def read(self, line: bytes) -> Answer | None:
+        """See `Connection`; before the agent there is its Python, and before that a login shell."""
+        if self._has_greeted:
+            return read_answer(line)
+        if not line.startswith(MARK):
+            return None
+        self._has_greeted = True
+        greeting: dict[str, Any] = json.loads(line[len(MARK) :])
+        if tuple(greeting["version"]) < _LEAST_PYTHON:
+            version = ".".join(map(str, greeting["version"]))
+            return Refused(
+                f"{greeting['python']} is Python {version}, and tfdist needs 3.10 or later: name "
+                "one that every host has with --python"
+            )
+        _bundle().send(self.outbox.add)
+        return None
+
+    def explain_loss(self) -> str:
+        """See `Connection`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its end is what was noticed
+            self.process.wait(_END_SECONDS)
+        status = self.process.returncode
+        self._log.seek(0)
+        printed = self._log.read().decode(errors="replace").splitlines()
+        said = f", and has printed: {printed[-1]}" if printed else ""
+        if self._has_greeted:
+            return f"the connection to it has ended with status {status}{said}"
+        if status == _SSH_FAILED:
+            return str(self._ssh.explain(self._slots, printed))
+        if status in _NOT_FOUND:
+            return f"there is no Python at {self._python}: name one that every host has: --python"
+        return f"{self._python} has ended there with status {status}{said}"
+
+    def let_go(self) -> None:
+        """See `Connection`."""
+        is_reading = self._has_greeted and self.outbox.is_empty
+        super().let_go()
+        if not is_reading:  # ssh does not see that its input has closed, or not in time
+            self.process.terminate()
+
+    def close(self, deadline: float) -> None:
+        """See `Connection`."""
+        super().close(deadline)
+        self._log.close()
+
+
+@cache
+def _bundle() -> Bundle:
+    # A script may train on the images that come with this package.
+    images = files("pybackend.data").joinpath("mnist_subset.npz").read_bytes()
+    return Bundle({**library(), f"{LIBRARY}/pybackend/data/mnist_subset.npz": images})

@@ -1,0 +1,67 @@
+"""The environment variables by which a script finds its gang."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import is_variable_name
+from pybackend.launchers.script.plan import Plan, Site
+from pybackend.net.rendezvous import new_token
+from pybackend.tf_config import make_tf_config
+
+# What `tfdist run` itself sets.
+NAMES = frozenset(
+    (
+        "TF_CONFIG",
+        "TFDIST_SECRET",
+        "TFDIST_RESTART",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+    )
+)
+
+
+def split_variable(text: str) -> tuple[str, str | None]:
+    """Name and value in ``NAME=VALUE``; the value of ``NAME`` alone is None.
+
+    Raises
+    ------
+    InputError
+        The name is none, or one that `tfdist run` sets itself.
+    """
+    name, equals, value = text.partition("=")
+    if name in NAMES:
+        raise InputError(f"--env {text}: tfdist sets it itself")
+    if not is_variable_name(name):
+        raise InputError(
+            f"--env {text}: expected NAME=VALUE or NAME; a name consists of letters, digits and "
+            "'_', and does not begin with a digit"
+        )
+    return name, value if equals else None
+
+
+def choose_secret(plan: Plan) -> str | None:
+    """The secret of one start of the gang; None if its drivers, on one machine, share none."""
+    return plan.secret if plan.addresses else new_token()
+
+
+def variables_of(
+    plan: Plan, site: Site, addresses: Sequence[str], secret: str | None, restart: int
+) -> tuple[dict[str, str], ...]:
+    """The variables of each rank of a site, the user's own among them."""
+    common = {**plan.variables, "WORLD_SIZE": str(plan.world_size), "TFDIST_RESTART": str(restart)}
+    if secret is not None:
+        common["TFDIST_SECRET"] = secret
+    return tuple(
+        {
+            **common,
+            "TF_CONFIG": make_tf_config(addresses, rank),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(site.local_size),
+        }
+        for rank, local_rank in zip(site.ranks, site.local_ranks, strict=True)
+    )

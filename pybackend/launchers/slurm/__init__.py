@@ -1,0 +1,1 @@
+"""Gangs that Slurm starts."""

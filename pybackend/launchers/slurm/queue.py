@@ -1,0 +1,204 @@
+"""Slurm's view of a job: submitted, pending, running, over, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pybackend.errors import ClusterError
+from pybackend.launchers.slurm.explain import explain_refusal
+from pybackend.launchers.slurm.nodes import expand_nodes
+
+_ASK_SECONDS = 60.0
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
+_RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
+# Reasons for which a pending job will never start.
+_NEVER = (
+    "AccountNotAllowed",
+    "BadConstraints",
+    "DependencyNeverSatisfied",
+    "InvalidAccount",
+    "InvalidQOS",
+    "JobHoldMaxRequeue",
+    "PartitionConfig",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "QOSNotAllowed",
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What ``scontrol show job`` says.
+
+    Attributes
+    ----------
+    number
+        Of the job.
+    state, reason
+        As Slurm names them: ``"PENDING"``, ``"Resources"``.
+    start
+        When the job has started, or is expected to start.
+    nodes
+        Of the job, in Slurm's order.
+    is_preempted
+        Whether it has to give way to another job.
+    """
+
+    number: str
+    state: str
+    reason: str = "None"
+    start: datetime | None = None
+    nodes: tuple[str, ...] = ()
+    is_preempted: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, whatever the end."""
+        return self.state not in (*_WAITING, *_RUNNING)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has nodes."""
+        return self.state in _RUNNING
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it will wait forever."""
+        return self.state == "PENDING" and self.reason in _NEVER
+
+    def describe(self) -> str:
+        """One line for the user."""
+        shown = f"Slurm job {self.number} is {self.state.lower().replace('_', ' ')}"
+        if self.is_running:
+            return f"{shown} on {', '.join(self.nodes)}"
+        if self.reason != "None":
+            shown += f": {self.reason}"
+        if self.start is not None and not self.is_over:
+            shown += f", estimated start {_clock(self.start)}"
+        return shown
+
+
+def read_job(text: str) -> JobState:
+    """The state in a line of ``scontrol show job --oneliner``."""
+    found = {
+        name: match[1]
+        for name in ("JobId", "JobState", "Reason", "StartTime", "NodeList", "PreemptTime")
+        if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
+    }
+    nodes = found.get("NodeList", "(null)")
+    try:
+        start = datetime.fromisoformat(found.get("StartTime", ""))
+    except ValueError:  # "Unknown"
+        start = None
+    return JobState(
+        found["JobId"],
+        found["JobState"],
+        found.get("Reason", "None"),
+        start,
+        () if nodes == "(null)" else tuple(expand_nodes(nodes)),
+        found.get("PreemptTime", "None") != "None",
+    )
+
+
+def submit(script: Path) -> str:
+    """Hand a script to sbatch; the number of the job.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not take it.
+    """
+    # This process may be in a job itself, whose limits are not those of the new one.
+    own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
+    try:
+        printed = ask("sbatch", "--parsable", str(script), environment=own)
+    except ClusterError as error:
+        advice = explain_refusal(str(error))
+        raise ClusterError(f"{error}. {advice}" if advice else str(error)) from None
+    # The number, and behind a semicolon the cluster.
+    return printed.strip().partition(";")[0]
+
+
+def show_job(number: str) -> JobState:
+    """Ask Slurm about a job.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not answer, or has forgotten the job.
+    """
+    return read_job(ask("scontrol", "show", "job", "--oneliner", number))
+
+
+def cancel(number: str) -> None:
+    """End a job; of one that is over Slurm knows that there is nothing to do.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not answer.
+    """
+    ask("scancel", number)
+
+
+def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
+    """Those of some nodes that Slurm cannot reach any more."""
+    if not nodes:
+        return []
+    shown = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
+    states = dict(line.split() for line in shown.splitlines())
+    # An asterisk says that a node does not answer.
+    return [node for node in nodes if re.match(r"down|fail|.*\*", states.get(node, ""))]
+
+
+def node_address(partition: str | None) -> str:
+    """By which address the login node reaches a node of a partition, of the default by default."""
+    only = [f"--partition={partition}"] if partition else []
+    shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
+    default = [line for line in shown if line.endswith("*")] or shown
+    if not default:
+        raise ClusterError(f"Slurm has no partition {partition!r}: `sinfo` lists those that it has")
+    return default[0].split()[0]
+
+
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm's prints.
+
+    Raises
+    ------
+    ClusterError
+        It is not there, fails, or takes too long.
+    """
+    if shutil.which(command[0]) is None:
+        raise ClusterError(
+            f"there is no {command[0]} here: start this on a login node of the Slurm cluster, or "
+            "add Slurm's commands to PATH"
+        )
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_ASK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{command[0]} has not answered within {_ASK_SECONDS:g} s") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise ClusterError(f"{command[0]} failed: {said}")
+    return done.stdout
+
+
+def _clock(time: datetime) -> str:
+    """Hour and minute, with the date if that is not today's."""
+    is_today = time.date() == datetime.now().date()
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")

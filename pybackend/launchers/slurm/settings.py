@@ -1,0 +1,171 @@
+"""What a user asks of Slurm, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import as_number, check_positive, check_whole_number
+from pybackend.job.resources import Resources
+from pybackend.launchers.slurm.tasks import PER_NODE, as_count
+
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+# Those that decide what the job is, and would break it if they were others.
+_OURS = {
+    "array": "each call is one job",
+    "error": "see `folder`",
+    "gpus-per-task": "use `gpus`",
+    "cpus-per-task": "use `cpus`",
+    "export": "use `setup`",
+    "nodes": "use `nodes`",
+    "ntasks": "use `workers` of the call",
+    "output": "see `folder`",
+    "partition": "use `partition`",
+    "requeue": "start the training again",
+    "time": "use `time`",
+    "wrap": "use `setup`",
+}
+
+
+_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where and how long the workers of a job run; see `slurm`."""
+
+    partition: str | None = None
+    time: str | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    setup: str = ""
+    folder: Path = Path()
+    python: str = sys.executable
+    address: str | None = None
+    patience: float = float("inf")
+
+    @property
+    def per_node(self) -> int | None:
+        """Workers on each node, if that was said."""
+        return as_count(self.options.get(PER_NODE))
+
+
+def check_settings(
+    partition: str | None,
+    time: str | int | None,
+    nodes: int | None,
+    gpus: int | None,
+    cpus: int | None,
+    options: Mapping[str, Any] | None,
+    setup: str | None,
+    folder: str | os.PathLike[str] | None,
+    python: str | None,
+    address: str | None,
+    patience: float | None,
+) -> Settings:
+    """The arguments of `slurm` as they are used.
+
+    Raises
+    ------
+    InputError
+        Names the argument that is wrong.
+    """
+    where = Path(folder or "~/.tfdist").expanduser().absolute()
+    for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
+        if value is not None and (not isinstance(value, str) or not value.isprintable()):
+            raise InputError(f"`{name}` must be printable text, not {value!r}")
+    if not isinstance(setup or "", str):
+        raise InputError(f"`setup` must be shell commands as text, not {setup!r}")
+    return Settings(
+        partition,
+        _check_time(time),
+        None if nodes is None else check_whole_number("nodes", nodes, least=1),
+        None if gpus is None else check_whole_number("gpus", gpus, least=0),
+        None if cpus is None else check_whole_number("cpus", cpus, least=1),
+        _check_options(options or {}),
+        setup or "",
+        where,
+        python or sys.executable,
+        address,
+        float("inf") if patience is None else check_positive("patience", patience),
+    )
+
+
+def with_resources(settings: Settings, resources: Resources) -> Settings:
+    """The settings of a job whose workers are to have so much.
+
+    Raises
+    ------
+    InputError
+        The settings say something else.
+    """
+    found: dict[str, Any] = {}
+    for name in ("cpus", "gpus"):
+        given, wanted = getattr(settings, name), getattr(resources, name)
+        if None not in (given, wanted) and given != wanted:
+            raise InputError(
+                f"`resources` gives each worker {wanted} {name}, and slurm({name}={given}) says "
+                "something else: say it in one of the two"
+            )
+        found[name] = given if wanted is None else wanted
+    if resources.bytes is not None:
+        if both := sorted(_MEMORY & settings.options.keys()):
+            raise InputError(
+                f"`resources` says how much memory each worker has, and so does {both[0]!r} in "
+                "`options` of slurm(): say it in one of the two"
+            )
+        # Not `mem`, which is of a node: only Slurm knows how many workers it puts on one.
+        megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
+        found["options"] = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
+    return replace(settings, **found)
+
+
+def _check_time(time: Any) -> str | None:
+    if time is None:
+        return None
+    text = str(_as_text(time))
+    if not _TIME.fullmatch(text):
+        raise InputError(
+            "`time` must be a whole number of minutes, or text as Slurm has it, '1:30:00' or "
+            f"'2-12:00', not {time!r}"
+        )
+    return text
+
+
+def _check_options(options: Any) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise InputError(f"`options` must map sbatch's long options to values, not {options!r}")
+    checked = {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
+    return {name: _check_option(name, value) for name, value in checked.items()}
+
+
+def _check_option(name: str, value: Any) -> str | bool:
+    if not re.fullmatch(r"[a-z][a-z-]+", name):
+        raise InputError(f"`options` has {name!r}: expected a long option such as 'account'")
+    if name in _OURS:
+        raise InputError(f"`options` cannot have {name!r}: {_OURS[name]}")
+    if value is True:
+        return True
+    text = _as_text(value)
+    if not isinstance(text, str) or not text.isprintable():
+        raise InputError(
+            f"`options` has {name}={value!r}: expected text, a number, or True for an option "
+            "without a value"
+        )
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    """A number as Slurm reads it: R's whole numbers come as 2.0."""
+    number = as_number(value)
+    if number is None:
+        return value
+    return str(int(number)) if number.is_integer() else str(number)

@@ -1,0 +1,94 @@
+"""`tfdist run` in an allocation of Slurm's: all ranks are the tasks of one step."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pybackend
+from pybackend.errors import InputError
+from pybackend.launchers.script.command import Script
+from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.slurm.script import srun
+
+# Not `python -m`: that would let files of the current directory stand in for real modules.
+_START = (
+    "import sys; sys.path[0] = {!r}; from pybackend.launchers.slurm.{} import main; "
+    "main(sys.argv[1:])"
+)
+
+
+@dataclass(frozen=True)
+class StepSite(Site):
+    """All ranks, on the nodes that Slurm chooses among those of the allocation."""
+
+    def command(self) -> list[str]:
+        """See `Site`."""
+        return [sys.executable, "-c", _START.format(_root(), "step_agent")]
+
+
+def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepSite | None:
+    """The ranks as a step; None outside of an allocation, and in one for a single task.
+
+    Parameters
+    ----------
+    workers
+        How many; None: as many tasks as the allocation is for.
+
+    Raises
+    ------
+    InputError
+        srun has started this process several times.
+    """
+    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
+        raise InputError(
+            "srun has started `tfdist run` several times, and each would start all ranks: start it "
+            "once, without srun; it calls srun itself"
+        )
+    tasks = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_NNODES") or 1)
+    if "SLURM_JOB_ID" not in environment or tasks < 2:
+        return None
+    ranks = tuple(range(workers or tasks))
+    name = f"the nodes of Slurm job {environment['SLURM_JOB_ID']}"
+    return StepSite(name, ranks, ranks, len(ranks), address=None)
+
+
+def step_command(
+    script: Script, ranks: int, folder: str, name: str, environment: Mapping[str, str]
+) -> list[str]:
+    """The command that starts all ranks.
+
+    Parameters
+    ----------
+    name
+        Of the step.
+    environment
+        Of this process, which may be a step's itself.
+    """
+    options = {
+        "ntasks": ranks,
+        "job-name": name,
+        "chdir": folder,
+        "input": "none",
+        # srun takes it from sbatch's variables no more.
+        "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK"),
+    }
+    flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
+    python = [sys.executable, "-c", _START.format(_root(), "rank")]
+    return srun(options, [*flags, *python, *script.command(sys.executable, "Rscript")])
+
+
+def describe_step(plan: Plan, site: Site, environment: Mapping[str, str]) -> Iterator[str]:
+    """What would be started, as lines of text."""
+    yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
+    for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
+        yield f"  export {name}={shlex.quote(value)}"
+    words = step_command(plan.script, len(site.ranks), plan.folder, "tfdist", environment)
+    yield f"  {shlex.join(words)}"
+
+
+def _root() -> str:
+    return str(Path(pybackend.__file__).parents[1].resolve())

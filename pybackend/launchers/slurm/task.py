@@ -1,0 +1,63 @@
+"""One worker of a job: what srun starts on a node.
+
+Its input is in a folder that nodes and driver share. This file is imported on the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
+
+from pybackend.errors import ClusterError
+from pybackend.launchers.joined.slurm_place import hosts_by_rank
+from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
+from pybackend.launchers.slurm.step import count_cores
+from pybackend.net.meeting_client import MeetingClient
+
+_DRIVER_SECONDS = 30.0
+
+
+def main(folder: Path) -> int:
+    """Run one worker; returns the status with which its task ends.
+
+    Raises
+    ------
+    ClusterError
+        The driver cannot be reached.
+    """
+    # Leaving this way ends the worker and removes its folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Slurm or the driver has ended the job"))
+    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch passes on the login node's
+        del os.environ["TMPDIR"]
+    # Made by the driver of its own objects, in a folder that is its user's alone.
+    task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
+    task = replace(task, hosts=hosts_by_rank(os.environ))
+    driver, token = task.member.driver, task.member.token
+    rank = int(os.environ["SLURM_PROCID"])
+    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
+        meeting.wait_until_settled(_DRIVER_SECONDS + 5)
+        if meeting.error is not None:
+            raise ClusterError(
+                f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Give slurm() "
+                "the `address` by which nodes reach the driver's machine"
+            )
+        cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
+        is_well = take_part(task, rank, folder, meeting, cores, gpus)
+        return 0 if is_well else 1
+
+
+def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
+    """The GPUs of this task, if it is to have some: Slurm shows a task its own ones only."""
+    if task.member.job.resources.gpus is None:
+        return None
+    return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+
+
+def _end_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,168 @@
+"""Follows a job from the queue to its end, and says what Slurm knows of a failure."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.messages import Emit, Note
+from pybackend.launchers.remote.task import REPORT
+from pybackend.launchers.slurm.ends import describe_end
+from pybackend.launchers.slurm.explain import explain_log, explain_refusal
+from pybackend.launchers.slurm.job_files import JobFiles
+from pybackend.launchers.slurm.queue import JobState, lost_nodes, show_job
+from pybackend.net.meeting import MeetingServer
+
+# Slurm's controller has many to answer.
+_WAITING_SECONDS = 2.0
+_RUNNING_SECONDS = 10.0
+# Slurm knows why a worker is gone, but not at once.
+_CAUSE_SECONDS = 30.0
+_ASK_AGAIN_SECONDS = 0.5
+# From the start of the job until the first worker is there.
+_START_SECONDS = 600.0
+_SILENT_SECONDS = 600.0
+_DRAIN_SECONDS = 2.0
+
+
+class Watch:
+    """What Slurm says of a job; `look` is for `run_gang`.
+
+    Parameters
+    ----------
+    number
+        Of the job.
+    files
+        Of the job.
+    meeting
+        Where the workers meet and report.
+    on_event
+        Is told what becomes of the job in the queue.
+    patience
+        Seconds that the job may wait in the queue.
+    """
+
+    def __init__(
+        self, number: str, files: JobFiles, meeting: MeetingServer, on_event: Emit, patience: float
+    ) -> None:
+        self._number = number
+        self._files = files
+        self._meeting = meeting
+        self._on_event = on_event
+        self._patience = patience
+        self._state = JobState(number, "PENDING")
+        self._shown = ""
+        self._submitted = self._answered = time.monotonic()
+        self._asked = -math.inf
+        self._started = math.inf
+
+    def look(self) -> list[Failure]:
+        """Failures of workers that have ended without a report.
+
+        Raises
+        ------
+        ClusterError
+            The job does not start, or its workers do not come.
+        """
+        pause = _WAITING_SECONDS if self._is_empty() else _RUNNING_SECONDS
+        if time.monotonic() > self._asked + pause:
+            self._ask()
+        lost = self._lost()
+        if lost:
+            self._wait_for_cause()
+        if self._state.is_over:  # what they have sent may be on its way
+            self._meeting.drain(_DRAIN_SECONDS)
+            lost = self._silent()
+        elif not lost:
+            self._check_start()
+        return [self._describe(rank) for rank in lost]
+
+    def _is_empty(self) -> bool:
+        """Whether no worker has come yet."""
+        return len(self._meeting.missing()[0]) == len(self._files)
+
+    def _silent(self) -> list[int]:
+        return [r for r in range(len(self._files)) if self._meeting.result(r, REPORT) is None]
+
+    def _lost(self) -> list[int]:
+        return [rank for rank in self._silent() if self._meeting.has_left(rank)]
+
+    def _ask(self) -> None:
+        """Ask Slurm, and show what has changed."""
+        self._asked = now = time.monotonic()
+        try:
+            self._state = show_job(self._number)
+        except ClusterError:  # the workers go on without it
+            if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
+                raise
+            return
+        self._answered = now
+        if self._state.is_running:
+            self._started = min(self._started, now)
+        shown = self._state.describe()
+        if shown != self._shown and not self._state.is_over:
+            self._on_event(Note(shown))
+            self._shown = shown
+
+    def _check_start(self) -> None:
+        now = time.monotonic()
+        if math.isinf(self._started):
+            if self._state.is_hopeless:
+                raise ClusterError(
+                    f"{self._state.describe()}, for which Slurm would let it wait forever. It was "
+                    f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
+                )
+            if now > self._submitted + self._patience:
+                raise ClusterError(
+                    f"{self._state.describe()}; it has not started within {self._patience:g} s and "
+                    "was cancelled, as `patience` of slurm() says"
+                )
+        # Once one has come, the gang waits for the others.
+        elif now > self._started + _START_SECONDS and self._is_empty():
+            raise ClusterError(
+                f"no worker of Slurm job {self._number} has come within {_START_SECONDS:.0f} s of "
+                f"its start on {', '.join(self._state.nodes)}: they must reach the driver at "
+                f"{self._meeting.address}"
+            )
+
+    def _wait_for_cause(self) -> None:
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        self._ask()
+        while not self._knows_cause() and time.monotonic() < deadline:
+            time.sleep(_ASK_AGAIN_SECONDS)
+            self._ask()
+
+    def _knows_cause(self) -> bool:
+        if self._state.is_over:
+            return True
+        try:
+            return bool(lost_nodes(self._state.nodes))
+        except ClusterError:
+            return False
+
+    def _describe(self, rank: int) -> Failure:
+        first = self._files.first_failed()
+        host = self._files[rank]
+        kind, message, advice = describe_end(self._state, host, first.get(rank))
+        if kind == "ProcessDied" and first and rank not in first:
+            kind, message = "Stopped", "ended by srun because another worker had failed"
+        log = self._files.last_lines(rank)
+        if kind == "ProcessDied" and log:
+            advice = explain_log(log) or advice
+        elif kind == "ProcessDied":
+            advice = (
+                "a command of slurm()'s `setup` seems to have failed: try it on a node"
+                if self._files.batch_log.exists()
+                else f"{self._files.folder} must be on a file system that nodes share with this "
+                "machine: choose another `folder` of slurm()"
+            )
+        return Failure(
+            rank,
+            host,
+            exception_type=kind,
+            message=f"{message} (Slurm job {self._number})",
+            log=log,
+            time=time.time(),
+            advice=advice,
+        )
