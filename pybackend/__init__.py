@@ -18,18 +18,23 @@ _HOME = {
     "RError": "errors",
     "SerializationError": "errors",
     "TfdistError": "errors",
+    "UnverifiedFileWarning": "errors",
     "WorkerFailedError": "errors",
     "ClusterSpec": "tf_config",
+    "join": "launchers.joined.joining",
     "make_tf_config": "tf_config",
     "read_tf_config": "tf_config",
     "replay_batches": "data.sharding",
     "DataOptions": "job.options",
     "Exchange": "job.options",
     "LocalSteps": "job.options",
+    "Checkpoint": "job.checkpoint",
+    "Resources": "job.resources",
     "RFunction": "r.function",
     "WorkerContext": "job.context",
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
+    "load_checkpoint": "api.checkpoints",
     "load_model": "model.serialization",
     "model_from_base64": "model.serialization",
     "model_from_bytes": "model.serialization",
@@ -42,12 +47,16 @@ _HOME = {
     "barrier_evaluate": "api.score",
     "barrier_predict": "api.score",
     "barrier_run": "api.train",
+    "hosts": "launchers.hosts.launcher",
+    "kubernetes": "launchers.kubernetes.launcher",
     "barrier_train": "api.train",
     "train_mnist": "api.mnist",
     "read_tfrecords": "api.records",
+    "slurm": "launchers.slurm.launcher",
     "write_tfrecords": "api.records",
 }
 __all__ = [
+    "Checkpoint",
     "ClusterError",
     "ClusterSpec",
     "DataOptions",
@@ -57,9 +66,11 @@ __all__ = [
     "PeerLostError",
     "RError",
     "RFunction",
+    "Resources",
     "SerializationError",
     "TfdistError",
     "TrainResult",
+    "UnverifiedFileWarning",
     "WorkerContext",
     "WorkerFailedError",
     "WorkerReport",
@@ -68,6 +79,10 @@ __all__ = [
     "barrier_predict",
     "barrier_run",
     "barrier_train",
+    "hosts",
+    "join",
+    "kubernetes",
+    "load_checkpoint",
     "load_model",
     "make_tf_config",
     "mnist",
@@ -81,11 +96,13 @@ __all__ = [
     "replay_batches",
     "save_model",
     "sha256_of",
+    "slurm",
     "train_mnist",
     "write_tfrecords",
 ]
 
 if TYPE_CHECKING:
+    from pybackend.api.checkpoints import load_checkpoint
     from pybackend.api.mnist import mnist, train_mnist
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
@@ -100,11 +117,18 @@ if TYPE_CHECKING:
         RError,
         SerializationError,
         TfdistError,
+        UnverifiedFileWarning,
         WorkerFailedError,
     )
+    from pybackend.job.checkpoint import Checkpoint
     from pybackend.job.context import WorkerContext
     from pybackend.job.options import DataOptions, Exchange, LocalSteps
     from pybackend.job.report import WorkerReport
+    from pybackend.job.resources import Resources
+    from pybackend.launchers.hosts.launcher import hosts
+    from pybackend.launchers.joined.joining import join
+    from pybackend.launchers.kubernetes.launcher import kubernetes
+    from pybackend.launchers.slurm.launcher import slurm
     from pybackend.model.serialization import (
         load_model,
         model_from_base64,

@@ -1,4 +1,4 @@
-"""The command line: ``tfdist mnist``, ``tfdist doctor``, ``tfdist tf-config``."""
+"""The command line: ``tfdist mnist``, ``doctor``, ``tf-config``, ``secret``, ``run``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pybackend
 from pybackend.errors import InputError, TfdistError
+from pybackend.launchers import add_run_options, describe_batch, read_run_plan, run_script
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status (2 for wrong arguments, 1 for a failure)."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # with the usage of the command, not of `tfdist`
+        options.fail(f"unknown {'option' if unknown[0][0] == '-' else 'argument'} {unknown[0]}")
     try:
         status: int = options.command(options)
         return status
@@ -63,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="a setting of the Spark session; may be repeated",
     )
-    doctor.set_defaults(command=_doctor, fail=doctor.error)
+    doctor.set_defaults(command=_doctor)
 
     config = commands.add_parser("tf-config", help="print a checked TF_CONFIG")
     config.add_argument("--workers", default="", metavar="HOST:PORT,...", help="by index")
@@ -73,6 +76,23 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--ps", metavar="HOST:PORT,...")
     config.add_argument("--evaluator", metavar="HOST:PORT")
     config.set_defaults(command=_tf_config)
+
+    secret = commands.add_parser(
+        "secret", help="make the secret by which processes on several machines know each other"
+    )
+    secret.add_argument("file", nargs="?", metavar="FILE", help="default: where tfdist looks")
+    secret.set_defaults(command=_secret)
+
+    run = commands.add_parser(
+        "run",
+        help="start a script once per rank, here or on hosts that ssh reaches",
+        usage="tfdist run [-w N] [--hosts a:2,b:2] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
+        allow_abbrev=False,
+    )
+    add_run_options(run)
+    run.set_defaults(command=_run)
+    for command in commands.choices.values():
+        command.set_defaults(fail=command.error)
     return parser
 
 
@@ -137,6 +157,25 @@ def _tf_config(options: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _secret(options: argparse.Namespace) -> int:
+    from pybackend.net.secret import FILE_VARIABLE, default_path, make_secret
+
+    path = Path(options.file) if options.file else default_path()
+    is_new = make_secret(path)
+    print(f"{path}: {'a new secret' if is_new else 'there is a secret already, which was kept'}")
+    print("Copy it to every machine, to the same place, so that only you can read it (chmod 600)")
+    if options.file:
+        print(f"and set {FILE_VARIABLE} to its path there")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.sbatch is not None:
+        print(describe_batch(options))
+        return 0
+    return run_script(read_run_plan(options), options.dry_run)
 
 
 def _master(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Every error that tfdist raises.
+"""Every error that tfdist raises, and its warnings.
 
 TfdistError
 ├── InputError            an argument is wrong; nothing was started (also a ValueError)
@@ -7,12 +7,15 @@ TfdistError
 ├── PeerLostError         a worker lost the connection to another worker
 ├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
+
+UserWarning
+└── UnverifiedFileWarning a model file carries no digest: damage would not be noticed
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class TfdistError(Exception):
@@ -29,6 +32,10 @@ class ClusterError(TfdistError):
 
 class SerializationError(TfdistError):
     """A model or a value cannot be encoded or decoded."""
+
+
+class UnverifiedFileWarning(UserWarning):
+    """A model file carries no digest, so damage to its weights cannot be noticed."""
 
 
 class RError(TfdistError):
@@ -74,6 +81,25 @@ class PeerLostError(TfdistError):
         return type(self), (self.rank, self.host, self.reason)
 
 
+# What launchers say of a process that was killed, stopped, or is gone with its machine.
+_LOSSES = {
+    "Evicted",
+    "ExecutorLost",
+    "HostLost",
+    "MemoryExceeded",
+    "NodeFailed",
+    "NodeLost",
+    "OutOfMemory",
+    "Preempted",
+    "ProcessDied",
+    "WorkerLost",
+    "WorkerStalled",
+}
+
+# What TensorFlow's own collectives say on the other workers.
+_LOST_SERVERS = {"AbortedError", "CancelledError", "InternalError", "UnavailableError"}
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a worker failed. ``time`` is in seconds since the epoch, on the worker's clock."""
@@ -86,6 +112,11 @@ class Failure:
     log: tuple[str, ...] = ()
     time: float = 0.0
     advice: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the process was lost, through no fault in what it ran."""
+        return self.exception_type in _LOSSES
 
     @property
     def is_consequence(self) -> bool:
@@ -119,6 +150,22 @@ class WorkerFailedError(TfdistError):
         self.log = list(root.log)
         self.others = others
         super().__init__(_describe(root, others))
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether workers were lost, and none of them failed by what it ran."""
+        are_lost = any(failure.is_loss for failure in self._failures)
+        return all(
+            failure.is_loss
+            or failure.is_consequence
+            or (are_lost and failure.exception_type in _LOST_SERVERS)
+            for failure in self._failures
+        )
+
+    def advise(self, advice: str) -> WorkerFailedError:
+        """The same error with another last paragraph, What to do."""
+        root, *others = self._failures
+        return WorkerFailedError([replace(root, advice=f"{root.advice}. {advice}"), *others])
 
     def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure]]]:
         return type(self), (self._failures,)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
@@ -110,6 +110,8 @@ def make_tf_config(
     """
     chiefs, evaluators = ([x] if isinstance(x, str) else x for x in (chief, evaluator))
     given = {"chief": chiefs, "worker": workers, "ps": ps, "evaluator": evaluators}
+    given = {name: _to_plain(tasks) for name, tasks in given.items()}
+    index, role = _to_plain(index), _to_plain(role)
     absent = [k for k, v in given.items() if v is None or (isinstance(v, Sized) and not len(v))]
     cluster = {name: tasks for name, tasks in given.items() if name not in absent}
     index = 0 if index is None and role in ("chief", "evaluator") else index
@@ -124,8 +126,24 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     ClusterError
         Names the entry that is wrong, and the fix.
     """
-    warning = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
     text = os.environ.get("TF_CONFIG") if text is None else text
+    try:
+        return _read(text)
+    except RecursionError as error:
+        raise ClusterError("TF_CONFIG is nested too deeply: use make_tf_config()") from error
+
+
+def names_cluster(text: str) -> bool:
+    """Whether a TF_CONFIG may be about several processes; one that cannot be read may be."""
+    try:
+        config = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(config, dict) or bool(config.get("cluster"))
+
+
+def _read(text: str | None) -> ClusterSpec:
+    warning = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
     if not text:
         raise ClusterError(f"TF_CONFIG is not set, or empty: {warning}")
     try:
@@ -140,34 +158,6 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     if isinstance(task.get("index"), str) and _INDEX.fullmatch(task["index"]):
         task = {**task, "index": int(task["index"])}  # TensorFlow reads text as a number, too
     return _check_cluster(cluster, task)
-
-
-def check_single_process() -> None:
-    """Reject training on this machine alone if the environment describes a cluster.
-
-    Each of its processes would train a copy of everything.
-
-    Raises
-    ------
-    InputError
-        TF_CONFIG is set, and is not that of a single process that trains.
-    """
-    text = os.environ.get("TF_CONFIG", "")
-    if not _names_cluster(text):
-        return
-    try:
-        spec = read_tf_config(text)
-    except ClusterError as error:
-        problem = f"is not that of a single process ({error})"
-    else:
-        if (spec.world_size, spec.rank) == (1, 0):
-            return
-        problem = f"describes a cluster, in which this process is {spec.role} {spec.index}"
-    raise InputError(
-        f"TF_CONFIG {problem}, but `spark` is None: each process would train a copy of everything. "
-        "tfdist does not join processes by TF_CONFIG yet. Pass a SparkSession, whose executors "
-        'become the workers; pass "local" to train on this machine alone; or unset TF_CONFIG'
-    )
 
 
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
@@ -249,13 +239,9 @@ def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> in
     return int(index)
 
 
-def _names_cluster(text: str) -> bool:
-    """Whether a TF_CONFIG may be about several processes; one that cannot be read may be."""
-    try:
-        config = json.loads(text or "{}")
-    except ValueError:
-        return True
-    return not isinstance(config, dict) or bool(config.get("cluster"))
+def _to_plain(value: Any) -> Any:
+    """What numpy's arrays and numbers hold: R's arrays come as such."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_dense(tasks: Addresses) -> bool:

@@ -8,7 +8,9 @@ and whatever it has started.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import queue
 import re
@@ -20,8 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -35,14 +36,16 @@ from pybackend.errors import (
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import FUNCTION, Job
-from pybackend.job.messages import Emit, Event, Order, Reported
+from pybackend.job.messages import Emit, Event, Failed, Note, Order, Reported, Waits
 from pybackend.job.report import WorkerReport
 
 if TYPE_CHECKING:
     from pybackend.collective import Collective
 
-# Files are read at different speeds; a worker that dies over them is noticed at once.
-_READ_SECONDS = 6 * 3600.0
+_OPEN_SERVERS = (
+    "TensorFlow's own servers (transport='tf') listen on all interfaces of the workers' hosts, and "
+    "serve whoever connects, without a token: use them on networks that you trust"
+)
 REPORT = "report.json"
 JOB = "job.json"
 _CLEARINGS = 100
@@ -55,7 +58,7 @@ def main(arguments: list[str]) -> int:
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
     orders: queue.Queue[Order] = queue.Queue()
-    _wake_when_orphaned()
+    wake_when_orphaned()
     threading.Thread(target=_lifeline, args=(_own_stdin(), folder, orders), daemon=True).start()
 
     def emit(event: Event) -> None:
@@ -63,15 +66,24 @@ def main(arguments: list[str]) -> int:
 
     rank = int(os.environ["TFDIST_RANK"])
     host = os.environ["TFDIST_HOST"]
+    at_end = contextlib.ExitStack()
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        report = work(Worker(job, rank, host, folder, server, orders, emit))
+        report = work(Worker(job, rank, host, folder, server, orders, emit, at_end))
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
-    _publish(report, folder)
-    emit(Reported())
-    events.close()
+    try:
+        if report.ok:  # once the report is there, the launcher may end this process
+            at_end.close()
+        _publish(report, folder)
+        emit(Reported())
+        events.close()
+    except OSError as error:
+        # The disk is full, or the launcher is gone. Were that the end of this process, the lifeline
+        # could not finish with the folder.
+        with contextlib.suppress(OSError):
+            emit(Failed(report.failure or _failure(rank, host, error)))
     return 0 if report.ok else 1
 
 
@@ -86,27 +98,43 @@ class Worker:
     server: socket.socket
     orders: queue.Queue[Order]
     emit: Emit
+    at_end: contextlib.ExitStack  # right before the report is written, if nothing has failed
 
     def report(self, **found: Any) -> WorkerReport:
         """What this worker did."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
-    @contextmanager
+    def receive(self) -> tuple[Worker, Order]:
+        """Wait for the order, and take the seed from it."""
+        order = self.orders.get()
+        seed = self.job.seed if order.seed is None else order.seed
+        return replace(self, job=replace(self.job, seed=seed)), order
+
+    @contextlib.contextmanager
     def join(self, order: Order, has_read: bool) -> Iterator[Collective]:
         """The collective of all workers of the order, which may have had data to read before."""
-        from pybackend.collective import Alone, join_mesh
+        from pybackend.collective import LONGEST_SECONDS, Alone, Patience, join_mesh
 
         collective: Collective = Alone()
         if self.job.workers > 1:
             timeout = self.job.timeout
-            patience = max(timeout, _READ_SECONDS) if has_read else timeout
             collective = join_mesh(
-                self.server, order.peers, self.rank, order.token, timeout, patience=patience
+                self.server,
+                order.peers,
+                self.rank,
+                order.token,
+                timeout,
+                connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
+                patience=Patience(on_wait=self._say_wait),
+                encrypt=self.job.exchange.encrypt,
             )
         try:
             yield collective
         finally:
             collective.close()
+
+    def _say_wait(self, peer: int, seconds: float, is_second: bool) -> None:
+        self.emit(Waits(peer, seconds, is_second))
 
 
 def _train(worker: Worker) -> WorkerReport:
@@ -114,21 +142,23 @@ def _train(worker: Worker) -> WorkerReport:
     from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 
-    order = worker.orders.get()
+    worker, order = worker.receive()
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:
         if worker.job.needs_tensorflow_server:
             from pybackend.collective.tensorflow import start_runtime
 
+            worker.emit(Note(_OPEN_SERVERS))
             start_runtime(order.reserved, worker.rank, worker.job.timeout)
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
         trained = train(
             worker.job, collective, counts, worker.folder, worker.emit, stream=sources.stream
         )
+    if trained.discard is not None:
+        worker.at_end.callback(trained.discard)
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
-        first_epoch=trained.first_epoch,
         seconds=trained.seconds,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
@@ -141,7 +171,7 @@ def _score(worker: Worker) -> WorkerReport:
     from pybackend.data.reading import read_sources
     from pybackend.engine.score import score
 
-    order = worker.orders.get()
+    worker, order = worker.receive()
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
@@ -154,6 +184,7 @@ def _run(worker: Worker) -> WorkerReport:
 
     from pybackend.job.context import WorkerContext
     from pybackend.job.values import encode_value
+    from pybackend.net.secret import derive_token
     from pybackend.tf_config import make_tf_config
 
     order = worker.orders.get()
@@ -161,6 +192,8 @@ def _run(worker: Worker) -> WorkerReport:
     addresses = order.reserved
     text = make_tf_config(addresses, worker.rank)
     os.environ["TF_CONFIG"] = text
+    # The functions may make a call together, without a launcher.
+    os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
     # Written by the launcher on this machine, from the driver's own objects.
     function, positional = cloudpickle.loads((worker.folder / FUNCTION).read_bytes())
     context = WorkerContext(worker.rank, worker.job.workers, addresses, text)
@@ -181,8 +214,8 @@ def _own_stdin() -> IO[bytes]:
     return pipe
 
 
-def _wake_when_orphaned() -> None:
-    """Have the system continue this process if it is stopped when its launcher ends.
+def wake_when_orphaned() -> None:
+    """Have the system continue this process if it is stopped when the one that started it ends.
 
     Only a process that runs notices that its lifeline has closed.
     """
@@ -252,6 +285,8 @@ def _advice(error: BaseException) -> str:
         return "fix the R function, or what the message names, then start again"
     if isinstance(error, InputError):
         return "correct what the message names: the argument, or the data"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "a disk is full: free space where the traceback shows, or set TMPDIR to a larger one"
     if "label value" in str(error):
         return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
     return "fix the error in the traceback above, then start again"

@@ -13,8 +13,11 @@ from typing import Any
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import Digits, Mnist, find_mnist
+from pybackend.job.arguments import check_whole_number
+from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import make_job
-from pybackend.launchers import launcher_for
+from pybackend.job.resources import Resources
+from pybackend.launchers import count_workers, launcher_for
 from pybackend.model.quiet import import_tensorflow
 
 _DOWNLOAD_SECONDS = 15.0
@@ -68,12 +71,16 @@ def digit_model() -> Any:
 def train_mnist(
     spark: Any = "local",
     *,
-    workers: int = 3,
+    workers: int | None = None,
     epochs: int = 3,
     batch_size: int = 64,
     path: str | Path | None = None,
     limit: int | None = None,
     seed: int | None = 1,
+    resources: Resources | None = None,
+    checkpoint: Checkpoint | str | None = None,
+    resume: bool = False,
+    restarts: int = 0,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
@@ -81,10 +88,12 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, workers, epochs, batch_size, seed, verbose, timeout
+    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts
         As in `barrier_train`.
     path, limit
         As in `mnist`.
+    verbose, timeout
+        As in `barrier_train`.
 
     Returns
     -------
@@ -92,9 +101,11 @@ def train_mnist(
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
     arguments = dict(locals())
-    launcher_for(spark)
+    launcher = launcher_for(spark)
+    workers = arguments["workers"] = count_workers(launcher, workers, default=3)
     # Before the images are looked for, which may take a download.
     make_job("train", arguments)
+    check_whole_number("restarts", restarts, least=0)
     digits = mnist(path, limit=limit)
     if verbose and digits.subset:
         print(
@@ -103,13 +114,17 @@ def train_mnist(
             "Set TFDIST_MNIST to an mnist.npz for all 60,000."
         )
     result = barrier_train(
-        spark,
+        launcher,
         digit_model,
         (_scaled(digits.x_train), digits.y_train),
         workers=workers,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
+        resources=resources,
+        checkpoint=checkpoint,
+        resume=resume,
+        restarts=restarts,
         verbose=verbose,
         timeout=timeout,
     )

@@ -17,8 +17,9 @@ from pybackend.data.frames import FrameRows, is_frame
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import DataOptions
+from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
-from pybackend.launchers import launcher_for
+from pybackend.launchers import count_workers, launcher_for
 
 
 @explain_arguments
@@ -27,12 +28,13 @@ def barrier_evaluate(
     model: Any,
     data: Any,
     *,
-    workers: int = 2,
+    workers: int | None = None,
     batch_size: int = 32,
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     label: str | Mapping[str, str] = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
+    resources: Resources | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -57,7 +59,7 @@ def barrier_evaluate(
     data_options
         As in `barrier_train`. A label of text needs the ``categories`` of the training, which a
         `TrainResult` knows. Rows are read once, so ``in_memory`` makes no difference.
-    custom_objects, safe_mode, verbose, timeout
+    resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
     Returns
@@ -72,6 +74,7 @@ def barrier_evaluate(
     """
     arguments = dict(locals())
     launcher = launcher_for(spark)
+    arguments["workers"] = count_workers(launcher, workers)
     request = prepare(
         "evaluate",
         arguments,
@@ -87,8 +90,9 @@ def barrier_predict(
     model: Any,
     x: Any,
     *,
-    workers: int = 2,
+    workers: int | None = None,
     batch_size: int = 32,
+    resources: Resources | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -103,7 +107,7 @@ def barrier_predict(
         Of a frame, all columns are the inputs; with a `TrainResult`, those of the training.
     model
         As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.
-    spark, workers, batch_size, custom_objects, safe_mode, verbose, timeout
+    spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
     Returns
@@ -118,6 +122,7 @@ def barrier_predict(
     """
     arguments = dict(locals())
     launcher = launcher_for(spark)
+    arguments["workers"] = count_workers(launcher, workers)
     request = prepare("predict", arguments, partial(_read_inputs, x))
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]

@@ -24,6 +24,7 @@ _INSTEAD = {
     "loss_over": "pass `exchange=Exchange(loss_over=...)`",
     "transport": "pass `exchange=Exchange(transport=...)`",
     "compression": "pass `exchange=Exchange(compression=...)`",
+    "encrypt": "pass `exchange=Exchange(encrypt=...)`",
     "return_dict": "a dict is what it returns",
     "num_workers": "pass `workers`",
     "spark_context": "pass a SparkSession as `spark`",

@@ -9,19 +9,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pybackend.api.checkpoints import check_resumes, settle_checkpoint
 from pybackend.api.data_checks import check_takes
 from pybackend.api.datasets import read_training_data
 from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
+from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult, read_model_file
 from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.arguments import check_whole_number
+from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import FUNCTION, TRAINED, WEIGHTS, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
+from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
-from pybackend.launchers import Outcome, launcher_for
+from pybackend.launchers import Outcome, count_workers, launcher_for
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
@@ -33,7 +38,7 @@ def barrier_train(
     model: Any,
     data: Any,
     *,
-    workers: int = 2,
+    workers: int | None = None,
     epochs: int = 1,
     initial_epoch: int = 0,
     batch_size: int = 32,
@@ -50,7 +55,11 @@ def barrier_train(
     weight: str | None = None,
     data_options: DataOptions | None = None,
     exchange: Exchange | LocalSteps | None = None,
+    resources: Resources | None = None,
     model_uri: str | None = None,
+    checkpoint: Checkpoint | str | None = None,
+    resume: bool = False,
+    restarts: int = 0,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -61,7 +70,8 @@ def barrier_train(
     Parameters
     ----------
     spark
-        None or ``"local"`` for processes on this machine, or a ``pyspark.sql.SparkSession``.
+        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, or None: this
+        machine, or, if this process was started as one of several (`join`), all of them together.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
@@ -85,7 +95,7 @@ def barrier_train(
           nothing to the remaining steps. Endless data need ``steps_per_epoch``, with which data
           continue from epoch to epoch, and start again at their end.
     workers
-        Number of worker processes.
+        Number of worker processes; None: 2, or as many as there are processes that join.
     epochs
         Passes over the data: each row is used exactly once in each.
     initial_epoch
@@ -105,9 +115,10 @@ def barrier_train(
         Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
-        (``ModelCheckpoint``, ``BackupAndRestore``, ``CSVLogger``, ``TensorBoard``,
-        ``RemoteMonitor``), which run on rank 0. Copies run on the workers: what they keep in
-        attributes stays there. When one asks to stop, all workers stop after the same step.
+        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``), which run on rank
+        0. Copies run on the workers: what they keep in attributes stays there. When one asks to
+        stop, all workers stop after the same step. ``BackupAndRestore`` stands for ``checkpoint``
+        with its folder, and ``resume``.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.
@@ -131,9 +142,25 @@ def barrier_train(
         rows.
     exchange
         `Exchange`, by which the result is that of one process, or `LocalSteps` for slow networks.
+    resources
+        `Resources`: the cores, memory and GPUs of each worker. None: workers that share a machine
+        divide its cores and GPUs.
     model_uri
         Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec)
         instead of sending it through the driver. Needed for models of a gigabyte.
+    checkpoint
+        `Checkpoint`, or just its folder: keeps the training's state, from which it can go on.
+    resume
+        Go on from the newest intact checkpoint; without any, begin at the beginning. The same call
+        must be made: another model, other data or settings are refused, but ``epochs`` may be
+        raised. The result is that of a training without an interruption, its history included.
+        Between two epochs ``workers`` may change: then the weights, the optimizer and the history
+        are those of the checkpoint, and the training goes on as one process does on the batches
+        of so many workers, with other dropout masks.
+    restarts
+        How often the workers are started again if one is lost, killed, stopped or out of memory:
+        from the newest checkpoint, or else from the beginning. What the model, the data or a
+        callback raises is not tried again.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
@@ -144,7 +171,9 @@ def barrier_train(
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
     timeout
-        Seconds of silence after which a worker counts as lost.
+        Seconds that workers wait for each other to start, and after which a worker counts as lost
+        that was stopped or whose machine does not answer. A slow one is waited for (six hours at
+        most), and named once a minute.
 
     Returns
     -------
@@ -164,15 +193,22 @@ def barrier_train(
     arguments = dict(locals())
     began = time.monotonic()
     launcher = launcher_for(spark)
+    arguments["workers"] = count_workers(launcher, workers)
+    restarts = check_whole_number("restarts", restarts, least=0)
+    arguments = settle_checkpoint(arguments)
     request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
-    return _make_result(request, request.run(launcher), safe_mode, began)
+    check_resumes(request.job)
+    with pointing_to(request.job.checkpoint):
+        outcome = run_with_restarts(request, launcher, restarts)
+        return _make_result(request, outcome, safe_mode, began)
 
 
 def barrier_run(
     spark: Any,
     fn: Callable[..., Any],
     *args: Any,
-    workers: int = 2,
+    workers: int | None = None,
+    resources: Resources | None = None,
     verbose: int = 2,
 ) -> list[Any]:
     """Run a function once per worker, all at the same time, and return their values.
@@ -184,11 +220,14 @@ def barrier_run(
     fn
         Called as ``fn(context, *args)`` with a `WorkerContext`. The environment variable
         TF_CONFIG is set, and its ports are reserved, so
-        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works.
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
+        interfaces and serve whoever connects: use them on networks that you trust.
     args
         Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
     workers
-        Number of worker processes. The call lasts as long as the function does.
+        As in `barrier_train`. The call lasts as long as the function does.
+    resources
+        As in `barrier_train`.
     verbose
         2 shows what the workers print, 0 and 1 do not.
 
@@ -203,18 +242,20 @@ def barrier_run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_train`.
     """
-    job = make_job("run", {"workers": workers, "verbose": verbose})
+    launcher = launcher_for(spark)
+    workers = count_workers(launcher, workers)
+    arguments = {"workers": workers, "resources": resources, "verbose": verbose}
+    job = make_job("run", arguments)
     if not callable(fn):
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     check_takes(fn, "fn(context, *args)", None, *args)
-    launcher = launcher_for(spark)
     files = {FUNCTION: pickle_value((fn, args), "`fn` and its arguments", [fn, *args])}
     outcome = launcher.launch(job, files, {}, printer(verbose))
     return [decode_value(report.value) for report in outcome.reports]
 
 
 def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
-    job, trained_on = request.job, request.datasets["train"]
+    job, trained_on = outcome.job or request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = outcome.reports[0].value
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
@@ -245,7 +286,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
-        initial_epoch=outcome.reports[0].first_epoch,
+        initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,
         decode=decode,

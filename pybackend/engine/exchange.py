@@ -8,7 +8,7 @@ as in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from typing import Any
@@ -143,6 +143,17 @@ class GradientExchange:
 
     def end_epoch(self) -> None:
         """Nothing is left to exchange: every step has."""
+
+    def read_state(self) -> dict[str, Any]:
+        """See `Synchronizer`."""
+        requested = self.agreement.is_requested
+        return {"step": self._begun.step, "requested": requested, "host": self._host.read_state()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """See `Synchronizer`."""
+        self._begun.step = state["step"]
+        self.agreement.is_requested = state["requested"]
+        self._host.restore_state(state["host"])
 
     @property
     def mean_loss(self) -> float | None:

@@ -102,6 +102,10 @@ class Feed:
         """Arguments of ``fit`` that this data set needs: none."""
         return {}
 
+    def resume(self, first_epoch: int) -> None:
+        """Begin later than a training did whose first epoch this was: it decides on the rows."""
+        self._first_epoch = first_epoch
+
     def begin_epoch(self, epoch: int) -> None:
         """Visit the rows in the order of an epoch."""
         if self._first_epoch is None:
@@ -132,19 +136,27 @@ class Feed:
         """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
         return self._rows_by_rank[:, step]
 
-    def dataset(self) -> Any:
-        """The local batches of one epoch; Keras iterates over it again for each."""
+    def dataset(self, skip: int = 0) -> Any:
+        """The local batches of one epoch; Keras iterates over it again for each.
+
+        Parameters
+        ----------
+        skip
+            Steps that are done already.
+        """
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
-        firsts, lasts = self._blocks()
-        epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(self._read)
-        if len(firsts) < self.steps:
-            epoch = epoch.prefetch(1).rebatch(self._rows_by_rank[self._rank])
-        epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps))
+        firsts, lasts = self._blocks(skip)
+        # AutoGraph would take a quarter of a second to convert what needs no conversion.
+        read = tf.autograph.experimental.do_not_convert(self._read)
+        epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(read)
+        if len(firsts) < self.steps - skip:
+            epoch = epoch.prefetch(1).rebatch(self._rows_by_rank[self._rank][skip:])
+        epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps - skip))
         return epoch.prefetch(2).with_options(options)
 
-    def _blocks(self) -> Any:
+    def _blocks(self, skip: int) -> Any:
         """First step of each block that is read at once, and the step after its last."""
         sizes = np.diff(self._edges)
         batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
@@ -152,7 +164,7 @@ class Feed:
         is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
         is_cut = is_cut and self.steps == len(sizes)  # else epochs have steps of different sizes
         steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
-        firsts = np.arange(0, self.steps, steps)
+        firsts = np.arange(skip, self.steps, steps)
         return firsts, np.append(firsts[1:], self.steps)
 
     def _read(self, first: Any, last: Any) -> Any:

@@ -8,14 +8,22 @@ import keras
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.engine.backup import ShareRestoredState, find_epoch_to_resume
+from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCallbacks, Start
+from pybackend.engine.csv_log import continue_log
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
+from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import broadcast_state, find_differing_weights, offset_seeds
+from pybackend.engine.state import (
+    broadcast_state,
+    check_structure,
+    find_differing_weights,
+    offset_seeds,
+)
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
+from pybackend.engine.training_state import TrainingState
 from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
@@ -32,23 +40,25 @@ def fit(
     job: Job,
     emit: Emit,
     metrics: MetricsKind = "unknown",
-) -> tuple[dict[str, list[Any]], int, int]:
+    checkpoints: Checkpoints | None = None,
+) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
     Parameters
     ----------
     metrics
         Whether the metrics given to ``compile`` may be summed.
+    checkpoints
+        Where the training begins, and where it is kept.
 
     Returns
     -------
     tuple
-        The history, values by name of the figure; the number of steps taken; and the index of the
-        first epoch.
+        The history, values by name of the figure; and the number of steps taken.
     """
     # The feed shuffles; Keras is not asked to.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
-    options |= {"initial_epoch": job.initial_epoch, **feed.fit_options}
+    options |= feed.fit_options
     if job.class_weight is not None and isinstance(feed, Feed):
         options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
     if collective.world_size > 1:
@@ -57,22 +67,54 @@ def fit(
         _report_what_is_local(model, emit)
     synchronizer = make_synchronizer(model, collective, feed, job, emit, metrics)
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
+    own = select_callbacks(collective.rank, callbacks)
+    sync.evaluated_by = own
+    listed = [sync, *own]
     if collective.world_size > 1:
-        own = select_callbacks(collective.rank, callbacks)
-        if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
-            # As in Keras, a backup knows better where to begin.
-            options["initial_epoch"] = (
-                find_epoch_to_resume(callbacks, collective) or job.initial_epoch
-            )
-            own.append(ShareRestoredState(collective))
-        callbacks = [*own, StopTogether(collective, synchronizer)]
-    sync.evaluated_by = [one for one in callbacks if not isinstance(one, StopTogether)]
+        listed.append(StopTogether(collective, synchronizer))
+    keeper = None
+    if checkpoints is not None:
+        history = keras.callbacks.History()
+        kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
+        state = TrainingState(model, sync, synchronizer, kept)
+        keeper = Checkpointing(job, collective, checkpoints, state, feed.steps, emit)
+        listed += [history, keeper]
+        if checkpoints.start.state is not None:
+            for callback in own:
+                continue_log(callback)
+    start = Start(job.initial_epoch) if checkpoints is None else checkpoints.start
     try:
         with synchronizer.install():
-            fitted = model.fit(feed.dataset(), callbacks=[sync, *callbacks], **options)
+            history = _fit_from(start, model, feed, listed, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
-    return dict(fitted.history), sync.steps_done, options["initial_epoch"]
+    if keeper is not None:
+        keeper.finish()
+    return dict(history), sync.steps_done
+
+
+def _fit_from(
+    start: Start, model: Any, feed: Feed | PipelineFeed, callbacks: list[Any], options: Any
+) -> dict[str, list[Any]]:
+    """Train from some place on, as if all before had been done here; returns the history."""
+    if start.state is None:
+        fitted = model.fit(
+            feed.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
+        )
+        return dict(fitted.history)
+    params = {"verbose": 0, "epochs": options["epochs"], "steps": feed.steps, "model": model}
+    resumed = ResumedCallbacks(callbacks, start.step, **params)
+    epoch, is_stopped = start.epoch, start.is_stopped
+    if start.is_within_epoch:
+        once = {**options, "epochs": epoch + 1}
+        # It ends a training: it would take averages of the weights for them.
+        with override(model.optimizer, "finalize_variable_values", lambda variables: None):
+            model.fit(feed.dataset(start.step), callbacks=resumed, initial_epoch=epoch, **once)
+        resumed.begin_rest()
+        epoch, is_stopped = epoch + 1, bool(model.stop_training)
+    first = options["epochs"] if is_stopped else epoch
+    fitted = model.fit(feed.dataset(), callbacks=resumed, initial_epoch=first, **options)
+    return dict(fitted.history)
 
 
 def _report_what_is_local(model: Any, emit: Emit) -> None:
@@ -95,6 +137,7 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
 
 def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
     """Give all ranks rank 0's weights, and report if they were not equal before."""
+    check_structure(model, collective)
     differing = find_differing_weights(model, collective)
     if differing:
         text = (

@@ -6,7 +6,7 @@ behind the gradients, and the sum is divided by their total.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,6 +123,18 @@ class FlatExchange:
         self._fill_tail(sender.buffer(self._buffers.take), weight, loss)
         sender.mark_ready(len(self.layout.buckets) - 1)
         return self._mean(sender.finish(), self._nominal())
+
+    def read_state(self) -> dict[str, Any]:
+        """What was not sent yet: gradients that are being accumulated, and rounding errors."""
+        pending = None if self._pending is None else np.array(self._pending)
+        return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned."""
+        self._pending = state["pending"]
+        for codec, residuals in zip(self._codecs, state["residuals"], strict=True):
+            if codec is not None:
+                codec.restore_residuals(residuals)
 
     def close(self) -> None:
         """End the thread that sends buckets, if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,8 @@ class HostExchange:
         self._calls = 0
         self._loss_sum = 0.0
         self._rows_sum = 0
+        # Of buffers that a step makes when it is traced.
+        self._restored: dict[str, Any] = {}
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
@@ -74,6 +76,23 @@ class HostExchange:
         """Start counting the epoch's steps."""
         self._position.begin_epoch()
         self._loss_sum, self._rows_sum = 0.0, 0
+
+    def read_state(self) -> dict[str, Any]:
+        """What is kept from step to step: sums of the epoch, and what was not sent yet."""
+        flats = {repr(key): flat.read_state() for key, flat in self._flats.items()}
+        return {
+            "step": self._position.step,
+            "calls": self._calls,
+            "loss": self._loss_sum,
+            "rows": self._rows_sum,
+            "flats": {**self._restored, **flats},
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned; no step has been traced yet."""
+        self._position.step, self._calls = state["step"], state["calls"]
+        self._loss_sum, self._rows_sum = state["loss"], state["rows"]
+        self._restored = dict(state["flats"])
 
     def close(self) -> None:
         """End the threads that send buckets."""
@@ -138,6 +157,8 @@ class HostExchange:
                 nominal=self._nominal_weight,
                 compression=self._settings.compression,
             )
+            if repr(key) in self._restored:
+                self._flats[key].restore_state(self._restored.pop(repr(key)))
         return self._flats[key]
 
     def _nominal_weight(self) -> float:

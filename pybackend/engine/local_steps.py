@@ -9,7 +9,7 @@ plain SGD.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -47,6 +47,17 @@ class OuterOptimizer:
         """Start from weights that all workers share."""
         self._last = [np.array(weight) for weight in weights]
         self._velocity = [np.zeros_like(weight) for weight in weights]
+
+    def read_state(self) -> dict[str, Any]:
+        """A copy of the two buffers, and of what the exchange has not sent yet."""
+        buffers = {"last": self._last, "velocity": self._velocity}
+        copies = {name: [np.array(part) for part in parts] for name, parts in buffers.items()}
+        return {**copies, "exchange": self._exchange.read_state()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned."""
+        self._last, self._velocity = state["last"], state["velocity"]
+        self._exchange.restore_state(state["exchange"])
 
     def step(self, rows: float, weights: list[Array]) -> list[Array]:
         """New weights, the same on all workers.
@@ -146,6 +157,19 @@ class WeightAveraging:
         if int(self._steps) % self._every:
             self._average()
             self._steps.assign(0)
+
+    def read_state(self) -> dict[str, Any]:
+        """See `Synchronizer`."""
+        counters = [int(self._steps), int(self._rows)]
+        requested = self.agreement.is_requested
+        return {"counters": counters, "requested": requested, "outer": self._outer.read_state()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """See `Synchronizer`."""
+        for counter, value in zip([self._steps, self._rows], state["counters"], strict=True):
+            counter.assign(value)
+        self.agreement.is_requested = state["requested"]
+        self._outer.restore_state(state["outer"])
 
     def _wrap_step(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:

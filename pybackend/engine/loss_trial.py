@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.engine.calls import StepCalls
-from pybackend.engine.global_batch import GlobalBatch, OverBatch
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
@@ -29,7 +27,7 @@ from pybackend.model.layers import find_layers, find_other_optimizers
 # Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
 # the number of parts.
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
-_FEW_PARTS = (0.3,)
+FEW_PARTS = (0.3,)
 # A loss that is random is drawn so often, and rejected if the mean over its parts is off by so many
 # standard errors.
 _DRAWS = 6
@@ -47,12 +45,6 @@ _WAYS_OUT_OF_STEPS = (
     "sees only its own: a loss that compares or sums rows (compute it in `compute_loss`, and give "
     "`exchange` the option loss_over='global batch'), or gradients that it clips by itself (give "
     "`clipnorm` to the optimizer instead)"
-)
-_WAYS_OUT_OF_BATCHES = (
-    "the rows of all workers come together in `compute_loss` and the losses of `compile` only, but "
-    "a layer, `add_loss` or the model's own `train_step` makes something of the rows of a batch, "
-    "too. Return what the loss needs as an output of the model, and call `self.compute_loss()` in "
-    "a train_step"
 )
 
 
@@ -76,7 +68,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     InputError
         Shows the values that differ, or says that the loss is not a number.
     """
-    with keep_state(model), _hold_statistics(model):
+    with keep_state(model), hold_statistics(model):
         if has_keras_train_step(model):
             # Keras fits the loss to the first outputs, which are to be those of a training.
             if not _try_loss(model, rows, training=True):
@@ -95,33 +87,6 @@ def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
     return True
 
 
-def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
-    """Reject a model whose loss over the global batch would not have the gradients of one process.
-
-    Workers are simulated: each part of the rows is given the outputs of the others.
-
-    Raises
-    ------
-    InputError
-        Says what workers cannot compute together.
-    """
-    count = count_rows(rows)
-    others = _SimulatedRows(model, rows)
-    with keep_state(model), _hold_statistics(model), others.install():
-        try:
-            found = _find_difference(
-                others.compute_gradients, count, model, shares=_FEW_PARTS, prepare=others.begin
-            )
-        except Exception:  # what it cannot do here shows in the training
-            return
-    # Of all workers' rows it may well be a number.
-    if found.differs and np.isfinite(found.whole).all():
-        raise InputError(
-            f"the loss or the gradients of {count} rows are not those of parts of them together: "
-            f"{_WAYS_OUT_OF_BATCHES}"
-        )
-
-
 def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
     """Returns whether that is certain: a loss that is random may hide a small difference."""
     loss = _LossOfParts(model, rows, training)
@@ -138,7 +103,7 @@ def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
             "and weights, and for a loss that divides by 0"
         )
     try:
-        found = _find_difference(loss, loss.count, model)
+        found = find_difference(loss, loss.count, model)
     except Exception:  # of fewer rows: the training will show it
         return False
     if found.differs:
@@ -169,11 +134,11 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
     """As `_try_loss`, with the gradients that a custom train_step gives to the optimizer."""
 
     def gradients(part: slice) -> Any:
-        return _compute_gradients(model, take_part(rows, part))
+        return compute_step_gradients(model, take_part(rows, part))
 
     count = count_rows(rows)
     try:
-        found = _find_difference(gradients, count, model)
+        found = find_difference(gradients, count, model)
     except Exception:  # what it cannot do here, such as what needs a graph, shows in the training
         return
     if found.differs:
@@ -183,7 +148,7 @@ def _try_step(model: Any, rows: Sequence[Any]) -> None:
         )
 
 
-def _compute_gradients(model: Any, data: Any) -> Any:
+def compute_step_gradients(model: Any, data: Any) -> Any:
     """Some values of what a train_step gives to the optimizer, as one array."""
     taken: list[Any] = []
 
@@ -200,68 +165,6 @@ def _compute_gradients(model: Any, data: Any) -> Any:
     return np.concatenate(taken) if taken else np.zeros(0)
 
 
-class _SimulatedRows:
-    """Parts of the rows as workers, each of which is given the outputs of the others."""
-
-    def __init__(self, model: Any, rows: Sequence[Any]) -> None:
-        self._model = model
-        self._rows = rows
-        self._calls = StepCalls()
-        self._batch = GlobalBatch(model, self, self._calls, OverBatch(loss=True))
-        self._part = slice(0, 0)
-        self._is_recording = False
-        # By part, for each time that a step asks for rows.
-        self._recorded: dict[int, list[Sequence[Any]]] = {}
-        self._asked = 0
-
-    def install(self) -> AbstractContextManager[None]:
-        """Watch the model while the context lasts."""
-        return self._batch.install()
-
-    def begin(self, cut: Sequence[slice]) -> None:
-        """Let all workers compute their outputs."""
-        self._recorded = {}
-        self._is_recording = True
-        for part in cut:
-            self.compute_gradients(part)
-        self._is_recording = False
-
-    def compute_gradients(self, part: slice) -> Any:
-        """Those of one worker, for the mean over all, and behind them its losses."""
-        self._part, self._asked = part, 0
-        self._calls.begin(part.stop - part.start)
-        compute_loss = self._model.compute_loss
-        losses: list[float] = []
-
-        def noting(*args: Any, **options: Any) -> Any:
-            loss = compute_loss(*args, **options)
-            losses.append(float(loss))
-            return loss
-
-        with self._batch.active(), override(self._model, "compute_loss", noting):
-            gradients = _compute_gradients(self._model, take_part(self._rows, part))
-        return np.append(gradients, losses)
-
-    def __call__(self, own: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
-        """As `OtherRows`."""
-        if self._is_recording:
-            self._recorded.setdefault(self._part.start, []).append(own)
-        before = [tensor[:0] for tensor in own]
-        after = list(before)
-        for start, asked in self._recorded.items():
-            if self._is_recording or start == self._part.start:
-                continue
-            side = before if start < self._part.start else after
-            found = [tf.stop_gradient(tensor) for tensor in asked[self._asked]]
-            side[:] = [tf.concat(pair, 0) for pair in zip(side, found, strict=True)]
-        self._asked += 1
-        return before, after, count_rows(self._rows) / (self._part.stop - self._part.start)
-
-    def fetch_whole(self, specs: Sequence[Any]) -> list[Any]:
-        """Every part has rows."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class _Comparison:
     """What a function gives for all rows, and the mean of what it gives for parts of them."""
@@ -273,7 +176,7 @@ class _Comparison:
     is_random: bool
 
 
-def _find_difference(
+def find_difference(
     function: Callable[[slice], Any],
     count: int,
     model: Any,
@@ -317,7 +220,7 @@ def _find_difference(
         not np.array_equal(v.numpy(), state) for v, state in zip(seeds, before, strict=True)
     )
     if is_random and not _norm(parts - whole) <= bound:
-        cut = cut_rows(count, _FEW_PARTS)
+        cut = cut_rows(count, FEW_PARTS)
         draws = []
         for number in range(_DRAWS):  # turn and turn about: what counts its calls does so for both
             order = (everything, cut) if number % 2 else (cut, everything)
@@ -415,7 +318,7 @@ def count_rows(rows: Sequence[Any]) -> int:
 
 
 @contextmanager
-def _hold_statistics(model: Any) -> Iterator[None]:
+def hold_statistics(model: Any) -> Iterator[None]:
     """Keep batch normalization to its moving statistics.
 
     Those of a batch are each worker's own, which is documented.

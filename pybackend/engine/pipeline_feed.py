@@ -123,14 +123,18 @@ class PipelineFeed:
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
 
-    def dataset(self) -> Any:
-        """The local batches of one epoch, or of all if they do not end."""
+    def resume(self, first_epoch: int) -> None:
+        """Begin with a later epoch: the pipeline does not know which."""
+
+    def dataset(self, skip: int = 0) -> Any:
+        """The local batches of one epoch, or of all if they do not end; none can be skipped."""
         nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
+        count_rows = tf.autograph.experimental.do_not_convert(self._count_rows)
         if self._is_endless:
-            return self._data.repeat().concatenate(nothing).map(self._count_rows)
+            return self._data.repeat().concatenate(nothing).map(count_rows)
         data = self._data.concatenate(nothing).take(self.steps)
         data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
-        return data.map(self._count_rows)
+        return data.map(count_rows)
 
     def _count_rows(self, *parts: Any) -> Any:
         def count(rows: Any) -> Any:

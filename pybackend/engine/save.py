@@ -73,7 +73,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
     failure: SerializationError | None = None
     for plan in plans:
         try:
-            data = _encode(loaded, plan)
+            data = encode_trained(loaded, plan)
             _check_can_be_read(loaded, data, plan, inputs, job)
         except SerializationError as error:
             # Weights alone come last, and are the least that can fail.
@@ -126,7 +126,7 @@ def _check_size(size: int, job: Job) -> None:
 
 def write_model(loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
-    data = _encode(loaded, plan)
+    data = encode_trained(loaded, plan)
     if uri is not None:
         write_whole(uri, data)
         return sha256_of(data)
@@ -147,7 +147,14 @@ def _has_functions(model: Any) -> bool:
     return model.compiled and found(model.get_compile_config() or {})
 
 
-def _encode(loaded: LoadedModel, plan: SavingPlan) -> bytes:
+def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
+    """The model as a file of the plan's format.
+
+    Raises
+    ------
+    SerializationError
+        Keras cannot write it.
+    """
     model = loaded.model
     if plan.format == WEIGHTS:
         return write_weights(model)

@@ -14,8 +14,10 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.data.rows import SpooledRows
 from pybackend.engine.held_out import HeldOut, batch_rows
+from pybackend.engine.state import check_structure, find_differing_weights
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.trials import choose_rows, find_over
+from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
@@ -45,6 +47,7 @@ def score(
         Rows of every worker, by rank, of the data sets in the folder.
     """
     model = load_job_model(job, folder).model
+    _check_alike(model, collective)
     rows = reshape_rows(SpooledRows(folder / "train"), model)
     began = time.monotonic()
     value: Any = None
@@ -59,6 +62,20 @@ def score(
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))
     return Score(value, len(rows), time.monotonic() - began)
+
+
+def _check_alike(model: Any, collective: Collective) -> None:
+    """Refuse to mix the outputs of different models, which workers may have built or loaded."""
+    if collective.world_size == 1:
+        return
+    check_structure(model, collective)
+    differing = find_differing_weights(model, collective)
+    if differing:
+        raise InputError(
+            f"the weights of worker {', '.join(map(str, differing))} are not those of worker 0 "
+            f"({next(iter(differing.values()))}): all workers must have the same model. A function "
+            "that builds it must load its weights, or set a seed"
+        )
 
 
 def _widen_bfloat16(array: Any) -> Any:

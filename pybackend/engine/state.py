@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import Collective
+from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_other_optimizers
+from pybackend.model.structure import digest_model
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
@@ -33,6 +35,25 @@ def offset_seeds(model: Any, rank: int) -> None:
             state = np.array(variable.numpy())
             state[0] = (int(state[0]) + rank * _RANK_STRIDE) % 2**31
             variable.assign(state)
+
+
+def check_structure(model: Any, collective: Collective) -> None:
+    """Refuse models that differ from rank to rank, each of which has built its own.
+
+    Raises
+    ------
+    InputError
+        On every rank.
+    """
+    own = np.frombuffer(digest_model(model).encode(), np.uint8).copy()
+    everyone = [part.tobytes().decode() for part in collective.all_gather(own)]
+    differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
+    if differing:
+        raise InputError(
+            f"the model of worker {', '.join(map(str, differing))} has another structure, or was "
+            "compiled otherwise, than that of worker 0: the `model` function must build the same "
+            "model on all workers"
+        )
 
 
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:

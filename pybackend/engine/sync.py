@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -51,6 +51,15 @@ class EpochSync(keras.callbacks.Callback):
         """Steps of all epochs so far."""
         self.evaluated_by: Sequence[Any] = ()
         """Callbacks that see the validation."""
+
+    def read_state(self) -> dict[str, Any]:
+        """What a checkpoint has to know: the statistics that this epoch began with, and steps."""
+        return {"agreed": self._agreed, "steps": self._steps, "steps_done": self.steps_done}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned."""
+        self._agreed, self._steps = state["agreed"], state["steps"]
+        self.steps_done = state["steps_done"]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size

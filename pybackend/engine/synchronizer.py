@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -55,6 +55,12 @@ class Synchronizer(Protocol):
     def end_epoch(self) -> None:
         """An epoch's steps are done."""
 
+    def read_state(self) -> dict[str, Any]:
+        """What this worker keeps from step to step, as plain data and arrays."""
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `read_state` returned, after `begin_training`."""
+
 
 class NoExchange:
     """The synchronizer of a single worker."""
@@ -78,6 +84,13 @@ class NoExchange:
 
     def end_epoch(self) -> None:
         """Nothing to finish."""
+
+    def read_state(self) -> dict[str, Any]:
+        """Nothing is kept."""
+        return {}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Nothing was kept."""
 
 
 def make_synchronizer(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from pybackend.engine.global_batch import (
     find_compiled_metrics,
 )
 from pybackend.engine.held_out import HeldOut, build_metrics
+from pybackend.engine.job_identity import describe_training
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.save import plan_saving, write_model
+from pybackend.engine.resume import describe_model, open_checkpoints
+from pybackend.engine.save import encode_trained, plan_saving, write_model
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.trials import MetricsKind, check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
+from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
@@ -50,20 +54,27 @@ _ABOUT_UNTRIED_METRICS = (
     "the metrics failed when they were tried on some rows: their variables are summed over the "
     "workers, which is right for sums and counts only"
 )
+_ABOUT_PIPELINES = (
+    "a training that resumes calls the function `data` anew: its result is that of one without an "
+    "interruption if the function gives the same batches in every epoch"
+)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a worker's training gave; attributes as in `WorkerReport`."""
+    """What a worker's training gave; attributes as in `WorkerReport`.
+
+    ``discard`` removes what is of no use once the report is there.
+    """
 
     history: dict[str, list[Any]]
     rows: int
     steps: int
-    first_epoch: int
     seconds: float
     weights_sha256: str
     model_sha256: str | None
     inputs: Any
+    discard: Callable[[], None] | None = None
 
 
 def train(
@@ -112,29 +123,54 @@ def train(
         build_losses(model, rows)
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, rows)
-    held_out = None
+    held_out, others = None, None
     if "validation" in counts:
         others = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
         held_out = HeldOut(others, counts["validation"], job.batch_size, over)
         held_out.prepare(model, collective)
+    checkpoints = None
+    if job.checkpoint is not None:
+        sets = {"train": rows if stream is None else None, "validation": others}
+        description = describe_training(job, model, callbacks, sets, collective)
+        kept = None if plan is None else describe_model(job, model, plan, inputs, description)
+        checkpoints = open_checkpoints(
+            job, collective, kept, lambda: encode_trained(loaded, plan) if plan else b"", emit
+        )
+        _check_can_be_kept(feed, emit)
+        start = checkpoints.start
+        if start.state is not None:
+            feed.resume(job.initial_epoch)
+        is_resumed = start.state is not None and has_keras_train_step(model)
+        if is_resumed or start.is_within_epoch or model.jit_compile:
+            # They have values to be restored. XLA fuses a step otherwise that makes them first.
+            build_metrics(model, rows)
+            model.make_test_function(force=True)
     began = time.monotonic()
-    history, steps, first_epoch = fit(
-        model, collective, feed, held_out, callbacks, job, emit, metrics
+    history, steps = fit(
+        model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints
     )
     seconds = time.monotonic() - began
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
-    digest = write_model(loaded, plan, folder, job.model_uri) if plan is not None else None
+    digest = None
+    if checkpoints is not None:
+        checkpoints.wait(job.timeout)
+    if plan is not None:
+        with pointing_to(job.checkpoint):
+            digest = write_model(loaded, plan, folder, job.model_uri)
+    discard = None
+    if checkpoints is not None and job.discards_checkpoints:
+        discard = partial(checkpoints.clear, job.timeout)
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
         rows=feed.rows,
         steps=steps,
-        first_epoch=first_epoch,
         seconds=seconds,
         weights_sha256=weights,
         model_sha256=digest,
         inputs=inputs,
+        discard=discard,
     )
 
 
@@ -143,6 +179,17 @@ def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
         emit(Note(_ABOUT_METRICS))
     elif metrics == "unknown" and find_compiled_metrics(model):
         emit(Note(_ABOUT_UNTRIED_METRICS))
+
+
+def _check_can_be_kept(feed: Feed | PipelineFeed, emit: Emit) -> None:
+    """Say on what a pipeline's result depends; `InputError` if the data would be others."""
+    if isinstance(feed, PipelineFeed):
+        if feed.fit_options:
+            raise InputError(
+                "`checkpoint` needs a function `data` whose batches end with each epoch: endless "
+                "ones cannot be found again. Leave out `steps_per_epoch`, or pass rows or files"
+            )
+        emit(Note(_ABOUT_PIPELINES))
 
 
 def _is_same_everywhere(collective: Collective, digest: str) -> bool:

@@ -11,11 +11,8 @@ from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows
 from pybackend.engine.global_batch import OverBatch
-from pybackend.engine.loss_trial import (
-    check_global_loss,
-    check_loss_is_mean,
-    is_mean_in_evaluation,
-)
+from pybackend.engine.global_loss_trial import check_global_loss
+from pybackend.engine.loss_trial import check_loss_is_mean, is_mean_in_evaluation
 from pybackend.engine.metric_trial import find_unsummable_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job

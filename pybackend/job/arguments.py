@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from typing import Any
 
 from pybackend.errors import InputError
@@ -61,6 +62,11 @@ def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
         listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
         raise InputError(f"`{name}` must be {listed}, not {value!r}")
     return value
+
+
+def is_variable_name(text: str) -> bool:
+    """Whether a text can be the name of an environment variable in every shell."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 
 def as_number(value: Any) -> float | None:

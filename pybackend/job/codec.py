@@ -37,7 +37,19 @@ def decode(text: str | bytes, *kinds: type[Message]) -> Message:
         The text is not JSON, its type is not one of ``kinds``, or a field is unknown, absent, or
         of the wrong type.
     """
-    found: Message = _read_dataclass(json.loads(text), kinds, "the message")
+    try:
+        values = json.loads(text)
+        found: Message = _read_dataclass(values, kinds, "the message")
+    except RecursionError as error:
+        raise ValueError("the message is nested too deeply") from error
+    return found
+
+
+def read_fields(kind: type[Message], values: Any) -> Message:
+    """A dataclass from plain data, an object of its fields; `ValueError` as in `decode`."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{kind.__name__} is {_shorten(values)}, not an object")
+    found: Message = _build(kind, values)
     return found
 
 
@@ -58,8 +70,11 @@ def _read_dataclass(value: Any, kinds: Sequence[type], where: str) -> Any:
     if kind is None:
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{where} is {_shorten(value)}, not {expected}")
+    return _build(kind, {name: item for name, item in value.items() if name != _TYPE})
+
+
+def _build(kind: type, given: Mapping[str, Any]) -> Any:
     hints = _hints_of(kind)
-    given = {name: item for name, item in value.items() if name != _TYPE}
     if unknown := sorted(given.keys() - hints.keys()):
         raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}")
     if absent := sorted(_required(kind) - given.keys()):
@@ -140,9 +155,9 @@ def _read_mapping(value: Any, hints: Sequence[Any], where: str) -> dict[str, Any
 
 
 def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         raise ValueError(f"{where} is {_shorten(value)}, not a list")
-    return value
+    return list(value)
 
 
 def _shorten(value: Any) -> str:

@@ -18,8 +18,10 @@ from pybackend.job.arguments import (
     check_seconds,
     check_whole_number,
 )
+from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
+from pybackend.job.resources import Resources, check_resources
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
@@ -66,6 +68,8 @@ class Job:
         What workers exchange; what the default `Exchange` says if they exchange nothing.
     in_memory
         As in `DataOptions`.
+    resources
+        What each worker may use of its machine.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     is_seeded
@@ -75,7 +79,7 @@ class Job:
     model_limit
         Largest model, in bytes, that comes back through the driver.
     timeout
-        Seconds of silence from a peer after which it counts as lost.
+        As in `barrier_train`.
     model_source
         ``"file"`` (a ``.keras`` file) or ``"function"`` (a pickled function).
     floatx, dtype_policy, image_data_format
@@ -84,6 +88,10 @@ class Job:
         Whether loading a model may execute code that it carries.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
+    checkpoint, resume
+        As in `barrier_train`.
+    discards_checkpoints
+        Whether they are removed when the training has ended.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -98,6 +106,7 @@ class Job:
     in_memory: bool = False
     class_weight: tuple[tuple[int, float], ...] | None = None
     exchange: Exchange | LocalSteps = field(default_factory=Exchange)
+    resources: Resources = field(default_factory=Resources)
     seed: int = 0
     is_seeded: bool = False
     model_uri: str | None = None
@@ -109,6 +118,14 @@ class Job:
     image_data_format: str = "channels_last"
     safe_mode: bool = True
     verbose: int = 1
+    checkpoint: Checkpoint | None = None
+    resume: bool = False
+    discards_checkpoints: bool = False
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether another run must have the same rows in the same order."""
+        return self.is_seeded or self.checkpoint is not None
 
     @property
     def needs_tensorflow_server(self) -> bool:
@@ -156,6 +173,8 @@ def make_job(
             f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
             f"not {job.initial_epoch}"
         )
+    if job.resume and job.checkpoint is None:
+        raise InputError("`resume` needs `checkpoint`: the folder to resume from")
     return job
 
 
@@ -230,6 +249,10 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": partial(check_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
     "exchange": check_exchange,
+    "checkpoint": check_checkpoint,
+    "resume": partial(check_flag, "resume"),
+    "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
+    "resources": check_resources,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),

@@ -34,6 +34,19 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """A worker has waited for the worker of rank ``peer`` for some seconds.
+
+    It says so twice: by the second time, all that wait have spoken.
+    """
+
+    peer: int
+    seconds: float
+    is_second: bool
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class PrintedLine:
     """A line that a worker has printed."""
 
@@ -56,7 +69,7 @@ class Reported:
     rank: int = 0
 
 
-Event = EpochEnded | Note | PrintedLine | Failed | Reported
+Event = EpochEnded | Note | Waits | PrintedLine | Failed | Reported
 Emit = Callable[[Event], object]
 
 
@@ -74,12 +87,15 @@ class Order:
         ``host:port`` held for each rank's TensorFlow server; empty if the job needs none.
     counts
         Rows of each rank, by data set, of those that lie in the workers' folders.
+    seed
+        In place of the job's, of which members that nobody has sent a job each have their own.
     """
 
-    token: str
+    token: str = field(repr=False)
     peers: tuple[str, ...]
     reserved: tuple[str, ...] = ()
     counts: Mapping[str, list[int]] = field(default_factory=dict)
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,10 @@ class Arrival:
         What `pybackend.data.layout.read_layouts` found in the worker's folder.
     has_failed
         Whether the member could not read its rows; then no worker starts.
+    nonce
+        Random text: connections between the workers prove a token that was made of all of these.
+    seed
+        The seed of the member's job.
     """
 
     address: str
@@ -106,6 +126,8 @@ class Arrival:
     layouts: Mapping[str, Any]
     reserved: str | None = None
     has_failed: bool = False
+    nonce: str = ""
+    seed: int | None = None
 
 
 def read_event(text: str | bytes) -> Event:

@@ -34,7 +34,7 @@ class Exchange:
     ----------
     transport
         What carries the gradients: ``"tcp"``, or ``"tf"`` for TensorFlow's collectives (NCCL
-        between GPUs).
+        between GPUs), whose servers serve whoever connects: for networks that you trust.
     compression
         ``"fp16"`` or ``"bf16"`` halves the bytes that are sent. Rounding errors are kept and sent
         later (error feedback), but the result is no longer that of one process. None: exact. Only
@@ -48,6 +48,9 @@ class Exchange:
         outputs, labels and weights in each step, and compute the loss of all rows. Then it may
         compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and
         masks may reach several losses.
+    encrypt
+        Whether what the workers send each other is encrypted and authenticated (TLS 1.3). None:
+        what leaves a machine is. False: nothing is, which is for fast networks that you trust.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class Exchange:
     compression: Compression = None
     bucket_mb: float = 25.0
     loss_over: Literal["rows", "global batch"] = "rows"
+    encrypt: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice("loss_over", self.loss_over, choices=["rows", "global batch"])
@@ -66,6 +70,11 @@ class Exchange:
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
         if self.compression is not None and self.transport != "tcp":
             raise InputError("`compression` needs transport='tcp'")
+        check_choice("encrypt", self.encrypt, choices=[None, True, False])
+        if self.encrypt and self.transport != "tcp":
+            raise InputError(
+                "`encrypt=True` needs transport='tcp': TensorFlow's own servers cannot encrypt"
+            )
         _set(self, bucket_mb=check_positive("bucket_mb", self.bucket_mb))
 
 
@@ -82,7 +91,7 @@ class LocalSteps:
         Steps between two averages, at least 2.
     learning_rate, momentum
         How the average change of the weights is applied. 0.7 and 0.9 give DiLoCo.
-    compression
+    compression, encrypt
         As in `Exchange`.
 
     Raises
@@ -95,6 +104,7 @@ class LocalSteps:
     learning_rate: float = 1.0
     momentum: float = 0.0
     compression: Compression = None
+    encrypt: bool | None = None
 
     def __post_init__(self) -> None:
         _set(
@@ -104,6 +114,7 @@ class LocalSteps:
             momentum=check_fraction("momentum", self.momentum),
         )
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
+        check_choice("encrypt", self.encrypt, choices=[None, True, False])
 
 
 @dataclass(frozen=True)

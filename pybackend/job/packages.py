@@ -27,6 +27,7 @@ BUILDS = {
     "keras": ("keras", "keras-nightly"),
 }
 UNKNOWN = "unknown"
+SET_PYSPARK_PYTHON = "set PYSPARK_PYTHON to a Python that has it on every host"
 
 
 def read_versions() -> dict[str, Any]:
@@ -38,7 +39,9 @@ def read_versions() -> dict[str, Any]:
 
 
 def find_difference(
-    hosts: Sequence[str], found: Sequence[Mapping[str, Any]]
+    hosts: Sequence[str],
+    found: Sequence[Mapping[str, Any]],
+    remedy: str = SET_PYSPARK_PYTHON,
 ) -> tuple[int, str] | None:
     """The first rank whose packages keep a training from starting, and why; None: all is well.
 
@@ -46,6 +49,8 @@ def find_difference(
     ----------
     hosts, found
         Each rank's host, and what `read_versions` gave there.
+    remedy
+        What else to do than to install something.
     """
     for package, title in TITLES.items():
         versions = [have[package] for have in found]
@@ -54,14 +59,14 @@ def find_difference(
         wanted = Counter(known).most_common(1)[0][0] if known else None
         for rank, have in enumerate(versions):
             if have is None:
-                return rank, _absent(rank, hosts, found[rank]["python"], package, wanted)
+                absent = _absent(rank, hosts, found[rank]["python"], package, wanted)
+                return rank, f"{absent}, or {remedy}"
             if have not in (wanted, UNKNOWN):
                 peer = versions.index(wanted)
                 return rank, (
                     f"worker {rank} on {hosts[rank]} has {title} {have}, worker {peer} on "
                     f"{hosts[peer]} has {wanted}: install the same version on every host "
-                    f"(there: {_pip(found[rank]['python'], package, wanted)}), or set "
-                    "PYSPARK_PYTHON to a Python that has it on every host"
+                    f"(there: {_pip(found[rank]['python'], package, wanted)}), or {remedy}"
                 )
     return None
 
@@ -69,8 +74,7 @@ def find_difference(
 def _absent(rank: int, hosts: Sequence[str], python: str, package: str, wanted: str | None) -> str:
     return (
         f"worker {rank} on {hosts[rank]} has no {TITLES[package]}: its Python is {python}. "
-        f"Install it there with `{_pip(python, package, wanted)}`, or set PYSPARK_PYTHON to a "
-        "Python that has it on every host"
+        f"Install it there with `{_pip(python, package, wanted)}`"
     )
 
 

@@ -21,8 +21,6 @@ class WorkerReport:
         the epochs earlier.
     steps
         Optimizer steps taken.
-    first_epoch
-        Index of the first epoch: ``initial_epoch``, or where a backup was resumed.
     seconds
         Wall time of the training itself, without start-up.
     value
@@ -42,7 +40,6 @@ class WorkerReport:
     pid: int
     rows: int = 0
     steps: int = 0
-    first_epoch: int = 0
     seconds: float = 0.0
     value: Any = None
     weights_sha256: str | None = None

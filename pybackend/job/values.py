@@ -37,7 +37,14 @@ def decode_value(text: str) -> Any:
     """
     try:
         return _unpack(json.loads(text))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        SyntaxError,  # numpy reads some types as Python
+    ) as error:
         raise SerializationError(f"a worker's result is damaged: {error}") from error
 
 

@@ -12,7 +12,6 @@ from pybackend.errors import InputError
 # These write files: once is enough, and right only on one rank.
 _RANK_0_ONLY = (
     keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.RemoteMonitor,

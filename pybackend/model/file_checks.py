@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
 from pathlib import Path
 from typing import Literal
 
 from pybackend.errors import SerializationError
-from pybackend.model.hdf5_checks import reject_endless_file, reject_hostile_file
+from pybackend.model.archive_checks import check_archive
+from pybackend.model.hdf5_checks import check_hdf5, reject_endless_file
 
 Format = Literal["h5", "keras"]
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -48,10 +47,10 @@ def check_file(path: Path, *, is_intact: bool) -> None:
         reject_endless_file(path)
     try:
         if path.suffix == ".h5":
-            reject_hostile_file(path)
+            check_hdf5(path, path.stat().st_size)
             version = _read_hdf5_version(path)
         else:
-            version = _read_archive_version(path)
+            version = check_archive(path, is_intact=is_intact)
     except SerializationError:
         raise
     except Exception as error:  # zipfile, zlib and h5py raise all kinds of errors over damage
@@ -74,11 +73,3 @@ def _read_hdf5_version(path: Path) -> str:
             )
         version = file.attrs.get("keras_version", "")
         return version.decode() if isinstance(version, bytes) else str(version)
-
-
-def _read_archive_version(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-        if damaged or "config.json" not in archive.namelist():
-            raise SerializationError(f"the .keras file is damaged at {damaged or 'config.json'!r}")
-        return str(json.loads(archive.read("metadata.json"))["keras_version"])

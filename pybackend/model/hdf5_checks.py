@@ -6,32 +6,46 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pybackend.errors import SerializationError
 
-# Reads what Keras will read, all names and attributes.
+# Reads what Keras will read, all names and attributes. Many texts of an attribute may lie in one
+# place, so that only reading them shows what they take.
 _TRIAL = """
-import sys, h5py
-with h5py.File(sys.argv[1], "r") as file:
-    dict(file.attrs)
-    file.visititems(lambda name, item: dict(item.attrs) and None)
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]  # not what lies in the current one
+import os, resource
+import h5py
+path, too_much = sys.argv[1], int(sys.argv[2])
+if os.path.exists("/proc/self/statm"):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    limit = used + (256 << 20) + 8 * os.path.getsize(path)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    with h5py.File(path, "r") as file:
+        dict(file.attrs)
+        file.visititems(lambda name, item: dict(item.attrs) and None)
+except Exception as error:
+    is_memory = isinstance(error, MemoryError) or "allocation failed" in str(error)
+    sys.exit(too_much if is_memory else 1)
 """
 _TRIAL_SECONDS = 20.0
+_TOO_MUCH = 3
 # Weights hardly shrink when they are compressed; HDF5's filters could inflate a thousandfold.
 _MOST_INFLATION = 100
 _SMALL_BYTES = 1 << 20
 
 
 def reject_endless_file(path: Path) -> None:
-    """Reject a damaged HDF5 file in which the HDF5 library would loop forever.
+    """Reject an HDF5 file in which the HDF5 library would loop forever, or fill the memory.
 
     Another process tries it, as nothing else can end such a loop. Not needed if a digest has
     shown the file to be intact; other damage is found by the reading itself.
     """
     try:
-        subprocess.run(
-            [sys.executable, "-c", _TRIAL, str(path)],
+        tried = subprocess.run(
+            [sys.executable, "-c", _TRIAL, str(path), str(_TOO_MUCH)],
             capture_output=True,
             timeout=_TRIAL_SECONDS,
             check=False,
@@ -40,12 +54,27 @@ def reject_endless_file(path: Path) -> None:
         raise SerializationError(
             f"the model file is corrupted: reading it did not end within {_TRIAL_SECONDS:g} s"
         ) from error
+    if tried.returncode < 0:
+        raise SerializationError(
+            "the model file is corrupted: the process that tried to read it crashed (signal "
+            f"{-tried.returncode}). Copy or save it again"
+        )
+    if tried.returncode == _TOO_MUCH:
+        raise SerializationError(
+            "the model file was made by hand: its names and settings would take far more memory "
+            "than the file has bytes. Do not load it, and ask its author for another"
+        )
 
 
-def reject_hostile_file(path: Path) -> None:
+def check_hdf5(file: Path | BinaryIO, size: int) -> None:
     """Reject an HDF5 file that reaches outside itself, or would fill the memory when it is read.
 
     No value is read: links, storage and claimed sizes are in the headers alone.
+
+    Parameters
+    ----------
+    file, size
+        The file, or its content, and how many bytes it has.
 
     Raises
     ------
@@ -55,15 +84,19 @@ def reject_hostile_file(path: Path) -> None:
     """
     import h5py
 
-    size = path.stat().st_size
-    with h5py.File(path, "r") as file:
+    with h5py.File(file, "r") as opened:
         # Before any object is opened. It ends at the first name that is returned.
-        link = file.id.links.visit(_pick_link, info=True)
+        link = opened.id.links.visit(_pick_link, info=True)
         if link is not None:
             raise _hostile(link.decode(errors="replace"), "is a link to another place")
         names: list[str] = []
-        file.visit(names.append)
-        claimed = sum(_check_object(name, file[name]) for name in names)
+        opened.visit(names.append)
+        claimed = sum(_check_object(name, opened[name]) for name in names)
+    check_total(claimed, size)
+
+
+def check_total(claimed: int, size: int) -> None:
+    """Reject a file of ``size`` bytes that claims to hold far more of them."""
     if claimed > _SMALL_BYTES + _MOST_INFLATION * size:
         raise SerializationError(
             f"the model file claims to hold {claimed:,} bytes of values, but has {size:,} bytes "

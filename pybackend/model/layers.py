@@ -85,7 +85,7 @@ def find_variables(model: Any) -> list[Any]:
             found[id(part.value)] = part.value
         elif isinstance(part, tf.Variable):
             found[id(part)] = part
-        elif _is_of_keras(type(part)):
+        elif _derives_from_keras(type(part)):
             waiting += flatten(list(vars(part).values()))
     optimizer = getattr(model, "optimizer", None)
     numbers = [v.value for v in (optimizer.variables if optimizer else ()) if not v.shape]
@@ -120,7 +120,7 @@ def find_custom_parts(model: Any) -> list[Any]:
         part = waiting.pop()
         if id(part) in found or inspect.isclass(part):
             continue
-        if _is_of_keras(type(part)):
+        if _derives_from_keras(type(part)):
             waiting += flatten(_own_attributes(part))
         elif not callable(part):
             continue
@@ -158,7 +158,7 @@ def is_defined_by_user(kind: Any) -> bool:
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
-def _is_of_keras(kind: type) -> bool:
+def _derives_from_keras(kind: type) -> bool:
     """Whether a class is one of Keras, or is derived from one."""
     return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
         kind, "__dict__"

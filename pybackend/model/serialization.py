@@ -11,14 +11,16 @@ import base64
 import hashlib
 import logging
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import InputError, SerializationError
+from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
 from pybackend.model.base64_text import decode_base64
+from pybackend.model.carried_digest import append_digest, carries_digest, check_carried_digest
 from pybackend.model.compile_settings import write_compile_settings
 from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
 from pybackend.model.optimizer_state import (
@@ -31,7 +33,7 @@ from pybackend.model.quiet import import_tensorflow
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
-    """Encode a Keras model with its weights and compile settings.
+    """Encode a Keras model with its weights and compile settings, and a digest behind them.
 
     Parameters
     ----------
@@ -62,7 +64,7 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         _write_file(path, model, include_optimizer)
-        return path.read_bytes()
+        return append_digest(path.read_bytes())
 
 
 def _write_file(path: Path, model: Any, include_optimizer: bool) -> None:
@@ -104,7 +106,8 @@ def model_from_bytes(
     safe_mode
         False allows a model that carries Python code to run it. Only for files you trust.
     sha256
-        If given, the hexadecimal digest that ``data`` must have.
+        If given, the hexadecimal digest that ``data`` must have; None: the digest that
+        `model_to_bytes` wrote behind the content, if there is one.
     compile
         Whether to compile the model as it was when saved.
 
@@ -121,7 +124,9 @@ def model_from_bytes(
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
     data = bytes(data)
-    if sha256 is not None:
+    if sha256 is None:
+        check_carried_digest(data)
+    else:
         check_digest(data, sha256)
     format = recognize_format(data)
     import_tensorflow()
@@ -212,11 +217,34 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
 
 
 def load_model(path: str | Path, **options: Any) -> Any:
-    """Load an ``.h5`` or ``.keras`` file; options and errors as in `model_from_bytes`."""
+    """Load an ``.h5`` or ``.keras`` file; options and errors as in `model_from_bytes`.
+
+    The first ``.h5`` file without a digest, as Keras itself writes them, is an
+    `UnverifiedFileWarning`: what has happened to its weights, nobody can see.
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no model file at {str(path)!r}")
-    return model_from_bytes(path.read_bytes(), **options)
+    data = path.read_bytes()
+    # The parts of an archive have checksums of their own.
+    is_verified = options.get("sha256") is not None or recognize_format(data) == "keras"
+    if not is_verified and not carries_digest(data):
+        _warn_of_unverified(path.name)
+    return model_from_bytes(data, **options)
+
+
+_has_warned = threading.Event()
+
+
+def _warn_of_unverified(name: str) -> None:
+    if not _has_warned.is_set():
+        _has_warned.set()
+        warnings.warn(
+            f"{name} carries no digest, so damage to its weights cannot be noticed: files of "
+            "save_model() carry one, or pass `sha256`",
+            UnverifiedFileWarning,
+            stacklevel=3,
+        )
 
 
 def sha256_of(model: str | bytes) -> str:

@@ -123,7 +123,7 @@ def _use_lists(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _draw_seed() -> int:
     """Derive a seed for R from Python's state, which is left as it is."""
-    copy = random.Random()
+    copy = random.Random()  # noqa: S311 (a seed is no secret)
     copy.setstate(random.getstate())
     return copy.getrandbits(31)
 

@@ -1,0 +1,136 @@
+"""The model in a checkpoint, and what a call takes from one before anything is started."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pybackend.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.data.checkpoint_store import CheckpointStore
+from pybackend.errors import InputError
+from pybackend.job.checkpoint import Checkpoint, check_checkpoint
+from pybackend.job.job import Job
+
+T = TypeVar("T")
+
+
+def load_checkpoint(
+    uri: str,
+    *,
+    model: Any = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+) -> Any:
+    """Load the model of the newest intact checkpoint of a training.
+
+    Damaged ones are passed over, with a warning.
+
+    Parameters
+    ----------
+    uri
+        The folder of `Checkpoint`.
+    model
+        A compiled model like the one that was trained, or a function that builds one, to which the
+        weights are given: for models that Keras writes no file of.
+    custom_objects, safe_mode
+        As in `load_model`.
+
+    Returns
+    -------
+    keras.Model
+        With the weights and the optimizer's state. From within an epoch, the moving averages of
+        batch normalization are those of worker 0, as are all weights with `LocalSteps`: its workers
+        differ until they are averaged.
+
+    Raises
+    ------
+    InputError
+        There is no intact checkpoint, or ``model`` is needed.
+    ClusterError
+        The files cannot be read at this time.
+    SerializationError
+        The model cannot be read; see `load_model`.
+    """
+    store = CheckpointStore(Checkpoint(uri).uri)
+    kept = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
+    if kept is None:
+        raise InputError(f"there is no intact checkpoint at {uri!r}")
+    from pybackend.model.kept import restore_kept
+
+    return restore_kept(kept, model, custom_objects, safe_mode)
+
+
+def settle_checkpoint(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, with what they say about checkpoints made plain.
+
+    A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training that resumes without
+    a seed gets the one of its checkpoint, if this process can see it.
+
+    Raises
+    ------
+    InputError
+        There are checkpoints, and the training is not to resume.
+    """
+    settled = _adopt_backup(dict(arguments))
+    checkpoint = check_checkpoint(settled["checkpoint"])
+    if checkpoint is None:
+        return settled
+    if callable(settled["data"]) and checkpoint.every != "epoch":
+        raise InputError(
+            "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "
+            "epoch can be found again in a pipeline"
+        )
+    if settled["resume"] is False:
+        _look(checkpoint, CheckpointStore.check_is_empty)
+    elif settled["seed"] is None:
+        manifest = _look(checkpoint, CheckpointStore.read_manifest)
+        settled["seed"] = None if manifest is None else manifest.seed
+    return settled
+
+
+def check_resumes(job: Job) -> None:
+    """Refuse, before anything is started, to go on from another training's checkpoint.
+
+    Raises
+    ------
+    InputError
+        Names the setting that differs.
+    """
+    if job.checkpoint is None or not job.resume:
+        return
+    manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
+    if manifest is not None:
+        check_is_same(job.checkpoint.uri, manifest, job, describe_settings(job))
+
+
+def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | None:
+    """What a look at a folder gives; None if only the workers see it, who look again."""
+    try:
+        return look(CheckpointStore(checkpoint.uri))
+    except InputError:
+        raise
+    except Exception:  # each file system has its own errors
+        return None
+
+
+def _adopt_backup(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keras's callback asks for what `Checkpoint` does."""
+    keras, given = sys.modules.get("keras"), arguments["callbacks"]
+    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+    if keras is None or given is None:
+        return arguments
+    backups = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
+    if not backups:
+        return arguments
+    if len(backups) > 1 or arguments["checkpoint"] is not None:
+        raise InputError("give `checkpoint`, or one BackupAndRestore among the callbacks, not both")
+    backup = backups[0]
+    return {
+        **arguments,
+        "callbacks": [one for one in callbacks if one is not backup],
+        "checkpoint": Checkpoint(str(backup.backup_dir), every=backup.save_freq),
+        "resume": True,
+        "discards_checkpoints": bool(backup.delete_checkpoint),
+    }

@@ -1,0 +1,48 @@
+"""Starts a training again when a worker was lost, on whatever runs the workers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from pybackend.api.progress import printer
+from pybackend.api.request import Request
+from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.messages import Note
+from pybackend.launchers import Launcher, Outcome
+
+_PAUSE_SECONDS = 5.0
+
+
+def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Outcome:
+    """Run a training; if a worker is lost, run it again from the newest checkpoint.
+
+    Once it has run, what keeps it from starting may pass, too: a host that starts anew.
+
+    Parameters
+    ----------
+    restarts
+        How often at most.
+
+    Raises
+    ------
+    WorkerFailedError
+        Of the last run, or of one that failed by what a worker ran.
+    ClusterError
+        The workers could not be started, at first or until no restarts were left.
+    """
+    show, checkpoint = printer(request.job.verbose), request.job.checkpoint
+    where = "the beginning" if checkpoint is None else "the newest checkpoint"
+    for number in range(1, restarts + 1):
+        try:
+            return request.run(launcher)
+        except (WorkerFailedError, ClusterError) as error:
+            is_loss = isinstance(error, WorkerFailedError) and error.is_loss
+            if not is_loss and (isinstance(error, WorkerFailedError) or number == 1):
+                raise
+            lost = str(error).partition("\n")[0]
+            show(Note(f"{lost}; starting again from {where} (restart {number} of {restarts})"))
+        if not is_loss:
+            time.sleep(_PAUSE_SECONDS * (number - 1))
+        request = replace(request, job=replace(request.job, resume=checkpoint is not None))
+    return request.run(launcher)

@@ -1,0 +1,158 @@
+"""What callbacks keep in their attributes, as plain data: read from them, and given back."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from pybackend.data.state_file import encode_state
+from pybackend.engine.csv_log import cut_log, measure_log
+from pybackend.errors import InputError, SerializationError
+
+# Of the training that runs, not of what was before.
+_NOT_KEPT = {"params", "_model"}
+# What is longer, as bytes, is shown by its digest.
+_SHOWN_BYTES = 250
+
+
+def describe_callback(callback: Any) -> dict[str, str]:
+    """The attributes that a checkpoint keeps, as texts that differ if they do."""
+    return _describe_all(_read(callback))
+
+
+def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
+    """The attributes of a callback that are plain data, or operations of Keras by their name.
+
+    Parameters
+    ----------
+    first
+        What `describe_callback` gave before the training began.
+    """
+    state = _read(callback)
+    now = _describe_all(state)
+    parameters = inspect.signature(type(callback).__init__).parameters
+    settings = {
+        name: text for name, text in first.items() if now.get(name) == text or name in parameters
+    }
+    changed = [name for name in now if now[name] != first.get(name)]
+    log = measure_log(callback)
+    return {**state, "settings": settings, "changed": changed, "log": log}
+
+
+def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str, str]) -> None:
+    """Give a callback the attributes that `read_callback` read; paths stay those of this training.
+
+    Parameters
+    ----------
+    first
+        What `describe_callback` gave before this training began.
+
+    Raises
+    ------
+    InputError
+        A setting is not what it was: an attribute that training had not changed, or a parameter of
+        the class.
+    """
+    here = {name for name, text in state["settings"].items() if first.get(name) != text}
+    for name in sorted(here):
+        there, own = state["settings"][name], first.get(name, "not there")
+        if not (_is_path(there) and _is_path(own)):
+            raise InputError(
+                f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, and "
+                f"here it is {own}. Give it as it was, set it in `on_train_begin` if it is no "
+                "setting, or name another folder in `checkpoint`"
+            )
+    kept = (here - set(state["changed"])) | _find_derived_paths(callback)
+    operations = {name: getattr(keras.ops, one) for name, one in state["operations"].items()}
+    for name, value in {**state["values"], **operations}.items():
+        if name not in kept and _may_have(callback, name):
+            setattr(callback, name, value)
+    if "filename" not in here:
+        cut_log(callback, state["log"])
+
+
+def find_lost(callbacks: Iterable[Any]) -> list[str]:
+    """Attributes of the user's own callbacks that are no plain data, as ``Class.name``."""
+    return [
+        f"{type(callback).__name__}.{name}"
+        for callback in callbacks
+        if type(callback).__module__.partition(".")[0] != "keras"
+        for name, value in vars(callback).items()
+        if name not in _NOT_KEPT
+        and not callable(value)
+        and not isinstance(value, os.PathLike)
+        and not _is_plain(value)
+    ]
+
+
+def _read(callback: Any) -> dict[str, dict[str, Any]]:
+    """Plain attributes, and the names of operations.
+
+    Keras's monitoring callbacks choose an operation (``keras.ops.less``) once, and change their
+    ``min_delta`` as they do so: one is not right without the other.
+    """
+    values, operations = {}, {}
+    # Keras asks the file whether it has a header.
+    is_log = isinstance(callback, keras.callbacks.CSVLogger)
+    not_kept = {*_NOT_KEPT, "append_header"} if is_log else _NOT_KEPT
+    for name, value in vars(callback).items():
+        if name in not_kept:
+            continue
+        if name_of_operation := _find_operation(value):
+            operations[name] = name_of_operation
+        elif _is_plain(value):
+            values[name] = value
+    return {"values": values, "operations": operations}
+
+
+def _describe_all(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    shown = {name: _describe(value) for name, value in state["values"].items()}
+    return {**shown, **state["operations"]}
+
+
+def _describe(value: Any) -> str:
+    value = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+    encoded = encode_state(value)
+    if len(encoded) <= _SHOWN_BYTES or isinstance(value, str):
+        return repr(value)
+    return f"a {type(value).__name__} of digest {hashlib.sha256(encoded).hexdigest()[:12]}"
+
+
+def _find_derived_paths(callback: Any) -> set[str]:
+    """Folders in which a `TensorBoard` writes: it derives them from `log_dir` as it begins."""
+    if not isinstance(callback, keras.callbacks.TensorBoard):
+        return set()
+    return {n for n, v in vars(callback).items() if isinstance(v, str) and _is_path(repr(v))}
+
+
+def _is_path(shown: str) -> bool:
+    """Whether a described attribute is text that may be a path or the name of a file."""
+    return shown[0] in "\"'" and any(mark in shown for mark in (".", "/", os.sep))
+
+
+def _may_have(callback: Any, name: str) -> bool:
+    """Whether `read_callback` may have found an attribute; never a method or a property."""
+    if name in vars(callback):
+        return name not in _NOT_KEPT
+    # Training may have added it, perhaps over a default of the class.
+    default = getattr(type(callback), name, None)
+    return name not in _NOT_KEPT and (_is_plain(default) or _find_operation(default) is not None)
+
+
+def _find_operation(value: Any) -> str | None:
+    name = getattr(value, "__name__", None)
+    is_known = isinstance(name, str) and callable(value) and hasattr(keras.ops, name)
+    return name if is_known and getattr(keras.ops, str(name)) is value else None
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        encode_state(value)
+    except (SerializationError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""Last of the callbacks: makes checkpoints, and puts back the one that a training resumes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.collective import Collective
+from pybackend.data.checkpoint_store import CheckpointStore, Manifest
+from pybackend.data.state_file import decode_state, encode_state
+from pybackend.engine.checkpoint_schedule import Schedule
+from pybackend.engine.checkpoint_writer import CheckpointWriter
+from pybackend.engine.training_state import TrainingState
+from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a training begins: after so many epochs, and so many steps of the next.
+
+    ``state`` is None if it begins at its beginning.
+    """
+
+    epoch: int
+    step: int = 0
+    is_stopped: bool = False
+    state: Any = None
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether an epoch was begun."""
+        return self.step > 0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a training needs to be kept, and to resume.
+
+    Attributes
+    ----------
+    start
+        Where it begins.
+    writer, manifest
+        On rank 0: who writes, and what all checkpoints of this training have in common.
+    """
+
+    options: Checkpoint
+    start: Start
+    store: CheckpointStore | None = None
+    writer: CheckpointWriter | None = None
+    manifest: Manifest | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for what is being written, but not forever."""
+        if self.writer is not None:
+            self.writer.finish(seconds)
+
+    def clear(self, seconds: float) -> None:
+        """Remove all of them, after waiting for what is being written."""
+        if self.writer is not None:
+            self.writer.clear(seconds)
+
+
+class Checkpointing(keras.callbacks.Callback):
+    """Keeps the state of the training when it is due; on all ranks at the same step."""
+
+    def __init__(
+        self,
+        job: Job,
+        collective: Collective,
+        checkpoints: Checkpoints,
+        state: TrainingState,
+        steps: int,
+        emit: Emit,
+    ) -> None:
+        super().__init__()
+        self._job = job
+        self._emit = emit
+        self._reported: set[str] = set()
+        self._collective = collective
+        self._checkpoints = checkpoints
+        self._state = state
+        self._steps = steps
+        self._schedule = Schedule(checkpoints.options, collective)
+        self._epoch = checkpoints.start.epoch
+        self._seen = checkpoints.start.step
+        self._to_restore = checkpoints.start.state
+        self._final: tuple[Manifest, bytes] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # What other callbacks have set at their own begin is undone.
+        if not self._checkpoints.start.is_within_epoch:
+            self._restore()
+        self._report_lost()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+        if self._to_restore is None:
+            self._seen = 0
+        self._restore()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The last of several steps per execution may lie beyond the epoch's end.
+        done = min(batch + 1, self._steps)
+        is_due = self._schedule.advance(done - self._seen)
+        self._seen = done
+        # The end of the epoch is kept instead.
+        if is_due and done < self._steps and not self.model.stop_training:
+            self._keep(self._epoch, done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
+        is_due = self._schedule.is_each_epoch or self._schedule.advance(0)
+        if is_due or is_over:
+            self._keep(epoch + 1, 0)
+
+    def finish(self) -> None:
+        """Callbacks have had their last word: keep the weights that they have left."""
+        if self._final is None or self._checkpoints.writer is None:
+            return
+        manifest, encoded = self._final
+        state, weights = decode_state(encoded), self._state.read_weights()
+        kept = state["variables"][: len(weights)]
+        if not all(map(_is_same, kept, weights)):
+            encoded = encode_state({**state, "final": weights})
+            self._checkpoints.writer.submit(manifest, encoded)
+
+    def _restore(self) -> None:
+        if self._to_restore is not None:
+            self._state.restore(
+                self._to_restore, self._collective.rank, self._collective.world_size
+            )
+            self._to_restore.clear()  # it may be large, and others refer to it
+            self._to_restore = None
+
+    def _report_lost(self) -> None:
+        """Name what is not kept, once; hooks may have made it."""
+        lost = [name for name in self._state.find_lost() if name not in self._reported]
+        if lost:
+            text = f"checkpoints do not keep {', '.join(lost)} of the callbacks: not plain data"
+            self._emit(Note(text))
+            self._reported.update(lost)
+
+    def _keep(self, epoch: int, step: int) -> None:
+        writer, manifest = self._checkpoints.writer, self._checkpoints.manifest
+        if writer is not None:
+            writer.check()
+        self._report_lost()
+        state = self._state.gather(self._collective, is_within_epoch=step > 0)
+        if writer is not None and manifest is not None:
+            is_stopped = bool(self.model.stop_training)
+            manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped)
+            writer.submit(manifest, state)
+            is_over = is_stopped or epoch == self._job.epochs
+            self._final = (manifest, state) if is_over else None
+        self._schedule.restart()
+
+
+class ResumedCallbacks(keras.callbacks.CallbackList):
+    """The callbacks of a training that begins in the middle of an epoch, which takes two fits.
+
+    They see one: with the numbers of the steps as they would have been.
+    """
+
+    def __init__(self, callbacks: list[Any], skip: int, **params: Any) -> None:
+        super().__init__(callbacks, **params)
+        self._skip = skip
+        self._has_begun = False
+        self._is_first_fit = skip > 0
+        self._last_logs: Any = None
+
+    def begin_rest(self) -> None:
+        """The epoch that was resumed is done."""
+        self._skip, self._is_first_fit = 0, False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            super().on_train_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_begin(batch + self._skip, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch + self._skip, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        self._last_logs = logs
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if not self._is_first_fit:
+            super().on_train_end(self._last_logs if logs is None else logs)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one.tobytes() == np.ascontiguousarray(other).tobytes())

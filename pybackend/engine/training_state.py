@@ -1,0 +1,165 @@
+"""What training changes, on one worker: read between two steps, and put back."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective import Collective
+from pybackend.data.state_file import decode_state, encode_state
+from pybackend.engine.callback_state import (
+    describe_callback,
+    find_lost,
+    read_callback,
+    restore_callback,
+)
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.sync import EpochSync
+from pybackend.engine.synchronizer import Synchronizer
+from pybackend.errors import ClusterError
+from pybackend.model.layers import find_other_optimizers, find_variables
+
+_DIGEST_BYTES = 16
+
+
+class TrainingState:
+    """Reads and restores the state of a worker's training.
+
+    Parameters
+    ----------
+    callbacks
+        Those whose attributes are kept, by their place in the user's list, as they are before the
+        training; None for one that does not run on this rank.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sync: EpochSync,
+        synchronizer: Synchronizer,
+        callbacks: Mapping[int, Any | None],
+    ) -> None:
+        self._model = model
+        self._sync = sync
+        self._synchronizer = synchronizer
+        self._places = sorted(callbacks)
+        self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
+        self._first = {n: describe_callback(one) for n, one in self._callbacks.items()}
+
+    def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
+        """All that `restore` needs on every rank, on rank 0; nothing on the others.
+
+        Most variables and callbacks are the same on all ranks: of the others only those that
+        differ from rank 0's are sent.
+        """
+        arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch)]
+        callbacks = self._read_callbacks()
+        encoded = [np.frombuffer(encode_state(callbacks.get(n)), np.uint8) for n in self._places]
+        digests = np.stack([_digest(array) for array in [*encoded, *arrays]])
+        differs = np.any(collective.all_gather(digests)[0] != digests, axis=1)
+        of_callbacks, of_arrays = np.split(differs, [len(encoded)])
+        is_sent = dict(zip(self._places, of_callbacks | (collective.rank == 0), strict=True))
+        own = encode_state(
+            {
+                "differing": {n: arrays[n] for n in np.flatnonzero(of_arrays).tolist()},
+                "callbacks": {n: one for n, one in callbacks.items() if is_sent[n]},
+                "within_epoch": is_within_epoch,
+                **self._read_own(),
+            }
+        )
+        received = collective.all_gather(np.frombuffer(own, np.uint8).copy())
+        if collective.rank:
+            return b""
+        ranks = [decode_state(part.tobytes()) for part in received]
+        return encode_state({"variables": arrays, "ranks": ranks})
+
+    def restore(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
+        """Continue as the training did that was read.
+
+        With another number of workers the random generators stay as they are, and what callbacks
+        keep is rank 0's.
+
+        Raises
+        ------
+        InputError
+            A callback's setting is not what it was.
+        ClusterError
+            The variables are others.
+        """
+        ranks = state["ranks"]
+        is_same_gang = len(ranks) == world_size
+        own = ranks[rank if is_same_gang else 0]
+        variables = self._variables(own["within_epoch"])
+        seeds = {id(v) for v in _find_seeds(self._model)}
+        if len(variables) != len(state["variables"]):
+            raise ClusterError(
+                f"the checkpoint has {len(state['variables'])} variables and the training "
+                f"{len(variables)} before its first step: create them in `__init__` or `build`, "
+                "and train with the release of Keras that has written it"
+            )
+        for number, variable in enumerate(variables):
+            if is_same_gang or id(variable) not in seeds:
+                value = own["differing"].get(number, state["variables"][number])
+                variable.assign(value)
+        for number, callback in self._callbacks.items():
+            found = own["callbacks"].get(number, ranks[0]["callbacks"].get(number))
+            if found is not None:
+                restore_callback(callback, found, self._first[number])
+        self._synchronizer.begin_training()
+        self._sync.restore_state(own["sync"])
+        if is_same_gang:
+            self._synchronizer.restore_state(own["synchronizer"])
+            version, numbers, gauss = own["random"]
+            random.setstate((version, tuple(numbers.tolist()), gauss))
+            np.random.set_state(own["numpy"])
+
+    def read_weights(self) -> list[Any]:
+        """A copy of the weights."""
+        return [np.array(v.numpy()) for v in self._model.weights]
+
+    def find_lost(self) -> list[str]:
+        """What callbacks of the user have that is not kept, as ``Class.name``."""
+        return find_lost(self._callbacks.values())
+
+    def _read_callbacks(self) -> dict[int, Any]:
+        return {n: read_callback(one, self._first[n]) for n, one in self._callbacks.items()}
+
+    def _read_own(self) -> dict[str, Any]:
+        version, numbers, gauss = random.getstate()
+        return {
+            "sync": self._sync.read_state(),
+            "synchronizer": self._synchronizer.read_state(),
+            "random": (version, np.array(numbers, np.uint64), gauss),
+            "numpy": tuple(np.random.get_state()),
+        }
+
+    def _variables(self, is_within_epoch: bool) -> Sequence[Any]:
+        """Weights first, in their order; then whatever else the model, its loss and metrics have.
+
+        Between epochs without the metrics of a model with its own train_step: nobody but itself
+        can create them before its first step.
+        """
+        model = self._model
+        optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+        found = [*model.weights, *_find_seeds(model)]
+        found += [variable for one in optimizers for variable in one.variables]
+        metrics = list(model.metrics_variables)
+        listed = {id(v.value) for v in [*found, *metrics]}
+        found += metrics if is_within_epoch or has_keras_train_step(model) else []
+        return [*found, *(v for v in find_variables(model) if id(v) not in listed)]
+
+
+def _find_seeds(model: Any) -> list[Any]:
+    """States of random generators, and whatever else is a variable but no weight."""
+    weights = {id(v) for v in model.weights}
+    return [v for v in model.variables if id(v) not in weights]
+
+
+def _digest(array: Any) -> Any:
+    content = np.ascontiguousarray(array).tobytes()
+    digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+    return np.frombuffer(digest, np.uint8)

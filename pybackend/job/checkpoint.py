@@ -1,0 +1,140 @@
+"""Where and how often a training is kept, so that it can go on after a worker was lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import ClusterError, InputError, SerializationError, WorkerFailedError
+from pybackend.job.arguments import as_number, check_whole_number
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Keeps the state of a training, from which it can go on as if nothing had happened.
+
+    A checkpoint holds the weights and all other variables of the model, its loss, metrics and
+    optimizers, the random generators of each worker, what callbacks keep in attributes of plain
+    data and arrays, and the history. It is written beside the training, and is complete or not
+    there at all. A training that goes on from one ends with the weights and the history, bit for
+    bit, of one that was not interrupted. Callbacks must have the settings that they had, except
+    for paths. Not kept are
+
+    - TensorFlow's own stateful random operations (``tf.random.uniform``; ``keras.random`` with a
+      ``SeedGenerator`` is kept);
+    - Python attributes that callbacks change on layers or optimizers (``trainable``, ``clipnorm``,
+      a dropout's ``rate``; a learning rate is a variable, and kept);
+    - what callbacks write elsewhere: files have the repeated epochs twice, except for that of a
+      `CSVLogger` on a disk.
+
+    With ``jit_compile=True`` the uninterrupted training must have a checkpoint, too: XLA rounds
+    otherwise without one.
+
+    Parameters
+    ----------
+    uri
+        A folder of this training's own: a path that the machines of all workers share, or a URI for
+        fsspec. On one machine any path will do.
+    every
+        ``"epoch"``, a number of steps, or a time such as ``"600s"``, ``"10min"`` or ``"1h"``. The
+        end of the training is always kept.
+    keep
+        How many checkpoints there are at most; after as many failures to write one, the
+        training ends.
+
+    Raises
+    ------
+    InputError
+        Names the option and what is expected.
+    """
+
+    uri: str
+    every: int | str = "epoch"
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name, value in {
+            "uri": _check_uri(self.uri),
+            "every": _check_every(self.every),
+            "keep": check_whole_number("keep", self.keep, least=1),
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps from one checkpoint to the next, if they are counted."""
+        return self.every if isinstance(self.every, int) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from one checkpoint to the next, if they are counted."""
+        span = _SPAN.fullmatch(self.every) if isinstance(self.every, str) else None
+        return float(span[1]) * _UNITS[span[2]] if span else None
+
+
+def check_checkpoint(value: Any) -> Checkpoint | None:
+    """Check the argument ``checkpoint``; a path or URI is a `Checkpoint` with its defaults."""
+    if value is None or isinstance(value, Checkpoint):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return Checkpoint(os.fspath(value))
+    raise InputError(
+        "`checkpoint` must be a Checkpoint, a path or a URI, e.g. "
+        f"pybackend.Checkpoint('/shared/run1', every='10min'), not {value!r}"
+    )
+
+
+def _check_uri(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"`uri` of a checkpoint must be a path or URI, not {value!r}")
+    uri = os.fspath(value)
+    # Workers have another working directory.
+    return uri if "://" in uri else os.path.abspath(uri)
+
+
+def _check_every(value: Any) -> int | str:
+    if value == "epoch":
+        return "epoch"
+    span = _SPAN.fullmatch(value) if isinstance(value, str) else None
+    if span and float(span[1]) > 0:
+        return str(value)
+    if as_number(value) is None:
+        raise InputError(
+            "`every` of a checkpoint must be 'epoch', a number of steps, or a time such as '600s', "
+            f"'10min' or '1h', not {value!r}"
+        )
+    return check_whole_number("every", value, least=1)
+
+
+@contextmanager
+def pointing_to(checkpoint: Checkpoint | None) -> Iterator[None]:
+    """Have errors say how to get at what was kept.
+
+    Raises
+    ------
+    WorkerFailedError, ClusterError, SerializationError
+        Those of the block; an error of the system's becomes a `SerializationError`.
+    """
+    try:
+        yield
+    except WorkerFailedError as error:
+        raise error if checkpoint is None else error.advise(_describe(checkpoint)) from None
+    except (ClusterError, SerializationError, OSError) as error:
+        if checkpoint is None or "load_checkpoint(" in str(error):
+            raise
+        kind = ClusterError if isinstance(error, ClusterError) else SerializationError
+        raise kind(f"{error}. {_describe(checkpoint)}") from error
+
+
+def _describe(checkpoint: Checkpoint) -> str:
+    return (
+        f"Checkpoints lie at {checkpoint.uri!r}: the same call with resume=True goes on from the "
+        f"newest one, and load_checkpoint({checkpoint.uri!r}) returns its model"
+    )

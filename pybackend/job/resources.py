@@ -1,0 +1,103 @@
+"""What each worker may use of its machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import as_number, check_whole_number
+
+# A unit without "B" is binary, as Spark and Slurm have it.
+_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_PREFIXES = " kmgt"
+_LEAST_MEMORY = 1 << 20
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each worker may use, the same on every launcher.
+
+    Whatever a launcher cannot give is an error before the training starts.
+
+    Parameters
+    ----------
+    cpus
+        Threads of TensorFlow in each worker. None: workers that share a machine divide its cores.
+    memory
+        Most memory of a worker and of all that it starts: bytes, or text such as ``"4GB"``,
+        ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker that takes more is
+        ended. None: no limit.
+    gpus
+        GPUs of each worker, which no other worker gets; 0 hides all of them. None: workers that
+        share a machine get its GPUs in turn.
+
+    Raises
+    ------
+    InputError
+        Names the option and what is expected.
+    """
+
+    cpus: int | None = None
+    memory: int | str | None = None
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("cpus", 1), ("gpus", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_whole_number(name, value, least=least))
+        object.__setattr__(self, "memory", _check_memory(self.memory))
+
+    @property
+    def bytes(self) -> int | None:
+        """The memory as a number."""
+        assert not isinstance(self.memory, str)
+        return self.memory
+
+
+def check_resources(value: Any) -> Resources:
+    """Check the argument ``resources``; None is the default `Resources`."""
+    if value is None:
+        return Resources()
+    if not isinstance(value, Resources):
+        raise InputError(
+            "`resources` must be a Resources, e.g. pybackend.Resources(cpus=2, memory='4GB'), not "
+            f"{value!r}"
+        )
+    return value
+
+
+def show_bytes(number: float) -> str:
+    """A number of bytes as messages show it: ``2.3 GB``."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def _check_memory(value: Any) -> int | None:
+    if value is None:
+        return None
+    number = _parse(value) if isinstance(value, str) else as_number(value)
+    if number is None or not 0 < number < 2**60:
+        raise InputError(
+            "`memory` must be a number of bytes, or text such as '4GB', '512MiB' or '4g', not "
+            f"{value!r}"
+        )
+    if number < _LEAST_MEMORY:
+        raise InputError(
+            f"`memory` is {value!r}, which is {number:g} bytes: no worker can do with that. Give "
+            "a unit, as in '4GB'"
+        )
+    return int(number)
+
+
+def _parse(text: str) -> float | None:
+    found = _TEXT.fullmatch(text.strip())
+    if found is None:
+        return None
+    power = _PREFIXES.index(found[2].lower() or " ")
+    base = 1000 if (found[3] or "").lower() == "b" else 1024
+    return float(found[1]) * float(base**power)

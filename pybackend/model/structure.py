@@ -1,0 +1,68 @@
+"""A model's structure and settings as a digest: two processes see by it that theirs are alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SHARED = "shared_object_id"
+
+
+def digest_model(model: Any) -> str:
+    """A digest of a model's layers and compile settings, but not of its weights.
+
+    Empty for a model that cannot tell them: of a class without ``get_config``, say.
+    """
+    import keras
+
+    try:
+        described = keras.saving.serialize_keras_object(model)
+        settings = model.get_compile_config() if model.compiled else None
+        return digest_config([described, settings])
+    except Exception:  # whatever a custom class makes of it
+        return ""
+
+
+def digest_config(config: Any) -> str:
+    """A digest of what Keras writes about a model.
+
+    Without what differs between models that are alike: numbers in names, which Keras counts up in
+    every process; addresses in memory; seeds that layers have drawn; the code of lambdas, which
+    names its file.
+    """
+    marks = {mark: _number(mark, n) for n, mark in enumerate(dict.fromkeys(_find_marks(config)))}
+    return hashlib.sha256(json.dumps(_renumber(config, marks)).encode()).hexdigest()
+
+
+def _find_marks(value: Any) -> Iterator[str | int]:
+    """Names of layers, in order, and numbers of shared objects."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _find_marks(item)
+    elif isinstance(value, dict):
+        own = [value.get("name"), value.get(_SHARED)]
+        yield from (mark for mark in own if isinstance(mark, str | int))
+        for item in value.values():
+            yield from _find_marks(item)
+
+
+def _number(mark: str | int, place: int) -> str:
+    name = re.sub(r"_\d+$", "", mark) if isinstance(mark, str) else "object"
+    return f"{name}#{place}"
+
+
+def _renumber(value: Any, marks: Mapping[str | int, str]) -> Any:
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":
+            return "a lambda"
+        kept = {key: item for key, item in value.items() if key not in ("seed", "seed_generator")}
+        return {
+            marks.get(key, key): marks[item] if key == _SHARED else _renumber(item, marks)
+            for key, item in kept.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_renumber(item, marks) for item in value]
+    return marks.get(value, value) if isinstance(value, str) else value
