@@ -36,11 +36,19 @@
 #' sc <- sparklyr::spark_connect(master = "yarn")
 #' barrier_apply(sc, function(ctx) c(ctx$rank, Sys.getpid()), workers = 3)
 #' }
-barrier_apply <- function(sc, f, workers = 3L, ..., packages = NULL, verbose = 2) {
+barrier_apply <- function(
+  sc,
+  f,
+  workers = NULL,
+  ...,
+  packages = NULL,
+  resources = NULL,
+  verbose = 2
+) {
   route <- check_sc(sc)
   check_worker_function(f)
   check_strings(packages, allow_null = TRUE)
-  settings <- check_arguments(c("workers", "verbose"))
+  settings <- check_arguments(c("workers", "resources", "verbose"))
 
   call <- rlang::current_env()
   fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f", call = call)
@@ -50,6 +58,7 @@ barrier_apply <- function(sc, f, workers = 3L, ..., packages = NULL, verbose = 2
     open_r_workers(route),
     fn,
     workers = settings$workers,
+    resources = as_python_options(settings$resources, call),
     verbose = settings$verbose
   )
   lapply(values, unpack_value)

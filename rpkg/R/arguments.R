@@ -9,11 +9,11 @@ check_arguments <- function(names, frame = caller_env()) {
 check_argument <- function(x, arg, call) {
   switch(
     arg,
-    workers = ,
     epochs = ,
     batch_size = check_count(x, arg = arg, call = call),
     validation_freq = check_validation_freq(x, arg = arg, call = call),
     initial_epoch = check_count(x, min = 0L, arg = arg, call = call),
+    workers = ,
     steps_per_epoch = ,
     limit = ,
     partitions = check_count(x, allow_null = TRUE, arg = arg, call = call),
@@ -21,6 +21,10 @@ check_argument <- function(x, arg, call) {
     validation_split = check_fraction(x, arg = arg, call = call),
     timeout = check_positive(x, arg = arg, call = call),
     safe_mode = check_flag(x, arg = arg, call = call),
+    restarts = check_count(x, min = 0L, arg = arg, call = call),
+    resume = check_flag(x, arg = arg, call = call),
+    checkpoint = check_checkpoint(x, arg = arg, call = call),
+    resources = check_options(x, "resources", arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),
     verbose = check_verbose(x, arg = arg, call = call),
     callbacks = check_callbacks(x, arg = arg, call = call),

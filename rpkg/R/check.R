@@ -35,9 +35,12 @@ check_fraction <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 is_number <- function(x) is.numeric(x) && length(x) == 1L && !is.na(x)
 
-check_flag <- function(x, arg = caller_arg(x), call = caller_env()) {
+check_flag <- function(x, allow_null = FALSE, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) && allow_null) {
+    return(invisible(NULL))
+  }
   if (!rlang::is_bool(x)) {
-    abort_expected(x, "`TRUE` or `FALSE`", FALSE, arg, call)
+    abort_expected(x, "`TRUE` or `FALSE`", allow_null, arg, call)
   }
   invisible(x)
 }
@@ -60,6 +63,27 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
     abort_expected(x, "a vector of strings", allow_null, arg, call)
   }
   invisible(x)
+}
+
+# A string that a regular expression describes; `expected` says it in words.
+check_pattern <- function(
+  x,
+  pattern,
+  expected,
+  allow_null = FALSE,
+  arg = caller_arg(x),
+  call = caller_env()
+) {
+  fits <- (is.null(x) && allow_null) || (rlang::is_string(x) && grepl(pattern, x))
+  if (!fits) {
+    abort_expected(x, expected, allow_null, arg, call)
+  }
+  invisible(x)
+}
+
+# Text without line breaks, such as a path.
+check_line <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_pattern(x, "^[^[:cntrl:]]+$", "one line of text", TRUE, arg, call)
 }
 
 check_one_of <- function(

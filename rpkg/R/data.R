@@ -114,10 +114,10 @@ count_all_rows <- function(x, arg) {
 }
 
 check_table <- function(data, columns, route, arg, call) {
-  if (route$kind == "local") {
+  if (!has_spark(route)) {
     abort_input(
       c(
-        sprintf("`%s` is a Spark table, but `sc` is this machine without Spark.", arg),
+        sprintf("`%s` is a Spark table, but `sc` is %s.", arg, place_without_spark(route)),
         i = "Pass the table's Spark connection as `sc`, or use `dplyr::collect()` on the table."
       ),
       call = call

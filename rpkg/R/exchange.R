@@ -16,6 +16,9 @@
 #'   outputs, labels and weights in each step, and compute the loss of all rows. Then it may compare
 #'   or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and masks may
 #'   reach several losses.
+#' @param encrypt Whether what the workers send each other is encrypted and authenticated (TLS 1.3).
+#'   `NULL`: what leaves a machine is. `FALSE`: nothing is; that is for fast networks that you
+#'   trust.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'
@@ -34,7 +37,8 @@ exchange <- function(
   transport = "tcp",
   compression = NULL,
   bucket_mb = 25,
-  loss_over = "rows"
+  loss_over = "rows",
+  encrypt = NULL
 ) {
   check_one_of(transport, c("tcp", "tf"))
   check_compression(compression)
@@ -47,11 +51,21 @@ exchange <- function(
       )
     )
   }
+  check_flag(encrypt, allow_null = TRUE)
+  if (transport == "tf" && isTRUE(encrypt)) {
+    abort_input(
+      c(
+        "`encrypt = TRUE` works only with `transport = \"tcp\"`.",
+        i = "TensorFlow's own servers cannot encrypt. Use `transport = \"tcp\"`."
+      )
+    )
+  }
   fields <- list(
     transport = transport,
     compression = compression,
     bucket_mb = check_positive(bucket_mb, finite = FALSE),
-    loss_over = loss_over
+    loss_over = loss_over,
+    encrypt = encrypt
   )
   new_options(fields, "tfdist_exchange")
 }
@@ -62,13 +76,15 @@ local_steps <- function(
   steps,
   learning_rate = 1,
   momentum = 0,
-  compression = NULL
+  compression = NULL,
+  encrypt = NULL
 ) {
   fields <- list(
     steps = check_count(steps, min = 2L),
     learning_rate = check_positive(learning_rate),
     momentum = check_fraction(momentum),
-    compression = check_compression(compression)
+    compression = check_compression(compression),
+    encrypt = check_flag(encrypt, allow_null = TRUE)
   )
   new_options(fields, "tfdist_local_steps")
 }

@@ -61,6 +61,8 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' come with the package.
 #'
 #' @inheritParams barrier_train
+#' @param workers Number of worker processes; `NULL`: 3, or as many as there are sessions that join
+#'   (see [join_workers()]).
 #' @param path,limit See [mnist()].
 #'
 #' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.
@@ -70,13 +72,17 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' fit$metrics
 train_mnist <- function(
   sc = "local",
-  workers = 3,
+  workers = NULL,
   ...,
   epochs = 3,
   batch_size = 64,
   path = NULL,
   limit = NULL,
   seed = 1,
+  resources = NULL,
+  checkpoint = NULL,
+  resume = FALSE,
+  restarts = 0,
   verbose = 1,
   timeout = 300
 ) {
@@ -84,10 +90,16 @@ train_mnist <- function(
   route <- check_sc(sc)
   check_mnist_path(path)
   settings <- check_arguments(
-    c("workers", "epochs", "batch_size", "limit", "seed", "verbose", "timeout")
+    c(
+      c("workers", "epochs", "batch_size", "limit", "seed", "resources"),
+      c("checkpoint", "resume", "restarts", "verbose", "timeout")
+    )
   )
+  check_can_resume(settings)
   call <- rlang::current_env()
   backend <- pybackend()
+  settings["checkpoint"] <- list(as_python_options(settings$checkpoint, call))
+  settings["resources"] <- list(as_python_options(settings$resources, call))
   arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
   result <- do.call(call_python, c(arguments, settings))
   new_fit(result, list(levels = as.character(0:9)))

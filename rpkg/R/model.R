@@ -14,8 +14,8 @@
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers). Leave it on
 #'   for text from others.
-#' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; `NULL` skips
-#'   the check. For a fit it is `fit$model_sha256`.
+#' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; for a fit it
+#'   is `fit$model_sha256`. `NULL` compares with the digest that the text carries, if it does.
 #' @param compile Whether to return the model compiled, ready to be evaluated and trained.
 #' @param path File to write. Its extension chooses the format: `.h5` or `.keras`.
 #'

@@ -109,10 +109,10 @@ check_written_table <- function(tbl, arg = caller_arg(tbl), call = caller_env())
 
 check_spark <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   route <- check_sc(sc, arg, call)
-  if (route$kind == "local") {
+  if (!has_spark(route)) {
     abort_input(
       c(
-        sprintf("`%s` is this machine without Spark, which has no tables.", arg),
+        sprintf("`%s` is %s, which has no tables.", arg, place_without_spark(route)),
         i = "Pass a connection from `sparklyr::spark_connect()` or a PySpark `SparkSession`."
       ),
       call = call

@@ -47,8 +47,9 @@ barrier_evaluate <- function(
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = 2L,
+  workers = NULL,
   batch_size = 32L,
+  resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = 1,
@@ -84,8 +85,9 @@ barrier_predict <- function(
   model,
   x,
   ...,
-  workers = 2L,
+  workers = NULL,
   batch_size = 32L,
+  resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = 1,
@@ -109,6 +111,7 @@ run_scoring <- function(name, launcher, model, rows, settings, call) {
   fn <- pybackend(call)[[name]]
   model <- as_python_model(model, call)
   settings <- lapply(settings, null_if_empty)
+  settings["resources"] <- list(as_python_options(settings$resources, call))
   do.call(call_python, c(list(fn, launcher, model, rows, call = call), settings))
 }
 
@@ -122,7 +125,7 @@ check_scored_model <- function(model, kind, call = caller_env()) {
 # The arguments that both calls share, from the call's frame. A fit provides what its model needs.
 scoring_settings <- function(model, frame = caller_env()) {
   settings <- check_arguments(
-    c("workers", "batch_size", "custom_objects", "safe_mode", "verbose", "timeout"),
+    c("workers", "batch_size", "resources", "custom_objects", "safe_mode", "verbose", "timeout"),
     frame
   )
   if (is.null(settings$custom_objects)) {

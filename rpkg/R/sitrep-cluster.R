@@ -2,6 +2,15 @@
 
 # Asks every slot through a short barrier job. Problems are data here, not errors.
 gather_cluster <- function(route, sc, call = caller_env()) {
+  if (route$kind == "launcher") {
+    abort_input(
+      c(
+        "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a place without Spark.",
+        i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error says what a host lacks."
+      ),
+      call = call
+    )
+  }
   # "local[4]" gives the number of workers, which its session, NULL, does not.
   session <- if (route$kind == "local") sc else open_session(route, call)
   found <- call_python(pybackend(call)$bridge$probe, session, call = call)

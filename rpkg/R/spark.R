@@ -3,6 +3,9 @@ check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (is.null(sc) || is_local(sc)) {
     return(list(kind = "local", sc = sc))
   }
+  if (inherits(sc, "tfdist_launcher")) {
+    return(list(kind = "launcher", sc = sc))
+  }
   if (is_python(sc)) {
     return(check_python_session(sc, arg, call))
   }
@@ -74,20 +77,23 @@ abort_sc <- function(sc, arg, call) {
     c(
       sprintf("`%s` does not say where the workers run: it is %s.", arg, describe(sc)),
       i = "It can be:",
-      "*" = "`\"local\"` or `NULL`: worker processes on this machine, without Spark;",
+      "*" = "`\"local\"`: worker processes on this machine, without Spark;",
+      "*" = "`NULL`: this machine, or all sessions that join (`join_workers()`);",
       "*" = "a connection from `sparklyr::spark_connect()`;",
-      "*" = "a PySpark `SparkSession`, held by reticulate."
+      "*" = "a PySpark `SparkSession`, held by reticulate;",
+      "*" = "made by `hosts()`, for hosts that ssh reaches, `slurm()` or `kubernetes()`."
     ),
     call = call
   )
 }
 
-# The PySpark session of a checked route; NULL for this machine.
+# What Python takes for a checked route: a PySpark session, a launcher; NULL for this machine.
 open_session <- function(route, call = caller_env()) {
   switch(
     route$kind,
-    local = route$sc,
+    local = open_place(route$sc, call),
     python = route$sc,
+    launcher = as_python_launcher(route$sc, call),
     pysparklyr = pysparklyr_session(route$sc),
     sparklyr = attach_session(route$sc, call)
   )

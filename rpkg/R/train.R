@@ -6,10 +6,13 @@
 #' rows. The trained model and its history come back to this session.
 #'
 #' @param sc Where the workers run:
-#'   * `"local"`, `"local[N]"` or `NULL`: processes on this machine, without Spark;
+#'   * `"local"` or `"local[N]"`: processes on this machine, without Spark;
+#'   * `NULL`: all R and Python sessions that make this call together, if this one was started as
+#'     one of several (see [join_workers()]); else this machine;
 #'   * a connection from `sparklyr::spark_connect()`, including those of pysparklyr: tasks of that
 #'     Spark application. Its executors need Python with TensorFlow, not R;
-#'   * a PySpark `SparkSession`, classic or Connect, held by reticulate.
+#'   * a PySpark `SparkSession`, classic or Connect, held by reticulate;
+#'   * hosts that ssh reaches: [hosts()].
 #' @param model A compiled Keras model, built through reticulate or the R package keras3, or an R
 #'   function without arguments that returns one, which is called in this session (with `seed`, if
 #'   given, as Keras's seed).
@@ -48,7 +51,8 @@
 #'   equally.
 #' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
 #'   for its defaults.
-#' @param workers Number of worker processes.
+#' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
+#'   (see [join_workers()]).
 #' @param epochs Number of the last epoch; the number of passes over the rows, unless
 #'   `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
@@ -72,14 +76,26 @@
 #'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited in their order.
 #' @param exchange How the workers exchange what they have learned, made by [exchange()] or
 #'   [local_steps()]; `NULL` for the defaults of `exchange()`.
+#' @param resources The cores, memory and GPUs of each worker, made by [resources()]; `NULL`:
+#'   workers that share a machine divide its cores and GPUs.
 #' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
 #'   sending it through this session: a path that all machines share, or a URI. Needed for models of
 #'   a gigabyte. The fit reads the model from there.
+#' @param checkpoint Where and how often the training is kept, made by [checkpoint()], or just a
+#'   folder; `NULL`: nowhere.
+#' @param resume Whether to go on from the newest intact checkpoint; without any, the training
+#'   begins at its beginning. The same call must be made: another model, other data or settings are
+#'   an error, but `epochs` may be raised. Between two epochs `workers` may change, too.
+#' @param restarts How often the workers are started again if one is lost, killed, stopped or out of
+#'   memory: from the newest checkpoint, or else from the beginning. What the model, the data or a
+#'   callback raises is not tried again.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
 #' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers print.
-#' @param timeout Seconds that workers may take to start, and to wait for each other.
+#' @param timeout Seconds that workers wait for each other to start, and after which a worker counts
+#'   as lost that was stopped or whose machine does not answer. A slow one is waited for (six hours
+#'   at most), and named once a minute.
 #'
 #' @return A [tfdist_fit] object.
 #'
@@ -139,7 +155,7 @@ barrier_train <- function(
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = 2L,
+  workers = NULL,
   epochs = 1L,
   initial_epoch = 0L,
   batch_size = 32L,
@@ -152,7 +168,11 @@ barrier_train <- function(
   seed = NULL,
   shuffle = TRUE,
   exchange = NULL,
+  resources = NULL,
   model_uri = NULL,
+  checkpoint = NULL,
+  resume = FALSE,
+  restarts = 0,
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = 1,
@@ -173,6 +193,7 @@ barrier_train <- function(
   check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
   check_has_columns(columns, data, validation)
+  check_can_resume(settings)
   settings$class_weight <- class_weight_codes(class_weight, data)
 
   call <- rlang::current_env()
@@ -189,7 +210,8 @@ barrier_train <- function(
 training_settings <- c(
   c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("model_uri", "custom_objects", "safe_mode", "verbose", "timeout")
+  c("resources", "model_uri", "checkpoint", "resume", "restarts"),
+  c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 
 run_training <- function(route, model, data, validation, columns, exchange, settings, call) {
@@ -204,6 +226,8 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)
   settings$exchange <- as_python_options(exchange, call)
+  settings$checkpoint <- as_python_options(settings$checkpoint, call)
+  settings$resources <- as_python_options(settings$resources, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(columns, validation, validation_rows)
     arguments <- c(

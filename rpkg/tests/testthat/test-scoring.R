@@ -33,6 +33,7 @@ test_that("a fit provides what its model needs", {
     model,
     workers = 2,
     batch_size = 32,
+    resources = NULL,
     custom_objects = NULL,
     safe_mode = TRUE,
     verbose = TRUE,

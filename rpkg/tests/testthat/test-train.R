@@ -263,14 +263,13 @@ test_that("Python alone gives the same model from the same seed", {
   expect_identical(seed_fit("local")$model_sha256, utils::tail(digest, 1))
 })
 
-test_that("a process of a cluster trains alone only if it says so", {
+test_that("a session of several trains with them, or alone if it says so", {
   skip_if_no_pybackend()
-  environ <- reticulate::import("os")$environ
-  environ$update(list(TF_CONFIG = make_tf_config(c("10.0.0.1:2222", "10.0.0.2:2222"), 0)))
-  withr::defer(environ$pop("TF_CONFIG"))
+  withr::local_envvar(TF_CONFIG = make_tf_config(c("10.0.0.1:2222", "10.0.0.2:2222"), 0))
+  withr::local_envvar(TFDIST_SECRET = "a secret of this test")
   expect_error(
     barrier_train(NULL, dense_model(), iris_arrays(), workers = 1, verbose = 0),
-    "each process would train a copy of everything",
+    "2 processes were started to train together",
     class = "tfdist_error_input"
   )
   fit <- barrier_train("local", dense_model(), iris_arrays(), workers = 1, verbose = 0)

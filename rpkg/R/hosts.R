@@ -1,0 +1,144 @@
+#' Run workers on hosts that ssh reaches
+#'
+#' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
+#' [barrier_apply()] and [train_mnist()]. The hosts need an ssh server that lets this user in
+#' without a password, and Python with TensorFlow; tfdist, the model and the rows are sent there.
+#' The workers connect to each other; with this machine they are connected by ssh only. When a call
+#' ends, however it ends, nothing of it is left on the hosts.
+#'
+#' @param hosts Names of hosts and how many workers each may have (1 by default), as one string or
+#'   several: `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as another user,
+#'   `"[fd00::1]:2"` is an IPv6 address. Workers fill the hosts in this order; all have one, unless
+#'   `workers` says otherwise.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param hostfile In place of `hosts`, a file with a host per line: `a slots=2` or `a:2`.
+#' @param python Path of the hosts' Python, of the same release as this session's (3.11, say), which
+#'   is also the default path.
+#' @param ssh_options Words for ssh's command line, e.g. `c("-p", "2222", "-i", "~/.ssh/cluster")`.
+#'   What `~/.ssh/config` says holds, too.
+#' @param environment Environment variables of the workers, as a named vector. With `TMPDIR` they
+#'   keep their rows there while the call runs.
+#'
+#' @return An object for the argument `sc`. Bad arguments are an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' hosts("a:2,b:2")
+#' \dontrun{
+#' fit <- train_mnist(hosts("a:2,b:2"))
+#' fit <- barrier_train(hosts(hostfile = "~/hosts"), model, data, workers = 4)
+#' }
+hosts <- function(
+  hosts = NULL,
+  ...,
+  hostfile = NULL,
+  python = NULL,
+  ssh_options = NULL,
+  environment = NULL
+) {
+  check_dots_empty(...)
+  if (is.null(hosts) == is.null(hostfile)) {
+    abort_input("Give either `hosts`, e.g. `\"a:2,b:2\"`, or `hostfile`.")
+  }
+  fields <- list(
+    hosts = check_hosts(hosts),
+    hostfile = check_hostfile(hostfile),
+    python = check_string(python, allow_null = TRUE),
+    ssh_options = check_ssh_options(ssh_options),
+    environment = check_environment(environment)
+  )
+  new_launcher(fields, "hosts")
+}
+
+# `maker` is the name of the function that makes it, in R and in Python. If Python runs already, it
+# checks what R leaves to it, such as the lines of a hostfile; else it does so when it is used.
+new_launcher <- function(fields, maker, call = caller_env()) {
+  made <- new_options(fields, c(paste0("tfdist_", maker), "tfdist_launcher"))
+  if (!is.null(the$pybackend)) {
+    as_python_launcher(made, call)
+  }
+  made
+}
+
+as_python_launcher <- function(launcher, call = caller_env()) {
+  fields <- Filter(Negate(is.null), unclass(launcher))
+  # Python takes a vector of length one for a text.
+  fields$ssh_options <- if (!is.null(fields$ssh_options)) as.list(fields$ssh_options)
+  if (!is.null(fields$environment)) {
+    variables <- fields$environment
+    fields$environment <- reticulate::py_dict(as.list(names(variables)), as.list(variables))
+  }
+  maker <- pybackend(call)[[sub("^tfdist_", "", class(launcher)[[1L]])]]
+  do.call(call_python, c(list(maker, call = call), fields))
+}
+
+has_spark <- function(route) !route$kind %in% c("local", "launcher")
+
+place_without_spark <- function(route) {
+  if (route$kind == "local") "this machine without Spark" else "a place without Spark"
+}
+
+check_hosts <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_strings(x, allow_null = TRUE, arg = arg, call = call)
+  entries <- trimws(unlist(strsplit(as.character(x), ",", fixed = TRUE)))
+  user <- "([^@:[:space:]-][^@:[:space:]]*@)?"
+  host <- "(\\[[0-9A-Fa-f:.]+(%[[:alnum:]_]+)?\\]|[[:alnum:]_][[:alnum:]_.-]*)"
+  wrong <- entries[!grepl(paste0("^", user, host, "(:[1-9][0-9]*)?$"), entries)]
+  if (length(wrong) > 0L) {
+    abort_input(
+      c(
+        sprintf("`%s` lists %s, which is no host.", arg, describe(wrong[[1L]])),
+        i = "Expected `name`, `name:slots`, `user@name:slots` or `[IPv6 address]:slots`."
+      ),
+      call = call
+    )
+  }
+  invisible(x)
+}
+
+check_hostfile <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_string(x, allow_null = TRUE, arg = arg, call = call)
+  if (!is.null(x) && !file.exists(x)) {
+    expected <- "Expected a file with a host per line: `a slots=2` or `a:2`."
+    abort_input(c(sprintf("`%s` does not exist: %s.", arg, x), i = expected), call = call)
+  }
+  invisible(x)
+}
+
+# ssh would read "-p 22" as the port " 22".
+check_ssh_options <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_strings(x, allow_null = TRUE, arg = arg, call = call)
+  joined <- grep("^-[A-Za-z][[:space:]]", x, value = TRUE)
+  if (length(joined) > 0L) {
+    option <- joined[[1L]]
+    words <- encodeString(c(substr(option, 1L, 2L), trimws(substring(option, 3L))), quote = "\"")
+    abort_input(
+      c(
+        sprintf("`%s` has %s, which must be two strings.", arg, describe(option)),
+        i = sprintf("Write `c(%s)`.", toString(words))
+      ),
+      call = call
+    )
+  }
+  invisible(x)
+}
+
+check_environment <- function(x, arg = caller_arg(x), call = caller_env()) {
+  found <- check_variables(x, arg = arg, call = call)
+  wrong <- grep("^[A-Za-z_][A-Za-z0-9_]*$", names(found), value = TRUE, invert = TRUE)
+  if (length(wrong) > 0L) {
+    abort_input(
+      sprintf("`%s` has %s, which is no name of a variable.", arg, describe(wrong[[1L]])),
+      call = call
+    )
+  }
+  invisible(found)
+}
+
+check_variables <- function(x, arg = caller_arg(x), call = caller_env()) {
+  check_strings(unlist(x), allow_null = TRUE, arg = arg, call = call)
+  if (!is.null(x) && !rlang::is_named(x)) {
+    abort_expected(x, "a named vector of strings", TRUE, arg, call)
+  }
+  invisible(unlist(x))
+}

@@ -1,0 +1,76 @@
+#' Run workers on a Kubernetes cluster
+#'
+#' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
+#' [barrier_apply()] and [train_mnist()]. Each call creates a Job with one pod per worker, shows
+#' what the pods wait for, and deletes the Job in the end, also after an interrupt. This session
+#' reaches the pods through the cluster's API server only.
+#'
+#' @param image Container image with TensorFlow, and Python of the same release as this session's.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param namespace,context Where; by default as `kubectl` has it.
+#' @param cpus,memory,gpus What each worker gets: `4` or `"500m"`; `"8Gi"`; `1`.
+#' @param node_selector Labels of the nodes that may run workers, as a named vector.
+#' @param tolerations Taints to tolerate, as a list of named lists.
+#' @param secrets Names of Secrets whose keys become environment variables of the workers.
+#' @param service_account Service account of the pods.
+#' @param image_pull_secrets Names of Secrets by which nodes pull the image.
+#' @param time_limit Seconds after which Kubernetes ends the Job; by default a week.
+#' @param ttl Seconds that a finished Job stays if this session could not delete it; by default 300.
+#' @param python The image's Python; by default `"python3"`.
+#' @param labels Further labels of what is created, as a named vector.
+#' @param patience Seconds until all pods must run; by default 600.
+#'
+#' @return An object for the argument `sc`. Bad arguments are an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' kubernetes("registry/tf:1", cpus = 4, memory = "8Gi")
+#' \dontrun{
+#' fit <- train_mnist(kubernetes("registry/tf:1", gpus = 1), workers = 4)
+#' }
+kubernetes <- function(
+  image,
+  ...,
+  namespace = NULL,
+  context = NULL,
+  cpus = NULL,
+  memory = NULL,
+  gpus = NULL,
+  node_selector = NULL,
+  tolerations = NULL,
+  secrets = NULL,
+  service_account = NULL,
+  image_pull_secrets = NULL,
+  time_limit = NULL,
+  ttl = NULL,
+  python = NULL,
+  labels = NULL,
+  patience = NULL
+) {
+  check_dots_empty(...)
+  if (!is.null(patience)) {
+    check_positive(patience, finite = FALSE)
+  }
+  # Python takes a named list for a mapping.
+  fields <- list(
+    image = check_word(image, allow_null = FALSE),
+    namespace = check_kubernetes_name(namespace, one_label = TRUE),
+    context = check_word(context),
+    cpus = check_cpu_quantity(cpus),
+    memory = check_memory_quantity(memory),
+    gpus = check_count(gpus, min = 0L, allow_null = TRUE),
+    node_selector = as_mapping(check_labels(node_selector)),
+    tolerations = check_tolerations(tolerations),
+    secrets = check_kubernetes_names(secrets),
+    service_account = check_kubernetes_name(service_account),
+    image_pull_secrets = check_kubernetes_names(image_pull_secrets),
+    time_limit = check_count(time_limit, allow_null = TRUE),
+    ttl = check_count(ttl, min = 0L, allow_null = TRUE),
+    python = check_word(python),
+    labels = as_mapping(check_labels(labels)),
+    patience = patience
+  )
+  new_launcher(fields, "kubernetes")
+}
+
+as_mapping <- function(x) if (!is.null(x)) as.list(x)

@@ -1,0 +1,26 @@
+test_that("checkpoints are checked when they are named", {
+  expect_snapshot(error = TRUE, {
+    checkpoint(1)
+    checkpoint("run", every = "weekly")
+    checkpoint("run", keep = 0)
+    barrier_train("local", function() 1, iris, label = "Species", checkpoint = 3)
+    barrier_train("local", function() 1, iris, label = "Species", resume = TRUE)
+  })
+  expect_error(checkpoint("run", every = 0), class = "tfdist_error_input")
+})
+
+test_that("checkpoints show what they are, and have Python's defaults", {
+  expect_snapshot(checkpoint("/shared/run", every = "10min"))
+  skip_if_no_pybackend()
+  expect_same_arguments("checkpoint", "Checkpoint")
+})
+
+test_that("a training goes on from its checkpoint", {
+  skip_if_no_pybackend()
+  folder <- withr::local_tempdir()
+  fit <- train_flowers(iris_arrays(), epochs = 1, checkpoint = folder)
+  more <- train_flowers(iris_arrays(), epochs = 2, checkpoint = folder, resume = TRUE)
+  expect_identical(more$history$loss[[1L]], fit$history$loss[[1L]])
+  kept <- load_checkpoint(folder)
+  expect_identical(kept$get_weights(), more$model$get_weights())
+})
