@@ -52,8 +52,8 @@ $(RUN_STAMP): $(PY_SETUP)
 	@touch $@
 
 $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
-	scripts/apt-install.sh java
-	scripts/py-setup.sh $(TF) spark r plots dev
+	scripts/apt-install.sh java machines
+	scripts/py-setup.sh $(TF) spark r plots kubernetes dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
 	@touch $(RUN_STAMP) $@
@@ -133,6 +133,11 @@ r-check-no-python: $(TARBALL)
 test-matrix: $(R_STAMP) ## the routes' tests against each supported series of pyspark
 	$(R_ENV) scripts/test-matrix.sh
 
+.PHONY: fuzz
+fuzz: $(DEV_STAMP) ## 100,000 damaged or hostile inputs to each reader
+	TFDIST_FUZZ_INPUTS=$${TFDIST_FUZZ_INPUTS:-100000} $(PY) -m pytest -q --timeout 0 \
+	  -o faulthandler_timeout=0 tests/python/test_fuzz.py
+
 docs: $(TARBALL) ## run the vignettes; pages in build/docs
 	scripts/docs.sh $(TARBALL) build/docs
 
@@ -143,6 +148,10 @@ $(BENCH_STAMP): $(DEV_STAMP)
 
 bench: $(BENCH_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
+
+.PHONY: k8s-smoke
+k8s-smoke: $(DEV_STAMP) ## train MNIST on kubectl's current cluster; TFDIST_K8S_IMAGE=...
+	$(PY) scripts/k8s-smoke.py
 
 .PHONY: exactness
 exactness: $(DEV_STAMP) ## run the cases of docs/exactness.md, and write it

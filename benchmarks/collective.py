@@ -57,15 +57,23 @@ def timed(work: Callable[[], Any], times: int) -> float:
 
 def pair(what: str, sizes: Sizes = SIZES) -> list[dict[str, float]]:
     """Two processes on one machine; the figures of each."""
+    return run_pair(__file__, [what, json.dumps(sizes)])
+
+
+def run_pair(program: str, order: list[str]) -> list[dict[str, float]]:
+    """Run a program as two processes that can meet; what each prints, as JSON.
+
+    Its arguments are ``order``, then the rank, the listening descriptor, the token and the peers.
+    """
     servers = [listen("127.0.0.1") for _ in range(2)]
     peers = [address_of(server) for server in servers]
     token = new_token()
     processes = []
     for rank, server in enumerate(servers):
-        order = [what, json.dumps(sizes), str(rank), str(server.fileno()), token, *peers]
+        own = [*order, str(rank), str(server.fileno()), token, *peers]
         processes.append(
             subprocess.Popen(
-                [sys.executable, __file__, *order],
+                [sys.executable, program, *own],
                 stdout=subprocess.PIPE,
                 pass_fds=[server.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

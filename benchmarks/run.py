@@ -20,11 +20,14 @@ import frame_step
 import inference
 import large
 import launch
+import machines
 import memory
 import returning
 import single
 import step
 import tfrecord
+import wan
+import wire
 
 RESULTS = Path(__file__).with_name("results.json")
 Table = dict[str, dict[str, float]]
@@ -42,6 +45,9 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "memory": lambda rounds: memory.memory(),
     "returning": returning.model_return,
     "inference": inference.measure,
+    "wan": wan.measure,
+    "wire": wire.measure,
+    "machines": machines.measure,
 }
 
 

@@ -26,12 +26,16 @@ _QUICK = {
 
 @dataclass(frozen=True)
 class Lane:
-    """A command, the seconds it may take, and the lane whose product it needs."""
+    """A command, the seconds it may take, the lane whose product it needs, and what it takes.
+
+    One that ``waits`` mostly waits: for other hosts, for what does not answer, for limits to pass.
+    """
 
     name: str
     command: tuple[str, ...]
     budget: float
     after: str | None = None
+    waits: bool = False
 
     @property
     def log(self) -> Path:

@@ -81,7 +81,7 @@ def _read_log(lane: Lane) -> str:
 
 def _read_report(report: Path) -> Iterator[tuple[str, str, float]]:
     """Name, outcome and seconds of each test."""
-    for case in ET.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 (pytest has written it)
         found = {child.tag for child in case}
         is_skipped = "skipped" in found
         outcome = "failed" if found & {"failure", "error"} else "skipped" * is_skipped or "passed"

@@ -1,9 +1,10 @@
 """Runs all checks in lanes, two at a time, each with a budget of seconds; what `make test` does.
 
-A lane is a command of its own: what shares a Spark session, or needs R, is in one. Its output is
-printed in one piece when it ends, a failure is named again at the end, and the last line says how
-many tests passed, failed and were skipped. A lane beyond its budget fails; one beyond twice its
-budget is ended with everything it has started, after its processes have printed their stacks.
+A third lane runs beside two if it mostly waits. A lane is a command of its own: what shares a Spark
+session, or needs R, is in one. Its output is printed in one piece when it ends, a failure is named
+again at the end, and the last line says how many tests passed, failed and were skipped. A lane
+beyond its budget fails; one beyond twice its budget is ended with everything it has started, after
+its processes have printed their stacks.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ MODULES = {
         "test_quiet_imports",
         "test_r_function",
         "test_readme",
+        "test_recovery",
         "test_sources",
         "test_train",
         "test_warm",
@@ -65,8 +67,27 @@ MODULES = {
     "frames": ["test_predict", "test_records", "test_score"],
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
+    "machines": [
+        "test_host_list",
+        "test_hosts",
+        "test_janitor",
+        "test_resources",
+        "test_joined",
+        "test_kubernetes",
+        "test_remote_task",
+        "test_run",
+        "test_run_hosts",
+        "test_ssh",
+    ],
+    "slurm": ["test_slurm", "test_slurm_place", "test_slurm_step"],
     "network": ["test_collective", "test_collective_peers", "test_compression", "test_rendezvous"],
-    "models": ["test_by_value", "test_hdf5_checks", "test_serialization", "test_tf_config"],
+    "models": [
+        "test_archive_checks",
+        "test_by_value",
+        "test_hdf5_checks",
+        "test_serialization",
+        "test_tf_config",
+    ],
 }
 
 
@@ -78,10 +99,11 @@ def modules_of(lane: str) -> list[str]:
     return [str(f.relative_to(ROOT)) for f in files if f.stem in chosen]
 
 
-def python_lane(name: str, budget: float) -> Lane:
+def python_lane(name: str, budget: float, waits: bool = False) -> Lane:
     """Pytest over the modules of a lane."""
     options = (f"--junitxml={BUILD}/{name}.xml", "-o", f"cache_dir={BUILD}/{name}.cache")
-    return Lane(name, (sys.executable, "-m", "pytest", "-q", *options, *modules_of(name)), budget)
+    command = (sys.executable, "-m", "pytest", "-q", *options, *modules_of(name))
+    return Lane(name, command, budget, waits=waits)
 
 
 def make_lane(target: str, budget: float, after: str | None = None) -> Lane:
@@ -92,21 +114,23 @@ def make_lane(target: str, budget: float, after: str | None = None) -> Lane:
 # Longest first: the last lane to start is a short one.
 LANES = (
     make_lane("docs", 400),
+    python_lane("exact", 600),
     python_lane("processes", 500),
     python_lane("spark", 500),
-    python_lane("exact", 600),
     make_lane("r-test-cluster", 300),
-    python_lane("hosts", 420),
     make_lane("r-test-plain", 300),
     make_lane("r-test-local", 420),
     make_lane("r-check-python", 420, after="docs"),
     make_lane("r-check-no-python", 180, after="docs"),
     python_lane("frames", 300),
-    python_lane("connect", 300),
     python_lane("network", 240),
     python_lane("models", 240),
     make_lane("lint", 180),
     python_lane("unit", 240),
+    python_lane("machines", 600, waits=True),
+    python_lane("hosts", 500, waits=True),
+    python_lane("connect", 300, waits=True),
+    python_lane("slurm", 300, waits=True),
 )
 FAST = (python_lane("unit", 120), make_lane("py-lint", 90))
 
@@ -125,19 +149,19 @@ def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]
     waiting, ended = list(lanes), list[Ended]()
     changed = threading.Condition()
 
-    def next_lane() -> Lane | None:
+    def next_lane(is_extra: bool) -> Lane | None:
         with changed:
             while waiting:
                 needed = {lane.name for lane in lanes} - {one.lane.name for one in ended}
                 for lane in waiting:
-                    if lane.after not in needed:
+                    if lane.after not in needed and (lane.waits or not is_extra):
                         waiting.remove(lane)
                         return lane
                 changed.wait()
         return None
 
-    def work() -> None:
-        while lane := next_lane():
+    def work(is_extra: bool) -> None:
+        while lane := next_lane(is_extra):
             has_failed = {one.lane.name for one in ended if one.problem}
             try:
                 if lane.after in has_failed:
@@ -153,7 +177,10 @@ def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]
                 changed.notify_all()
                 show(found)
 
-    slots = [threading.Thread(target=work, daemon=True) for _ in range(SLOTS)]
+    slots = [
+        threading.Thread(target=work, args=(number == SLOTS,), daemon=True)
+        for number in range(SLOTS + 1)
+    ]
     for slot in slots:
         slot.start()
     for slot in slots:
@@ -174,6 +201,8 @@ def main() -> int:
     lanes = [lane for name, lane in known.items() if name in (arguments.lanes or known)]
     BUILD.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell that runs this in the background has it ignore Ctrl-C, and so would the lanes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lanes-", ignore_cleanup_errors=True) as folder:
         try:

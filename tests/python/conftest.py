@@ -41,8 +41,12 @@ if VARIABLE not in os.environ:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fork workers, unless the mark `launcher` says that how they start is the subject."""
-    if sys.platform != "linux" or item.get_closest_marker("launcher"):
+    """Fork workers, unless the mark `launcher` says that how they start is the subject.
+
+    With False it says of one test of a module that it is not.
+    """
+    mark = item.get_closest_marker("launcher")
+    if sys.platform != "linux" or (mark and False not in mark.args):
         with FORGE.hidden():
             return (yield)
     with pytest.MonkeyPatch.context() as patch:
@@ -89,6 +93,14 @@ def rows() -> tuple[Any, Any]:
     """500 rows of 8 float32 features and a label from 0 to 2."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(500, 8)).astype("float32"), rng.integers(0, 3, 500)
+
+
+@pytest.fixture(scope="module")
+def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
+    """What workers make of a module's CASES, of those that this session tests."""
+    from replicas import chosen, train_all
+
+    return train_all(chosen(request.module.CASES, request), tmp_path_factory.mktemp("cases"))
 
 
 def stop_at_end(rank: int) -> Any:
@@ -179,7 +191,7 @@ def largest_difference(one: Any, other: Any) -> float:
 def worker_processes() -> list[int]:
     """Process ids of the tfdist workers that this test run has started and that still run."""
     marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
-    found = []
+    found = FORGE.workers()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -192,17 +204,23 @@ def worker_processes() -> list[int]:
     return found
 
 
-def wait_for(condition: Any) -> None:
-    """Poll a condition of another process, which offers nothing to wait on, for 10 s at most."""
-    deadline = time.monotonic() + 10
+def wait_for(condition: Any, seconds: float = 10.0) -> None:
+    """Poll a condition of another process, which offers nothing to wait on, for so long at most."""
+    deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
         pause.wait(0.05)
 
 
 # What `make r-setup` has filled: reticulate and keras3, for functions written in R.
 RLIB = Path(__file__).parents[2] / ".rlib"
+# For R as a test starts it.
+R_VARIABLES = {
+    "R_LIBS": str(RLIB),
+    "R_LIBS_USER": "NULL",
+    "RETICULATE_PYTHON": sys.executable,
+}
 needs_r = pytest.mark.skipif(
     not (RLIB / "keras3").is_dir() and os.environ.get("TFDIST_TEST_REQUIRE") != "1",
     reason="NO R PACKAGES: RUN make r-setup",

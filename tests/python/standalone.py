@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -20,28 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from conftest import spark_session
+from namespaces import Host, isolated, network, no_namespaces
 
 HOSTS = 3
 _START_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host of the cluster, and the port of the bridge that it hangs on, where it has one."""
-
-    address: str
-    namespace: str | None = None
-    port: str | None = None
-
-    @property
-    def seen_as(self) -> str:
-        """The address that its workers are known by: connections over loopback come from one."""
-        return self.address if self.namespace else "127.0.0.1"
-
-    @property
-    def enter(self) -> list[str]:
-        """What stands before a command so that it runs on this host."""
-        return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
 
 @dataclass(frozen=True)
@@ -73,14 +54,8 @@ class Cluster:
     @contextmanager
     def firewall(self, *hosts: int) -> Iterator[None]:
         """These hosts cannot reach each other, while the driver and all others reach them."""
-        ports = [self.hosts[number].port for number in hosts]
-        try:
-            for port in ports:
-                _run("bridge", "link", "set", "dev", str(port), "isolated", "on")
+        with isolated([self.hosts[number] for number in hosts]):
             yield
-        finally:
-            for port in ports:
-                _run("bridge", "link", "set", "dev", str(port), "isolated", "off")
 
     def leftovers(self) -> list[Path]:
         """Folders of tfdist's workers that are still there."""
@@ -107,66 +82,17 @@ def standalone_cluster(work: Path) -> Iterator[Cluster]:
 @contextmanager
 def _network() -> Iterator[tuple[str, list[Host]]]:
     """The driver's address, and the hosts."""
-    problem = _no_namespaces()
+    problem = no_namespaces()
     if problem:
         print(
             f"\nWARNING: no network namespaces ({problem}): the cluster's hosts are loopback "
             "addresses, and what needs a firewall between them is skipped",
             file=sys.stderr,
         )
-        yield "127.0.0.1", [Host(f"127.0.1.{n + 1}") for n in range(HOSTS)]
+        yield "127.0.0.1", [Host(f"h{n}", f"127.0.1.{n + 1}") for n in range(HOSTS)]
         return
-    _remove_leftovers()
-    # Several test runs may be there at once.
-    net, bridge = f"10.213.{os.getpid() % 256}", f"tfb{os.getpid()}"
-    with ExitStack() as stack:
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        stack.callback(_run, "ip", "link", "del", bridge)
-        _run("ip", "address", "add", f"{net}.1/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
-        yield f"{net}.1", [_host(stack, net, bridge, number) for number in range(HOSTS)]
-
-
-def _host(stack: ExitStack, net: str, bridge: str, number: int) -> Host:
-    host = Host(f"{net}.{11 + number}", f"tfdist-{os.getpid()}-{number}", f"{bridge}h{number}")
-    _run("ip", "netns", "add", str(host.namespace))
-    stack.callback(_run, "ip", "netns", "del", str(host.namespace))
-    inside = ["name", "eth0", "netns", str(host.namespace)]
-    _run("ip", "link", "add", str(host.port), "type", "veth", "peer", *inside)
-    # Removing a namespace removes its links, but later: the bridge's end goes at once so.
-    stack.callback(_run, "ip", "link", "del", str(host.port))
-    _run("ip", "link", "set", str(host.port), "master", bridge, "up")
-    for command in (
-        ["link", "set", "lo", "up"],
-        ["address", "add", f"{host.address}/24", "dev", "eth0"],
-        ["link", "set", "eth0", "up"],
-    ):
-        _run(*host.enter, "ip", *command)
-    return host
-
-
-def _no_namespaces() -> str:
-    """Why there can be none; empty where there can."""
-    if os.geteuid() != 0:
-        return "not root"
-    if not shutil.which("ip") or not shutil.which("bridge"):
-        return "no iproute2"
-    name = f"tfdist-{os.getpid()}-probe"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if tried.returncode == 0:
-        linked = ["ip", "link", "add", "tfprobe", "netns", name, "type", "bridge"]
-        tried = subprocess.run(linked, capture_output=True, text=True)
-        _run("ip", "netns", "del", name)
-    return tried.stderr.strip() if tried.returncode else ""
-
-
-def _remove_leftovers() -> None:
-    """What a test run that was killed has left; its processes ended with it."""
-    named = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    for name, owner in re.findall(r"^(tfdist-(\d+)-\w+)", named, re.MULTILINE):
-        if not Path("/proc", owner).exists():
-            subprocess.run(["ip", "netns", "del", name], check=False)
-            subprocess.run(["ip", "link", "del", f"tfb{owner}"], check=False, capture_output=True)
+    with network([f"h{n}" for n in range(HOSTS)]) as made:
+        yield made.address, list(made.hosts)
 
 
 def _daemon(
@@ -224,10 +150,6 @@ def _logged(log: Path, pattern: str) -> str:
         assert time.monotonic() < deadline, f"no {pattern!r} in\n{log.read_text()[-3000:]}"
         time.sleep(0.1)
     return found[1]
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, timeout=20)
 
 
 def executors(host: Host) -> list[int]:

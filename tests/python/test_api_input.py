@@ -69,7 +69,7 @@ def infer(**changes: Any) -> Callable[[], Any]:
 
 # What is wrong, the call, what the message names.
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
-    "spark text": (train(spark="yarn"), "`spark` must be None, 'local' or a SparkSession"),
+    "spark text": (train(spark="yarn"), "`spark` must be None, 'local', a SparkSession"),
     "spark number": (train(spark=3), "`spark`"),
     "spark object": (train(spark=object()), "`spark`"),
     "model none": (train(model=None), "`model`"),
@@ -112,6 +112,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(exchange=LocalSteps),
         "`exchange` must be an Exchange or a LocalSteps",
     ),
+    "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
     "data_options dict": (
         train(data_options={"in_memory": True}),
@@ -154,7 +155,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "workers negative": (train(workers=-1), "`workers`"),
     "workers fraction": (train(workers=1.5), "`workers`"),
     "workers text": (train(workers="two"), "`workers`"),
-    "workers none": (train(workers=None), "`workers`"),
     "workers too many": (train(workers=5000), "`workers`"),
     "epochs": (train(epochs=0), "`epochs`"),
     "batch_size": (train(batch_size=0), "`batch_size`"),
@@ -238,6 +238,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
     "safe_mode": (train(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
+    "checkpoint": (train(checkpoint=5), "`checkpoint` must be a Checkpoint, a path or a URI"),
+    "resume": (train(resume="yes"), "`resume`"),
+    "resume from nowhere": (train(resume=True), "`checkpoint`"),
+    "restarts": (train(restarts=-1), "`restarts`"),
     "timeout": (train(timeout=0), "`timeout`"),
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),
@@ -245,6 +249,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
+    "run resources": (run(resources=2), "`resources` must be a Resources"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
     "infer model": (infer(model=build), "`model` must be a Keras 3 model or a TrainResult"),
     "infer df": (infer(), "`df` must be a pyspark.sql.DataFrame, not a numpy.ndarray"),
@@ -265,6 +270,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist path type": (digits(path=5), "`path`"),
     "mnist limit": (digits(limit=0), "`limit`"),
     "mnist seed": (digits(seed=-1), "`seed`"),
+    "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
+    "mnist checkpoint": (digits(checkpoint=5), "`checkpoint`"),
+    "mnist resume": (digits(resume="yes"), "`resume`"),
+    "mnist restarts": (digits(restarts=-1), "`restarts`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
     "mnist timeout": (digits(timeout=float("inf")), "`timeout`"),
 }

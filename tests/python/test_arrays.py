@@ -25,7 +25,7 @@ from pybackend.errors import InputError
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
 
-names = st.text(min_size=1, max_size=5).filter(lambda name: "/" not in name)
+names = st.text(min_size=1, max_size=5).filter(lambda name: "/" not in name and name[0] != "#")
 
 
 @st.composite
@@ -156,6 +156,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "NaN weight": (lambda: (X, Y, [1, 1, 1, 1, 1, np.nan]), r"`sample_weight` .* NaN in row 5"),
     "slash": (lambda: ({"a/b": X}, Y), r"`x` has an input named 'a/b': use names without '/'"),
+    "number sign": (
+        lambda: ({"#0": X}, Y),
+        r"named '#0': use names without '/' that do not begin with '#'",
+    ),
     "empty name": (lambda: ({"": X}, Y), r"`x` has an input named ''"),
     "number as name": (lambda: (X, {0: Y}), r"`y` has an input named 0"),
 }

@@ -127,6 +127,25 @@ def test_the_version(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "-w", "2", "--speed", "9", "train.py"], "unknown option --speed"),
+        (["mnist", "--speed=9"], "unknown option --speed=9"),
+        (["doctor", "here"], "unknown argument here"),
+    ],
+)
+def test_what_a_command_does_not_know_is_named_with_its_own_usage(
+    arguments: list[str], named: str, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    usage, error = capsys.readouterr().err.split(f"tfdist {arguments[0]}: error: ")
+    assert usage.startswith(f"usage: tfdist {arguments[0]} [")
+    assert error == f"{named}\n"
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],

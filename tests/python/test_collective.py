@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.collective import Alone, Collective, Compression, Mesh, all_sum, join_mesh
+from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
 from pybackend.collective.doubling import count_pairs, find_partners
 from pybackend.collective.joining import connects_to
 from pybackend.collective.mesh import find_neighbours
@@ -42,19 +42,38 @@ def together(members: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
 
 
 def form(
-    servers: Sequence[socket.socket], token: str, timeout: float, algorithm: Any = "auto"
+    servers: Sequence[socket.socket],
+    token: str,
+    timeout: float,
+    algorithm: Any = "auto",
+    longest: float = LONG,
+    encrypt: bool | None = None,
 ) -> list[Mesh]:
     peers = [address_of(server) for server in servers]
 
     def join(rank: int) -> Mesh:
-        return join_mesh(servers[rank], peers, rank, token, timeout, algorithm=algorithm)
+        patience = Patience(longest=longest)
+        return join_mesh(
+            servers[rank],
+            peers,
+            rank,
+            token,
+            timeout,
+            algorithm=algorithm,
+            patience=patience,
+            encrypt=encrypt,
+        )
 
     return together(range(len(servers)), join)
 
 
 @contextmanager
 def mesh(
-    size: int, timeout: float = LONG, algorithm: Any = "auto", host: str = "127.0.0.1"
+    size: int,
+    longest: float = LONG,
+    algorithm: Any = "auto",
+    host: str = "127.0.0.1",
+    encrypt: bool | None = None,
 ) -> Iterator[list[Any]]:
     """All ranks of a mesh; one rank needs none."""
     if size == 1:
@@ -62,7 +81,7 @@ def mesh(
         return
     with ExitStack() as stack:
         servers = [stack.enter_context(listen(host)) for _ in range(size)]
-        formed = form(servers, new_token(), timeout, algorithm)
+        formed = form(servers, new_token(), LONG, algorithm, longest, encrypt)
         yield [stack.enter_context(closing(member)) for member in formed]
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from namespaces import isolated, network, no_namespaces
 from test_collective import LONG, form, mesh, together
 
-from pybackend.collective import Compression, all_sum, join_mesh
+from pybackend.collective import Compression, Patience, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.greeting import greet_as_client
 from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
@@ -106,26 +107,26 @@ def test_a_rank_that_starts_again_cannot_enter_a_mesh(rank: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ring", "doubling"])
 @pytest.mark.parametrize("count", [1, 5_000_000], ids=["small", "20 MB"])
-def test_a_silent_peer_is_named_after_the_timeout(count: int, algorithm: str) -> None:
-    with mesh(3, timeout=1.0, algorithm=algorithm) as members:
+def test_a_silent_peer_is_named_in_the_end(count: int, algorithm: str) -> None:
+    with mesh(3, longest=1.0, algorithm=algorithm) as members:
         errors = together(members[1:], lambda member: member.all_reduce(np.ones(count, "float32")))
     assert {error.reason for error in errors} == {"was silent for 1 s"}
     assert 0 in {error.rank for error in errors}
 
 
-def test_a_silent_root_is_named_after_the_timeout() -> None:
-    with mesh(2, timeout=0.5) as members, pytest.raises(PeerLostError, match=r"worker 0 .* silent"):
+def test_a_silent_root_is_named_in_the_end() -> None:
+    with mesh(2, longest=0.5) as members, pytest.raises(PeerLostError, match=r"worker 0 .* silent"):
         members[1].broadcast(np.ones(3), root=0)
 
 
-def test_a_peer_that_does_not_read_is_named_after_the_timeout() -> None:
+def test_a_peer_that_does_not_read_is_named_in_the_end() -> None:
     with mesh(2, 0.5, "ring") as members, pytest.raises(PeerLostError, match=r"worker 1 .* silent"):
         members[0].broadcast(np.ones(10_000_000), root=0)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "doubling"])
 def test_a_slow_peer_is_waited_for(algorithm: str) -> None:
-    with mesh(4, timeout=3.0, algorithm=algorithm) as members:
+    with mesh(4, longest=3.0, algorithm=algorithm) as members:
         buffers = [np.full(300_000, member.rank, "float64") for member in members]
 
         def reduce(member: Any) -> None:
@@ -213,7 +214,7 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
             return connection
 
         # They wait in each listener's queue before any of the ranks.
-        rejected = [stranger(server, bytes(68)) for server in servers]
+        rejected = [stranger(server, bytes(69)) for server in servers]
         rejected += [stranger(server, b"GET / HTTP/1.1\r\n" * 10) for server in servers]
         silent = [stranger(server, b"") for server in servers]
         for server in servers:
@@ -225,10 +226,10 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
         for connection in rejected:
             with suppress(ConnectionResetError):
                 answer = connection.recv(1000)
-                assert len(answer) == 32  # the challenge, and then the end
+                assert len(answer) == 33  # the challenge, and then the end
                 assert connection.recv(1000) == b""
         for connection in silent:
-            assert len(connection.recv(1000)) == 32
+            assert len(connection.recv(1000)) == 33
 
 
 def test_ranks_wait_until_a_crowd_of_strangers_has_gone() -> None:
@@ -330,5 +331,54 @@ def test_a_peer_that_is_silent_while_costs_are_measured_is_named() -> None:
             theirs, token, "mesh", lambda connection, rank: stack.callback(connection.close)
         )
         with pytest.raises(PeerLostError, match=r"worker 1 .* it was silent for 0\.5 s"):
-            join_mesh(mine, peers, 0, token, 0.5)
+            join_mesh(mine, peers, 0, token, LONG, patience=Patience(longest=0.5))
         acceptor.close()
+
+
+REDUCE = (
+    "import socket, sys; import numpy as np; from pybackend.collective import join_mesh;"
+    "from pybackend.net.rendezvous import listen;"
+    "rank, peers = int(sys.argv[1]), sys.argv[3:]; host, _, port = peers[rank].rpartition(':');"
+    "server = socket.create_server((host, int(port)));"
+    "print('listens', flush=True); sys.stdin.readline();"
+    "mesh = join_mesh(server, peers, rank, sys.argv[2], 2.0);"
+    "print('joined', *(link.stream.is_protected for link in mesh.links.values()), flush=True);"
+    "one = np.ones(1);"
+    "any(mesh.all_reduce(one) for _ in iter(int, 1))"
+)
+
+
+def test_a_network_that_fails_is_noticed_on_both_sides() -> None:
+    if problem := no_namespaces():
+        pytest.skip(f"no network namespaces: {problem}")
+    token = new_token()
+    with ExitStack() as stack, network(["a", "b"]) as made:
+        peers = [f"{host.address}:2222" for host in made.hosts]
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*host.enter, sys.executable, "-c", REDUCE, str(rank), token, *peers],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank, host in enumerate(made.hosts)
+        ]
+        for process in ranks:
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+        for process in ranks:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for process in ranks:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "joined True\n"  # between hosts, unasked
+        with isolated(made.hosts):
+            for rank, process in enumerate(ranks):
+                shown = process.communicate(timeout=LONG)[1]
+                assert f"worker {1 - rank} on {made.hosts[1 - rank].address}" in shown
+                assert "has not answered for 2 s" in shown

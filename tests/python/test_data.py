@@ -283,10 +283,10 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
 
         import tensorflow as tf
 
-        time.sleep(8 * context.rank)
+        time.sleep(5 * context.rank)
         return tf.data.Dataset.from_tensor_slices((x, y)).batch(250)
 
-    result = barrier_train(None, build_dense, data, workers=2, timeout=4, verbose=0)
+    result = barrier_train(None, build_dense, data, workers=2, timeout=3, verbose=0)
     assert [worker.rows for worker in result.workers] == [500, 500]
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-from conftest import largest_difference
-from replicas import Case, Trained, check_equal, chosen, replay, train_all
+from replicas import Case, check_equal
 from test_exact_cases import X, Y, dense
 
 HELD_OUT = X[:30] + 0.5, Y[:30]
@@ -59,11 +55,6 @@ VALIDATED = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("epochs"))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_epochs_are_those_of_keras_fit(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
@@ -75,22 +66,3 @@ def test_epochs_are_those_of_keras_fit(name: str, trained: dict[str, Any]) -> No
     assert {len(found.history[key]) for key in history if key.startswith("val_")} <= {
         VALIDATED[name]
     }
-
-
-def test_a_backup_knows_better_where_to_begin(tmp_path: Path) -> None:
-    def backup(folder: str) -> Any:
-        return keras.callbacks.BackupAndRestore(str(tmp_path / folder), delete_checkpoint=False)
-
-    replay(case(3), [backup("first")])
-    for copy in ("ours", "theirs"):
-        shutil.copytree(tmp_path / "first", tmp_path / copy)
-    resumed = case(5, backup("ours"), initial_epoch=1)
-    found = train_all({"resumed": resumed}, tmp_path / "jobs")["resumed"]
-    assert isinstance(found, Trained), found
-    assert found.epochs == [4, 5]
-    # In one process, on the batches of the epochs that are left.
-    rest = case(5, initial_epoch=3)
-    model, history = replay(rest, [backup("theirs")])
-    assert len(history["loss"]) == 2
-    assert largest_difference(model, found.model) <= 1e-6
-    np.testing.assert_allclose(found.history["val_loss"], history["val_loss"], rtol=1e-5)

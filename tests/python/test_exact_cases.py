@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 
 from pybackend.job.options import Exchange
 
@@ -538,11 +538,6 @@ CASES = {
     **loss_cases(),
     **way_cases(),
 }
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

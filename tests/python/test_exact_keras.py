@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 
 from pybackend.job.options import Exchange
@@ -282,11 +282,6 @@ CASES = {
     **callback_cases(),
     **layer_cases(),
 }
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

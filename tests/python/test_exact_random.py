@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 from test_loss_trial import correlation
 
 from pybackend.job.options import Exchange
@@ -90,11 +90,6 @@ def _draw_case(seed: int) -> Case:
 
 
 CASES = {f"seed {seed}": _draw_case(seed) for seed in range(FIRST, FIRST + DRAWN)}
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("random"))
 
 
 @pytest.mark.parametrize("name", CASES)

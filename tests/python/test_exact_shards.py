@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 from test_exact_cases import dense
 
 WORKERS, SPREADS = 3, 5
@@ -60,11 +60,6 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, request: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("shards"))
 
 
 def test_some_workers_have_no_rows() -> None:

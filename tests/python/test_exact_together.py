@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, several, stack, tagger
 from test_loss_trial import (
     batch_hard_triplet,
@@ -327,11 +327,6 @@ def model_cases() -> dict[str, Case]:
 
 
 CASES = {**loss_cases(), **metric_cases(), **model_cases()}
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

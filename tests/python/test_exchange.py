@@ -155,11 +155,13 @@ def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str)
 
 @pytest.mark.parametrize("bucket_mb", [25.0, 1e-5], ids=["one buffer", "buckets"])
 def test_tensorflows_collectives_reach_the_same(
-    rows: Any, dense_model: Any, bucket_mb: float
+    rows: Any, dense_model: Any, bucket_mb: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options: Any = {"workers": 2, "epochs": 2, "batch_size": 36, "seed": 1, "verbose": 0}
     tcp = barrier_train(None, dense_model, rows, **options)
     exchange = Exchange(transport="tf", bucket_mb=bucket_mb)
+    options["verbose"] = 1
     tf = barrier_train(None, dense_model, rows, exchange=exchange, **options)
+    assert capfd.readouterr().out.count("serve whoever connects, without a token") == 1
     assert largest_difference(tcp.model, tf.model) <= 1e-6
     assert len({w.weights_sha256 for w in tf.workers}) == 1

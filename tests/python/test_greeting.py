@@ -19,8 +19,8 @@ from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0
-NONCE = 32
-GREETING = 32 + 4 + 32  # nonce, rank, proof
+NONCE = 32 + 1  # and wish
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def test_a_greeting_with_another_rank_is_refused() -> None:
         greeter = beside(greet_as_client, client, TOKEN, 1, "test")
         near.send_all(far.read_exactly(NONCE, LONG))
         answer = near.read_exactly(GREETING, LONG)
-        far.send_all(answer[:NONCE] + struct.pack(">i", 2) + answer[-32:])
+        far.send_all(answer[:32] + struct.pack(">i", 2) + answer[-33:])
         with pytest.raises(ConnectionError, match="does not know this job's token"):
             server.result()
         near.close()

@@ -53,11 +53,14 @@ CROSS_CUTTING = {
     "exact_together": "the same, for what workers compute together",
     "exactness": "scripts/exactness.py and its page",
     "frames": "pandas data frames",
+    "fuzz": "input that is damaged or hostile",
     "imports": "layers, and what imports cost",
     "lanes": "scripts/lanes.py",
     "quiet": "what TensorFlow prints at its start",
+    "recovery": "checkpoints and restarts",
     "readme": "the README and docs/data.md, run",
     "routes": "one job by each route",
+    "run_hosts": "tfdist run on other hosts",
     "signatures": "the same names and defaults everywhere",
     "standalone": "a Spark cluster of several hosts",
     "warm": "forked workers, tests/python/forge",
@@ -100,6 +103,21 @@ def test_a_lane_does_not_run_if_what_it_needs_failed(build: Path, tmp_path: Path
     folder.mkdir()
     ended = end(("a", 30, None), ("b", 30, "a"), program="raise SystemExit(3)", folder=folder)
     assert [one.problem for one in ended] == ["exit status 3", "not run: a failed"]
+
+
+def test_one_that_waits_runs_beside_two(build: Path, tmp_path: Path) -> None:
+    import lane
+    import lanes as runner
+
+    others = "import os, time\nwhile not os.path.exists('there'): time.sleep(0.01)"
+    programs = {"a": others, "b": others, "c": "open('there', 'w')"}
+    run = f"import os; os.chdir({str(tmp_path)!r})\n"
+    made = [
+        lane.Lane(name, (sys.executable, "-c", run + program), 10, waits=name == "c")
+        for name, program in programs.items()
+    ]
+    ended = runner.run_lanes(made, 1.0, tmp_path)
+    assert {one.lane.name: one.problem for one in ended} == dict.fromkeys("abc", "")
 
 
 def test_a_lane_that_hangs_prints_its_stacks_and_ends(

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,24 @@ from pybackend import (
     barrier_train,
     make_tf_config,
 )
+from pybackend.errors import TfdistError
 from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
+from pybackend.launchers import local
 from pybackend.launchers.local import LocalLauncher
+from pybackend.net.rendezvous import new_token
 
 pytestmark = pytest.mark.launcher
+
+
+def find_in_commands(text: str) -> list[str]:
+    """The command lines on this machine that contain a text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(entry.read_bytes().decode(errors="replace"))
+    return [command for command in found if text in command]
 
 
 def folders() -> set[str]:
@@ -62,40 +77,47 @@ def test_barrier_run_returns_one_value_per_rank() -> None:
     assert values[1]["array"].tolist() == [0, 10, 20]
 
 
-def test_a_process_of_a_cluster_trains_alone_only_if_it_says_so(monkeypatch: Any) -> None:
+def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> None:
     monkeypatch.setenv("TF_CONFIG", make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 0))
     rows = np.zeros((4, 8), "float32"), np.zeros(4)
-    for call in (
-        lambda: barrier_train(None, build_dense, rows),
-        lambda: barrier_run(None, lambda context: context.rank),
-    ):
-        with pytest.raises(InputError, match="each process would train a copy of everything"):
-            call()
     result = barrier_train("local", build_dense, rows, workers=2, verbose=0)
     assert [worker.rows for worker in result.workers] == [2, 2]
-    assert barrier_run("local", _refused, workers=2, verbose=0) == [True, True]
 
 
-def _refused(context: WorkerContext) -> bool:
-    """Whether a worker, whose TF_CONFIG is tfdist's own, must say that it means its machine."""
-    try:
-        barrier_run(None, lambda context: context.rank)
-    except InputError:
-        return True
-    return False
+def test_tensorflow_can_use_the_reserved_addresses_and_serves_whoever_connects() -> None:
+    """The second half is a warning in README.md, and of no use when TensorFlow has changed."""
 
-
-def test_tensorflow_can_use_the_reserved_addresses() -> None:
     def work(context: WorkerContext) -> Any:
+        import socket
+        from pathlib import Path
+
         import tensorflow as tf
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         summed = strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
         )
-        return strategy.num_replicas_in_sync, float(summed)
+        port = int(context.addresses[context.rank].rpartition(":")[2])
+        sockets = Path("/proc/net/tcp6").read_text() + Path("/proc/net/tcp").read_text()
+        everywhere = any(f"{zeros * '0'}:{port:04X}" in sockets for zeros in (8, 32))
+        with socket.create_connection(("127.0.0.1", port), 30) as stranger:
+            # The beginning of HTTP/2, with empty settings; the answer is settings, too.
+            stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, *bytes(5)]))
+            answers = stranger.recv(9)[3] == 4
+        return strategy.num_replicas_in_sync, float(summed), everywhere, answers
 
-    assert barrier_run("local", work, workers=2, verbose=0) == [(2, 2.0), (2, 2.0)]
+    assert barrier_run("local", work, workers=2, verbose=0) == [(2, 2.0, True, True)] * 2
+
+
+def test_no_command_line_shows_the_token(monkeypatch: Any) -> None:
+    token = new_token()
+    monkeypatch.setattr(local, "new_token", lambda: token)
+
+    def look(context: WorkerContext) -> tuple[list[str], bool]:
+        return find_in_commands(token), bool(find_in_commands("pybackend"))
+
+    assert barrier_run(None, look, workers=2, verbose=0) == [([], True)] * 2
+    assert token not in repr(Order(token, ()))
 
 
 def test_failure_names_rank_host_reason_and_last_lines() -> None:
@@ -117,6 +139,7 @@ def test_failure_names_rank_host_reason_and_last_lines() -> None:
     assert {f.exception_type for f in error.others} == {"Stopped"}
 
 
+@pytest.mark.launcher(False)
 def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -> None:
     import keras
 
@@ -204,6 +227,30 @@ def test_workers_end_with_their_driver(number: signal.Signals) -> None:
         wait_for(lambda folder=folder: not os.path.exists(folder))
 
 
+RETURNING = """
+import pybackend
+def work(context):
+    import os, time
+    folder = os.environ["TMPDIR"]
+    for number in range(3_000):
+        os.mkdir(f"{folder}/{number}")
+    print("folder", folder, flush=True)
+    while len(os.listdir(folder)) > 3_000:
+        time.sleep(0.001)
+    # The removal of the folder has begun, and this process has no more to do.
+pybackend.barrier_run(None, work, workers=1, verbose=2)
+"""
+
+
+def test_a_worker_that_returns_when_its_driver_has_died_leaves_no_folder() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", RETURNING], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    folder = Path(driver.stdout.readline().split()[-1])
+    driver.kill()
+    driver.communicate(timeout=30)
+    wait_for(lambda: not folder.exists())
+
+
 def test_a_zip_of_a_spark_session_that_has_ended_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +272,7 @@ def wait_for_end(pid: int) -> None:
     wait_for(is_gone)
 
 
+@pytest.mark.launcher(False)
 def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     barrier_train(None, build_dense, rows, workers=2, epochs=2, batch_size=64)
     lines = capsys.readouterr().out.splitlines()
@@ -233,6 +281,7 @@ def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.launcher(False)
 def test_a_label_out_of_range_is_the_first_line_and_said_once(rows: Any) -> None:
     x, y = rows[0][:40], np.full(40, 3)
     with pytest.raises(WorkerFailedError) as caught:
@@ -261,6 +310,34 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
         )
     assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
     assert caught.value.exception_type == "WorkerStalled"
+
+
+@pytest.mark.parametrize("how", ["slow", "stopped"])
+def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: str) -> None:
+    import keras
+
+    class Pause(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            import os
+            import signal
+            import time
+
+            if os.environ["TFDIST_RANK"] == "0" and batch == 1:
+                if how == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(4.5)
+
+    def train() -> Any:
+        return barrier_train(
+            None, build_dense, rows, workers=2, timeout=3, callbacks=[Pause()], verbose=0
+        )
+
+    if how == "slow":
+        assert train().epochs == 1
+    else:
+        with pytest.raises(WorkerFailedError) as caught:
+            train()
+        assert (caught.value.rank, caught.value.exception_type) == (0, "WorkerStalled")
 
 
 def test_a_function_that_is_quiet_for_longer_than_the_timeout_is_left_alone() -> None:
@@ -310,3 +387,45 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
     for _ in range(2):
         outcome = launcher.launch(job, files, {}, print)
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system: {mounted.stderr!r}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("where", ["driver", "worker"])
+def test_a_full_disk_is_named(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, where: str, tmp_path_factory: Any
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    x, y = np.zeros((100_000, 8), "float32"), np.zeros(100_000, int)
+    data: Any = (x, y)
+    if where == "worker":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        data = str(tmp_path_factory.mktemp("rows") / "rows.parquet")
+        pq.write_table(pa.table({"a": x[:, 0], "label": y}), data)
+    arguments = {"label": "label"} if where == "worker" else {}
+    with pytest.raises(TfdistError, match=r"the disk of .* is full: of its 1\.05 MB") as caught:
+        barrier_train(None, build_narrow, data, workers=2, verbose=0, **arguments)
+    assert str(small_disk) in str(caught.value)
+    assert "TMPDIR" in str(caught.value)
+    assert list(small_disk.iterdir()) == []
+
+
+def build_narrow() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, Trained, check_equal, chosen, difference, train_all
+from replicas import Case, Trained, check_equal, difference
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend.data.sharding import Visits, count_steps, cut_rows, deal
@@ -33,11 +33,6 @@ CASES = {
         trainable_only=True,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("local"))
 
 
 def simulate(case: Case) -> Any:

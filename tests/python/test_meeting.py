@@ -177,6 +177,8 @@ def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
 def test_a_rank_comes_once_and_is_one_of_the_job(join: Join, rank: int) -> None:
     with MeetingServer("127.0.0.1", TOKEN, 2) as server:
         first = join(server, 0)
+        first.client(PrintedLine("in"))
+        server.queue.get(timeout=30)  # else the second one may be faster
         again = join(server, rank)
         assert again.lost.wait(10)
         assert not first.lost.is_set()
@@ -265,7 +267,7 @@ def test_lines_without_a_greeting_are_not_read() -> None:
             with suppress(ConnectionResetError):
                 while part := stranger.recv(100):
                     received += len(part)
-        assert received <= 32
+        assert received <= 33
         assert server.queue.empty()
 
 

@@ -17,6 +17,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.job import FUNCTION, Job
 from pybackend.job.messages import Event, PrintedLine
 from pybackend.job.report import WorkerReport
+from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers.member import Member, Source
 
@@ -63,9 +64,12 @@ def show(context: Any) -> Any:
 
 
 def work(
-    kind: type[ThreadGroup], events: list[Event], source: Source | None = None
+    kind: type[ThreadGroup],
+    events: list[Event],
+    source: Source | None = None,
+    resources: Resources | None = None,
 ) -> list[WorkerReport]:
-    job = Job("run", 2, verbose=2)
+    job = Job("run", 2, verbose=2, resources=resources or Resources())
     member = Member(job, {FUNCTION: dumps((show, ()))}, source, "token", None, loopback=False)
     memory = Memory(2)
     with ThreadPoolExecutor(2) as threads:
@@ -82,6 +86,18 @@ def test_members_of_any_group_run_a_job() -> None:
     assert [report.rank for report in reports] == [0, 1]
     assert {report.pid for report in reports}.isdisjoint({os.getpid()})
     assert {PrintedLine("hello", 0), PrintedLine("hello", 1)} <= set(events)
+
+
+def test_members_that_were_given_too_little_say_so() -> None:
+    found = [work(ThreadGroup, [], resources=r) for r in (Resources(cpus=4), Resources(gpus=3))]
+    for reports, text in zip(found, ("4 cpus", "3 gpus"), strict=True):
+        assert reports[0].failure is not None
+        assert f"worker 0 is to have {text} (resources=" in reports[0].failure.message
+    for report in work(ThreadGroup, [], resources=Resources(memory="1TB")):
+        assert report.failure is not None
+        assert report.failure.message.startswith("2 workers want 2 TB of memory (1 TB each), but")
+    (first, _) = work(ThreadGroup, [], resources=Resources(cpus=2, gpus=1))
+    assert decode_value(first.value) == (0, "2", "7")
 
 
 def test_members_that_cannot_meet_say_so_by_name() -> None:

@@ -208,6 +208,7 @@ BUILD = """function() {
 
 
 @needs_r
+@pytest.mark.launcher(False)
 def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: Any) -> None:
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
     result = barrier_train(None, r(BUILD % ""), rows, workers=1)
@@ -218,6 +219,7 @@ def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: An
 
 
 @needs_r
+@pytest.mark.launcher(False)
 def test_an_r_layer_is_rejected_before_training_with_the_reason() -> None:
     doubled = "model <- keras3::layer_lambda(model, function(x) x * 2)"
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")

@@ -7,19 +7,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
 
 import pytest
 
 from pybackend.errors import ClusterError
-from pybackend.net import rendezvous
+from pybackend.net import greeting, rendezvous
 from pybackend.net.greeting import greet_as_client
-from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, own_address
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, own_address, reserve
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0
-NONCE = 32
-GREETING = 32 + 4 + 32  # nonce, rank, proof
+NONCE = 32 + 1  # and wish
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
 
 
 def wait_until_closed(stream: Stream) -> None:
@@ -115,6 +116,19 @@ def test_strangers_are_rejected_and_delay_nobody() -> None:
         assert welcomed.empty()
 
 
+@pytest.mark.parametrize("said", [b"", bytes(GREETING - 1)], ids=["silent", "half a greeting"])
+def test_a_greeting_that_does_not_end_is_given_up(said: bytes, monkeypatch: Any) -> None:
+    monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.2)
+    with (
+        accepting() as (address, acceptor, welcomed),
+        closing(Stream.connect(address, LONG)) as stranger,
+    ):
+        stranger.send_all(said)
+        wait_until_closed(stranger)
+        assert acceptor.rejected == 1
+        assert welcomed.empty()
+
+
 def test_strangers_beyond_the_limit_are_closed_at_once() -> None:
     with accepting(most_greetings=2) as (address, _, _), ExitStack() as stack:
         first = [stack.enter_context(closing(Stream.connect(address, 30))) for _ in range(2)]
@@ -179,3 +193,18 @@ def test_a_connection_that_fails_at_once_stops_no_others(monkeypatch: pytest.Mon
         rank, stream = welcomed.get(timeout=LONG)
         stream.close()
         assert rank == 3
+
+
+def test_a_held_port_is_given_to_nobody_but_a_server_that_asks_for_it() -> None:
+    with reserve("127.0.0.1") as held, socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(held.getsockname())
+        server.listen()
+        socket.create_connection(held.getsockname(), 5).close()
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(held.getsockname())
+
+
+def test_no_port_is_held_on_an_address_of_another_machine() -> None:
+    with pytest.raises(ClusterError, match="must name an address of this machine"):
+        reserve("192.0.2.1")

@@ -63,13 +63,11 @@ def check(result: Any) -> None:
 
 
 @languages
-@pytest.mark.launcher
 def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
 @languages
-@pytest.mark.launcher
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 
@@ -79,7 +77,6 @@ def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     assert _is_without_protobuf(classic, 2) is (PYSPARK >= (4, 3))
 
 
-@pytest.mark.launcher
 @pytest.mark.skipif(
     PYSPARK < (4, 0),
     reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pybackend.errors import InputError, SerializationError
+from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
+from pybackend.model import serialization
 from pybackend.model.base64_text import decode_base64
 from pybackend.model.serialization import (
     load_model,
@@ -87,6 +89,12 @@ def trained(optimizer: Any = "adam") -> Any:
 
 def has_same_predictions(one: Any, other: Any, x: Any = X) -> bool:
     return bool(np.array_equal(one(x), other(x)))
+
+
+def strip_digest(data: bytes) -> bytes:
+    """A model file as it was written before files carried a digest."""
+    content = data[: data.rindex(b"\ntfdist sha256 ")]
+    return content[:-2] + b"\0\0" if content.startswith(b"PK") else content
 
 
 def count_steps(model: Any) -> int:
@@ -328,6 +336,7 @@ def test_files_there_and_back(model: Any, format: Any, tmp_path: Path) -> None:
 
 # Keras itself says that HDF5 is old.
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.filterwarnings("ignore::pybackend.UnverifiedFileWarning")
 @pytest.mark.parametrize("format", FORMATS)
 def test_files_that_keras_wrote_are_read_and_train_on(format: Any, tmp_path: Path) -> None:
     model = trained(keras.optimizers.SGD(0.05, momentum=0.9))
@@ -389,6 +398,38 @@ def test_a_single_altered_bit_is_noticed_by_the_digest(data: bytes) -> None:
         altered[place] ^= 1
         with pytest.raises(SerializationError, match=f"expected {digest}: it was altered"):
             model_from_bytes(bytes(altered), sha256=digest)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_damage_is_noticed_by_the_digest_that_a_file_carries(model: Any, format: Any) -> None:
+    data = model_to_bytes(model, format=format)
+    mark = data.rindex(b"\ntfdist sha256 ")
+    for place in (*range(20, mark, mark // 40), len(data) - 1):
+        altered = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        with pytest.raises(SerializationError, match="the SHA-256 that it carries"):
+            model_from_bytes(altered)
+    with pytest.raises(SerializationError, match="the SHA-256 that it carries"):
+        model_from_bytes(data[:-1])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_without_a_digest_are_read(model: Any, format: Any) -> None:
+    again = model_from_bytes(strip_digest(model_to_bytes(model, format=format)))
+    assert has_same_predictions(again, model)
+
+
+def test_the_first_file_without_a_digest_is_a_warning(
+    model: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(serialization, "_has_warned", threading.Event())
+    path = save_model(model, tmp_path / "model.h5")
+    load_model(path)
+    load_model(save_model(model, tmp_path / "model.keras"))
+    path.write_bytes(strip_digest(path.read_bytes()))
+    load_model(path, sha256=sha256_of(path.read_bytes()))
+    with pytest.warns(UnverifiedFileWarning, match=r"^model\.h5 carries no digest, so damage"):
+        load_model(path)
+    load_model(path)  # a second warning would be an error
 
 
 # --- text ---
@@ -457,15 +498,16 @@ def test_garbage_behind_the_right_first_bytes_is_damage(magic: bytes) -> None:
 
 
 def test_truncation_anywhere_is_reported(data: bytes) -> None:
-    for number, end in enumerate([*range(0, len(data), len(data) // 60), len(data) - 1]):
+    mark = data.rindex(b"\ntfdist sha256 ")
+    for number, end in enumerate([*range(0, mark, mark // 60), mark - 1]):
         # Without a digest another process tries the file first, which takes its time.
         digest = None if number % 10 == 0 else sha256_of(data[:end])
-        with pytest.raises(SerializationError, match=r"truncated|neither|corrupted|damaged"):
+        with pytest.raises(SerializationError, match=r"truncated|neither|damaged"):
             model_from_bytes(data[:end], sha256=digest)
 
 
 def test_damage_anywhere_in_a_keras_file_is_reported(model: Any) -> None:
-    data = model_to_bytes(model, format="keras")
+    data = strip_digest(model_to_bytes(model, format="keras"))
     untouched = model_from_bytes(data).get_weights()
     rejected = 0
     for place in range(0, len(data), len(data) // 200):
@@ -481,7 +523,7 @@ def test_damage_anywhere_in_a_keras_file_is_reported(model: Any) -> None:
 
 
 def test_a_damaged_description_in_an_h5_file_is_reported(model: Any) -> None:
-    data = model_to_bytes(model)
+    data = strip_digest(model_to_bytes(model))
     for text in (b'{"class_name"', b'"Dense"', b'"units"', b'"optimizer_config"', b'"Adam"'):
         assert text in data
         with pytest.raises(SerializationError, match="Keras cannot load this model"):
@@ -489,7 +531,7 @@ def test_a_damaged_description_in_an_h5_file_is_reported(model: Any) -> None:
 
 
 def test_a_damaged_member_of_a_keras_file_is_named(model: Any) -> None:
-    data = model_to_bytes(model, format="keras")
+    data = strip_digest(model_to_bytes(model, format="keras"))
     place = data.index(b"\x89HDF") + 200
     altered = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
     with pytest.raises(SerializationError, match=r"damaged at 'model\.weights\.h5'"):
@@ -529,6 +571,59 @@ def test_code_in_a_file_runs_only_if_asked_for(
     assert not mark.exists()
     model_from_bytes(data, safe_mode=False)(X)
     assert mark.exists()
+
+
+OBJECTS = [
+    {"module": "os", "class_name": "system", "config": "touch {mark}", "registered_name": None},
+    {"module": "builtins", "class_name": "exec", "config": "open({mark!r}, 'w')"},
+    {"module": "subprocess", "class_name": "Popen", "config": {"args": ["touch", "{mark}"]}},
+    {"module": "os", "class_name": "function", "config": "system", "registered_name": "system"},
+]
+
+
+@pytest.mark.parametrize("place", ["activation", "layer"])
+@pytest.mark.parametrize("wrong", OBJECTS, ids=lambda wrong: wrong["module"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_functions_that_run_code_are_not_taken_for_parts_of_a_model(
+    format: Any, wrong: Any, place: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "ran"
+    # Whatever is called with a layer's input, or its settings, leaves the mark.
+    text = json.dumps(wrong).replace("{mark!r}", repr(str(mark))).replace("{mark}", str(mark))
+
+    def change(description: Any) -> None:
+        layer = description["config"]["layers"][1]
+        target, key = (layer["config"], "activation") if place == "activation" else (layer, None)
+        if key:
+            target[key] = json.loads(text)
+        else:
+            target.update(json.loads(text))
+
+    data = change_description(model_to_bytes(sequential(), format=format), change)
+    with pytest.raises(SerializationError, match="Keras cannot load this model"):
+        model_from_bytes(data)(X)
+    assert not mark.exists()
+
+
+def change_description(data: bytes, change: Callable[[Any], None]) -> bytes:
+    """A model file, without a digest, of which the description of the model was altered."""
+    if not data.startswith(b"PK"):
+        file = io.BytesIO(data)
+        with h5py.File(file, "r+") as opened:
+            description = json.loads(opened.attrs["model_config"])
+            change(description)
+            opened.attrs["model_config"] = json.dumps(description)
+        return file.getvalue()
+    altered = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(altered, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "config.json":
+                description = json.loads(content)
+                change(description)
+                content = json.dumps(description).encode()
+            new.writestr(name, content)
+    return altered.getvalue()
 
 
 def as_keras_2_wrote_it(data: bytes) -> bytes:

@@ -30,7 +30,7 @@ from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.session import is_connect
 
 Server = tuple[str, subprocess.Popen[bytes]]
-# Seconds for an answer in these tests. A job that is cancelled may take ten more.
+# Seconds for an answer in these tests, and for the end of a job that is cancelled.
 LIMIT = 2
 LONGEST = 40
 
@@ -47,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         session.stop()
         patch.setattr(session_module, "ANSWER_SECONDS", LIMIT)
         patch.setattr(jobs, "_SILENT_SECONDS", LIMIT)
+        patch.setattr(jobs, "_CANCEL_SECONDS", LIMIT)
         patch.setattr(barrier, "_RESTORE_SECONDS", LIMIT)
         yield running
 

@@ -12,6 +12,7 @@ import pytest
 import pybackend
 from pybackend.job.job import Job
 from pybackend.job.options import DataOptions, Exchange
+from pybackend.job.resources import Resources
 
 PUBLIC = {
     name: getattr(pybackend, name)
@@ -45,10 +46,12 @@ def test_every_parameter_is_documented_once(name: str) -> None:
 
 def test_the_calls_and_the_options_are_documented() -> None:
     expected = {*CALLS, "barrier_run", "predict_spark", "train_mnist", "DataOptions"}
-    assert {*expected, "Exchange", "LocalSteps", "read_tfrecords"} <= set(DOCUMENTED)
+    assert {*expected, "Exchange", "LocalSteps", "Resources", "read_tfrecords"} <= set(DOCUMENTED)
 
 
-@pytest.mark.parametrize("name", ["barrier_train", "DataOptions", "Exchange", "LocalSteps"])
+@pytest.mark.parametrize(
+    "name", ["barrier_train", "DataOptions", "Exchange", "LocalSteps", "Resources"]
+)
 def test_parameters_are_documented_in_their_order(name: str) -> None:
     assert documented_parameters(PUBLIC[name]) == list(parameters(PUBLIC[name]))
 
@@ -64,7 +67,7 @@ def test_calls_share_order_and_defaults(name: str) -> None:
 
 def test_a_job_has_the_defaults_of_the_call() -> None:
     # What a job has settled when the call leaves it open.
-    settled = {"workers": MISSING, "seed": 0, "exchange": Exchange()}
+    settled = {"workers": MISSING, "seed": 0, "exchange": Exchange(), "resources": Resources()}
     options = parameters(DataOptions)
     expected = {**parameters(pybackend.barrier_train), **options, **settled}
     for field in fields(Job):

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from pyspark import InheritableThread
 
 import pybackend
 from pybackend import (
+    Checkpoint,
     ClusterError,
     InputError,
     WorkerContext,
@@ -58,6 +60,41 @@ def frame(spark: Any, x: Any, y: Any) -> Any:
     import pandas as pd
 
     return spark.createDataFrame(pd.DataFrame({**columns, "label": y}))
+
+
+def resources_here(context: WorkerContext) -> Any:
+    import os
+
+    return os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.launcher
+def test_workers_are_to_have_no_more_than_a_task(spark: Any) -> None:
+    def run(**wanted: Any) -> Any:
+        resources = pybackend.Resources(**wanted)
+        return barrier_run(spark, resources_here, workers=2, resources=resources, verbose=0)
+
+    assert run(cpus=1, memory="2GB", gpus=0) == [("1", "")] * 2
+    with pytest.raises(InputError, match=r"has 1: start the session with spark\.task\.cpus=2$"):
+        run(cpus=2)
+    with pytest.raises(InputError, match=r"has 0: start .* spark\.task\.resource\.gpu\.amount=1$"):
+        run(gpus=1)
+    with pytest.raises(InputError, match="2 workers want 2 TB of memory"):
+        run(memory="1TB")
+
+
+@pytest.mark.launcher
+def test_a_worker_that_takes_more_memory_is_ended(spark: Any) -> None:
+    def grow(context: WorkerContext) -> None:
+        import threading
+
+        kept = bytearray((600 if context.rank else 1) << 20)
+        threading.Event().wait(60 * len(kept))
+
+    wanted = pybackend.Resources(memory="400MB")
+    with pytest.raises(WorkerFailedError, match=r"worker 1 used \d+ MB of its 400 MB") as caught:
+        barrier_run(spark, grow, workers=2, resources=wanted, verbose=0)
+    assert (caught.value.rank, caught.value.exception_type) == (1, "MemoryExceeded")
 
 
 @pytest.mark.launcher
@@ -448,6 +485,61 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
 
 
+def executors() -> list[int]:
+    """Process ids of the executors of this test run."""
+    marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
+    return [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes()
+        and marker in (entry / "environ").read_bytes()
+    ]
+
+
+class KillExecutor(keras.callbacks.Callback):
+    """Kills one of the executors, once, within the second epoch."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self.mark = mark
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        mark = Path(self.mark)
+        if os.environ["TFDIST_RANK"] == "1" and (self.epoch, batch) == (1, 3) and not mark.exists():
+            mark.touch()
+            os.kill(executors()[0], signal.SIGKILL)
+            threading.Event().wait(60)  # for its end: the next steps would be ahead of it
+
+
+def test_a_training_goes_on_when_an_executor_was_killed(
+    spark: Any, rows: Any, tmp_path: Path, capsys: Any
+) -> None:
+    def train(**settings: Any) -> Any:
+        killer = KillExecutor(str(tmp_path / "mark"))
+        return barrier_train(
+            spark,
+            build_dense,
+            frame(spark, *rows),
+            epochs=2,
+            batch_size=50,
+            seed=4,
+            callbacks=[killer],
+            **settings,
+        )
+
+    found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
+    said = capsys.readouterr().out
+    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "goes on from the checkpoint of epoch 2, step 3" in said
+    whole = train(verbose=0)
+    assert found.history == whole.history
+    assert found.workers[0].weights_sha256 == whole.workers[0].weights_sha256
+
+
 @pytest.mark.launcher
 def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
@@ -538,27 +630,45 @@ def test_a_second_application_beside_this_one_is_refused(spark: Any) -> None:
     assert "stop it with `session.stop()`, or pass that session" in str(caught.value)
 
 
-def test_dynamic_allocation_is_refused() -> None:
-    code = """
+# A process has one Spark, and the other tests use this one's.
+OTHER_SESSIONS = """
+import os, tempfile
+from pathlib import Path
 from conftest import spark_session
 import pybackend
-settings = {"spark__dynamicAllocation__enabled": "true",
-            "spark__dynamicAllocation__shuffleTracking__enabled": "true"}
-with spark_session("local-cluster[1,1,1024]", **settings) as session:
+from pybackend.launchers.spark import barrier
+token = barrier.new_token()
+barrier.new_token = lambda: token
+def threads(context):
+    return os.environ["TF_NUM_INTRAOP_THREADS"]
+def show_error(session):
     try:
-        pybackend.barrier_run(session, lambda context: 1, workers=1)
+        pybackend.barrier_run(session, threads, workers=1)
     except pybackend.ClusterError as error:
         print(error)
+with tempfile.TemporaryDirectory() as folder:
+    settings = {"spark__eventLog__enabled": "true", "spark__eventLog__dir": folder,
+                "spark__eventLog__compress": "false", "spark__eventLog__rolling__enabled": "false"}
+    with spark_session("local[4]", **settings) as session:
+        print(pybackend.barrier_run(session, threads, workers=2, verbose=0))
+    (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
+    print("log", *(text in events for text in ("spark.app.name", "tfdist", token)))
+show_error(session)
+settings = {"spark__eventLog__enabled": "false",  # a JVM remembers
+            "spark__dynamicAllocation__enabled": "true",
+            "spark__dynamicAllocation__shuffleTracking__enabled": "true"}
+with spark_session("local-cluster[1,1,1024]", **settings) as session:
+    show_error(session)
 """
-    assert "barrier mode does not work with it" in in_another_process(code)
 
 
-def in_another_process(code: str) -> str:
-    """Output of a program: a process has one Spark, and the other tests use this one's."""
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """What a program prints that uses them."""
     import subprocess
 
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", OTHER_SESSIONS],
         capture_output=True,
         text=True,
         check=True,
@@ -566,6 +676,23 @@ def in_another_process(code: str) -> str:
         cwd=os.path.dirname(__file__),
         env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
     ).stdout
+
+
+def test_workers_of_a_local_session_divide_its_cores(shown: str) -> None:
+    cores = min(4, os.cpu_count() or 1) // 2
+    assert str([str(cores)] * 2) in shown
+
+
+def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> None:
+    assert "log True True False" in shown
+
+
+def test_a_stopped_session_is_named(shown: str) -> None:
+    assert shown.count("it was stopped") == 1
+
+
+def test_dynamic_allocation_is_refused(shown: str) -> None:
+    assert "barrier mode does not work with it" in shown
 
 
 @pytest.mark.parametrize(
@@ -620,17 +747,3 @@ def test_a_job_inherits_the_properties_of_the_calling_thread(spark: Any) -> None
     finally:
         context.setLocalProperty("spark.scheduler.pool", None)
     assert pool == "mine"
-
-
-def test_a_stopped_session_is_named() -> None:
-    code = """
-from conftest import spark_session
-import pybackend
-with spark_session("local[1]") as session:
-    pass
-try:
-    pybackend.barrier_run(session, lambda context: 1, workers=1)
-except pybackend.ClusterError as error:
-    print(error)
-"""
-    assert "it was stopped" in in_another_process(code)

@@ -11,51 +11,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import wait_for
-from test_collective import mesh, together
-from tls import use_tls
 
 import pybackend
-from pybackend.collective import Compression
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.job.messages import PrintedLine
-from pybackend.net import rendezvous
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.connection_errors import StreamEndError
 from pybackend.net.rendezvous import listen, new_token
-from pybackend.net.stream import Stream, StreamEndError, wait_any
+from pybackend.net.stream import Stream, wait_any
+from pybackend.net.tls import Tls
 
 LONG = 30.0
 
 Pair = tuple[Stream, Stream]
+TOKEN = new_token()
 
 
 @pytest.fixture(params=["tcp", "tls"])
-def pair(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Both ends of a connection, the connecting one first."""
-    if request.param == "tls":
-        use_tls(tmp_path, monkeypatch)
-    kind: type[Stream] = rendezvous.Stream
     with ExitStack() as stack:
         server = stack.enter_context(listen("127.0.0.1"))
-        near = stack.enter_context(closing(kind.connect(server.getsockname(), LONG)))
-        far = stack.enter_context(closing(kind.accept(server)))
-        with ThreadPoolExecutor(1) as pool:
-            greeted = pool.submit(far.read_exactly, 1, LONG)
-            near.send_all(b"!", LONG)
-            assert greeted.result() == b"!"
-        assert near.socket.gettimeout() == 0
+        near = stack.enter_context(closing(Stream.connect(server.getsockname(), LONG)))
+        far = stack.enter_context(closing(Stream.accept(server)))
+        if request.param == "tls":
+            with ThreadPoolExecutor(1) as pool:
+                protected = pool.submit(far.protect, Tls(TOKEN, is_server=True), LONG)
+                near.protect(Tls(TOKEN, is_server=False), LONG)
+                protected.result()
         yield near, far
 
 
-@pytest.fixture
-def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_tls(tmp_path, monkeypatch)
-
-
-def test_only_one_file_uses_what_tls_sockets_lack() -> None:
+def test_only_one_file_uses_sockets_past_tls() -> None:
     root = Path(pybackend.__file__).parent
     users = {
         str(path.relative_to(root))
@@ -199,72 +183,3 @@ def test_a_closed_stream_can_only_fail(pair: Pair) -> None:
         near.read_exactly(1, LONG)
     with pytest.raises(OSError):
         wait_any([near], [], LONG)
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.usefixtures("tls")
-def test_collectives_over_tls(size: int, algorithm: str) -> None:
-    parts = np.random.default_rng(0).integers(-100, 100, (size, 300_007)).astype("float32")
-    buffers = [part.copy() for part in parts]
-    coded = [part.copy() for part in parts]
-    with mesh(size, algorithm=algorithm) as members:
-        assert type(members[0].links[1].stream) is rendezvous.Stream is not Stream
-
-        def work(member: pybackend.collective.Mesh) -> object:
-            member.all_reduce(buffers[member.rank])
-            member.all_reduce(coded[member.rank], Compression("fp16"))
-            return member.all_gather(parts[member.rank][: 1000 * member.rank])
-
-        gathered = together(members, work)
-    for rank in range(size):
-        np.testing.assert_array_equal(buffers[rank], parts.sum(axis=0))
-        np.testing.assert_array_equal(coded[rank], parts.sum(axis=0))
-        for other, array in enumerate(gathered[rank]):
-            np.testing.assert_array_equal(array, parts[other][: 1000 * other])
-
-
-@pytest.mark.usefixtures("tls")
-def test_errors_of_collectives_over_tls() -> None:
-    def differ(member: pybackend.collective.Mesh) -> None:
-        with closing(member):
-            member.all_reduce(np.ones(9 + member.rank % 2))
-
-    with mesh(2) as members:
-        assert {type(error) for error in together(members, differ)} == {ClusterError}
-    with mesh(3, timeout=0.5) as members:
-        errors = together(members[1:], lambda member: member.all_reduce(np.ones(9)))
-        assert {type(error) for error in errors} == {PeerLostError}
-
-
-@pytest.mark.usefixtures("tls")
-def test_a_meeting_with_events_and_results_over_tls() -> None:
-    token, content = new_token(), bytes(range(256)) * 10_000
-    event, lost = PrintedLine("x" * 100_000, 1), threading.Event()
-    with (
-        MeetingServer("127.0.0.1", token, 2) as server,
-        ThreadPoolExecutor(2) as pool,
-        ExitStack() as stack,
-    ):
-        clients = [
-            stack.enter_context(MeetingClient(server.address, token, rank, LONG, lost.set))
-            for rank in range(2)
-        ]
-        assert list(pool.map(MeetingClient.gather, clients, "ab")) == [["a", "b"]] * 2
-        clients[1](event)
-        clients[1].send("report", content)
-        assert server.queue.get(timeout=LONG) == event
-        wait_for(lambda: server.result(1, "report") == content)
-        server.__exit__()
-        assert lost.wait(LONG)
-
-
-@pytest.mark.usefixtures("tls")
-def test_a_stranger_is_rejected_over_tls_too() -> None:
-    with (
-        MeetingServer("127.0.0.1", new_token(), 1) as server,
-        MeetingClient(server.address, new_token(), 0, 0.5) as stranger,
-    ):
-        with pytest.raises(ClusterError, match="cannot reach the driver"):
-            stranger.require()
-        assert server.missing()[0] == [0]

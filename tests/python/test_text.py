@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from pybackend import ClusterError
 from pybackend.data.text import decode_lines, encode_lines
 
 
@@ -41,3 +45,37 @@ def test_no_rows_are_still_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     assert written(path, []) == [""]
     assert list(decode_lines(path)) == []
+
+
+def seal(content: bytes) -> str:
+    """A line whose checksum is right, whatever the content."""
+    return f"{zlib.crc32(content):08x}{base64.b64encode(content).decode()}"
+
+
+def stream_of(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_damaged_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    _, line = written(path, [pa.RecordBatch.from_pydict({"name": ["x" * 50, "y"]})])
+    content = base64.b64decode(line[8:])
+    # The second offset of the text: Arrow alone would read far behind the buffer.
+    offset = content.index((50).to_bytes(4, "little") + (51).to_bytes(4, "little"))
+    hostile = content[:offset] + b"\xff\xff\xff\x7f" + content[offset + 4 :]
+    damaged = {
+        "its checksum is wrong": line[:300] + ("A" if line[300] != "A" else "B") + line[301:],
+        "": line[:-6],
+        "Only base64 data is allowed": line[:50] + "?" + line[51:],
+        "Offset invariant failure": seal(hostile),
+        "can't decode byte 0xff": seal(content.replace(b"name", b"na\xffe")),
+        "it claims 1000000 rows": seal(stream_of(pa.record_batch([pa.nulls(1_000_000)], ["a"]))),
+        "Tried reading schema message": seal(b""),
+    }
+    for expected, wrong in damaged.items():
+        path.write_text(f"\n{wrong}\n")
+        with pytest.raises(ClusterError, match=rf"line 2 of .*rows is damaged \(.*{expected}"):
+            list(decode_lines(path))

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError
 from pybackend.tf_config import (
     ClusterSpec,
-    check_single_process,
     make_tf_config,
     parse_address,
     read_tf_config,
@@ -288,43 +287,6 @@ def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None
         read_tf_config()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "{}",
-        '{"cluster": {}, "environment": "cloud"}',
-        make_tf_config(["a:1"], 0),
-        make_tf_config([], role="chief", chief="a:1", ps=["b:2"]),
-    ],
-)
-def test_a_single_process_may_train_alone(text: str | None, monkeypatch: Any) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    if text is not None:
-        monkeypatch.setenv("TF_CONFIG", text)
-    check_single_process()
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (make_tf_config(PAIR, 1), "describes a cluster, in which this process is worker 1,"),
-        (make_tf_config(["a:1"], chief="b:2", role="chief"), "this process is chief 0,"),
-        (make_tf_config(["a:1"], role="ps", ps=["b:2"], index=0), "this process is ps 0,"),
-        ("{'cluster'", r"is not that of a single process \(TF_CONFIG is "),
-        ("[1]", "is not that of a single process"),
-    ],
-)
-def test_a_process_of_a_cluster_does_not_train_a_copy(
-    text: str, found: str, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("TF_CONFIG", text)
-    advice = 'Pass a SparkSession.*; pass "local" to train on this machine alone; or unset'
-    with pytest.raises(InputError, match=f"{found}.*{advice}"):
-        check_single_process()
-
-
 def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ClusterError, match="TF_CONFIG is not set"):
@@ -335,6 +297,8 @@ def test_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "expected"),
     [
         ("{", "is not JSON"),
+        ("[" * 10**5, "nested too deeply"),
+        ('{"cluster": {"worker": ' + "[" * 900 + "]" * 900 + '}, "task": {"type": "worker"}}', ""),
         ("worker", "use make_tf_config()"),
         ('{"cluster": {"worker": ["a:1"]}}', "has no `task`"),
         (
@@ -351,6 +315,24 @@ def test_texts_without_a_task(text: str, expected: str) -> None:
 def test_arguments_that_are_no_list_of_workers(workers: Any) -> None:
     with pytest.raises(ClusterError, match="worker"):
         make_tf_config(workers, 0)
+
+
+def test_arrays_and_numbers_of_numpy_are_taken() -> None:
+    expected = make_tf_config(PAIR, 1, chief="c:1", ps=["p:1"])
+    arrays = {"chief": np.array(["c:1"]), "ps": np.array(["p:1"])}
+    assert make_tf_config(np.array(PAIR), np.int64(1), role=np.str_("worker"), **arrays) == expected
+
+
+@pytest.mark.parametrize("wrong", [np.array(5), np.array([PAIR]), np.array([1.5]), np.array([])])
+def test_other_arrays_are_cluster_errors(wrong: Any) -> None:
+    for arguments in ({"ps": wrong}, {"role": wrong}, {"chief": wrong}, {"evaluator": wrong}):
+        if wrong.size or "role" in arguments:
+            with pytest.raises(ClusterError):
+                make_tf_config(PAIR, 0, **arguments)
+    with pytest.raises(ClusterError):
+        make_tf_config(wrong, 0)
+    with pytest.raises(ClusterError):
+        make_tf_config(PAIR, np.array([0]))
 
 
 def test_one_worker() -> None:

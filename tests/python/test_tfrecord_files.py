@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import resource
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from records import entry, example, field, write
 from pybackend import InputError
 from pybackend.data.tfrecord import chunks, files
 from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.framing import build_heads
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
 from pybackend.data.tfrecord.types import INT64, to_spark_fields
@@ -205,6 +207,20 @@ def test_features_of_two_kinds_are_rejected(tmp_path: Path) -> None:
         RecordFiles.at(path)
 
 
+def test_names_that_are_no_text_are_rejected(tmp_path: Path) -> None:
+    good, wrong = field(1, b"x"), field(1, b"\xffx")
+    path = write(tmp_path / "a", [example(field(1, good)), example(field(1, wrong))])
+    with pytest.raises(InputError, match=r"record 1 of .*a \(at byte \d+\) is not a tf.train.Ex"):
+        RecordFiles.at(path)
+
+
+def test_entries_without_a_name_are_read(tmp_path: Path) -> None:
+    nameless = field(1, field(2, field(INT64, field(1, b"\x07"))))
+    path = write(tmp_path / "a", [example(entry("x", INT64, field(1, b"\x05")), nameless)])
+    data = RecordFiles.at(path)
+    assert [b.to_pylist() for b in data.batches(0, 1, ["x", ""])] == [[{"x": 5, "": 7}]]
+
+
 def test_records_without_features_need_a_spec(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [b"", example()])
     with pytest.raises(InputError, match=r"have no feature: say in `tfrecord_spec`"):
@@ -285,6 +301,76 @@ def test_a_manifest_that_cannot_be_read_is_rejected(tmp_path: Path, content: str
     (path / "_tfdist.json").write_text(content)
     with pytest.raises(InputError, match=r"_tfdist.json cannot be read .*: remove it"):
         RecordFiles.at(str(path))
+
+
+def alter(path: Path, **values: Any) -> None:
+    """Change a manifest of which nobody has computed the digest again."""
+    file = path / "_tfdist.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_a_manifest_that_was_altered_is_rejected(tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "data"))
+    alter(path, files=json.loads((path / "_tfdist.json").read_text())["files"][:1])
+    with pytest.raises(InputError, match="it was altered: its digest is wrong"):
+        RecordFiles.at(str(path))
+
+
+def test_a_manifest_without_a_digest_is_read(tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "data"))
+    file = path / "_tfdist.json"
+    values = json.loads(file.read_text())
+    del values["sha256"]
+    file.write_text(json.dumps(values))
+    assert RecordFiles.at(str(path)).rows == 300
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"rows": 5}, "it names 5 rows, and its files have 300"),
+        ({"compression": "zip"}, "`compression` must be None"),
+        ({"schema": {"fields": [{"name": "x", "type": {"type": "array"}}]}}, "elementType"),
+        ({"schema": {"fields": [{"name": "x", "type": "decimal(999,0)"}]}}, "precision"),
+        ({"schema": 5}, "TypeError"),
+        ({"files": {}}, "it names 300 rows, and its files have 0"),
+        ({"files": [5]}, "Part is 5, not an object"),
+        ({"files": [{"name": "a"}]}, "Part without checksum, rows, size"),
+        ({"files": [{"name": "a", "rows": 1.5, "size": 1, "checksum": 0}]}, "Part.rows is 1.5"),
+        ({"files": [{"name": "../a", "rows": 1, "size": 1, "checksum": 0}]}, "outside of its"),
+        (
+            {"files": [{"name": "a", "rows": 3, "size": 9, "checksum": 0, "marks": [[1, 0]]}]},
+            "the rows, size and marks of 'a' contradict each other",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_rejected(
+    tmp_path: Path, change: dict[str, Any], expected: str
+) -> None:
+    path = Path(written(tmp_path / "data"))
+    file = path / "_tfdist.json"
+    values = {**json.loads(file.read_text()), **change}
+    del values["sha256"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=rf"_tfdist.json cannot be read \(.*{expected}"):
+        RecordFiles.at(str(path))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(2**31 - 1, "is not complete"), (2**31, "more than the 2 GB"), (2**62, "more than the 2 GB")],
+)
+def test_a_length_beyond_the_file_asks_for_no_memory(
+    tmp_path: Path, compression: Any, length: int, expected: str
+) -> None:
+    head = build_heads(np.array([length]))[0]
+    path = tmp_path / "a"
+    path.write_bytes(gzip.compress(head + b"abc") if compression else head + b"abc")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=rf"record 0 of .*a \(at byte 0\) .*{expected}"):
+        RecordFiles.at(str(path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
 def test_what_is_being_written_is_not_read(tmp_path: Path) -> None:

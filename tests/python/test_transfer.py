@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replicas import Case, check_equal, chosen, train_all
+from replicas import Case, check_equal
 from test_by_value import Net, Scaled
 
 import pybackend
@@ -186,11 +186,6 @@ CASES: dict[str, Case] = {
         "a lambda": lambda: _compiled(_stack(layers.Lambda(lambda x: x * 2))),
     }.items()
 }
-
-
-@pytest.fixture(scope="module")
-def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    return train_all(chosen(CASES, request), tmp_path_factory.mktemp("transfer"))
 
 
 @pytest.mark.parametrize("name", CASES)

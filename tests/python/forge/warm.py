@@ -8,11 +8,13 @@ descriptors and environment, but it starts within milliseconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
 import select
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ _START_SECONDS = 60.0
 ROOT = Path(__file__).parents[3]
 VARIABLE = "TFDIST_TEST_FORGE"
 _POPEN = subprocess.Popen
+# Of which a host of `namespaces` has its own.
+_NAMESPACES = ("net", "mnt")
 
 
 class Forge:
@@ -61,6 +65,12 @@ class Forge:
             self._is_hidden = False
             if self._hidden.exists():
                 self._hidden.rename(self.path)
+
+    def workers(self) -> list[int]:
+        """Process ids of its workers that still run."""
+        if self._process is None:
+            return []
+        return [pid for waiting in _children(self._process.pid) for pid in _children(waiting)]
 
     def popen(self, command: Any, **options: Any) -> Any:
         """`subprocess.Popen`, but a Python worker's process is forked."""
@@ -182,15 +192,25 @@ def serve(path: str) -> None:
                     pass
 
 
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
 def _fork(connection: socket.socket, server: socket.socket) -> None:
     """Start one worker, and beside it a process that reports how the worker ended."""
     _, received, _, _ = socket.recv_fds(connection, 1, 16)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    asking, _, _ = struct.unpack("3i", credentials)
     message = json.loads(connection.makefile("r").readline())
     if os.fork() == 0:
         server.close()
         worker = os.fork()
         if worker == 0:
             os.setsid()
+            _enter_host(asking)
             connection.sendall(f"{os.getpid()}\n".encode())
             connection.close()
             _work(message, received)
@@ -202,6 +222,19 @@ def _fork(connection: socket.socket, server: socket.socket) -> None:
         os._exit(0)
     for descriptor in received:
         os.close(descriptor)
+
+
+def _enter_host(pid: int) -> None:
+    """Go to the host of the launcher, if that is on another one of the test's."""
+    entered = [
+        os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+        for kind in _NAMESPACES
+        if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+    ]
+    for namespace in entered:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "setns failed")
+        os.close(namespace)
 
 
 def _work(message: dict[str, Any], received: list[int]) -> NoReturn:

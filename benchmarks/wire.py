@@ -1,0 +1,90 @@
+"""What it costs to protect an all-reduce between two processes: plain, with a MAC, with TLS.
+
+The processor's time counts: on a network it passes while bytes are on their way. The MAC is the
+least that one can cost, BLAKE2b of all bytes that are sent and received, without any frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+import time
+
+import numpy as np
+from collective import run_pair
+
+from pybackend.collective import Mesh, join_mesh
+from pybackend.net.stream import Stream
+
+CASES = {"plain": False, "BLAKE2b of the same bytes": False, "TLS 1.3": True}
+SIZES = {"1KB": (1024, 300), "1MB": (1 << 20, 30), "100MB": (100_000_000, 3)}
+"""Per column: bytes of a float32 buffer, and how often it is summed in a round."""
+
+
+class HashedStream(Stream):
+    """Hashes what passes, with a key, and sends nothing of it."""
+
+    def send_some(self, buffers: list[memoryview]) -> int:
+        """Send, then hash what was sent."""
+        return _hash(buffers, super().send_some(buffers))
+
+    def receive_some(self, buffers: list[memoryview]) -> int:
+        """Receive, then hash what was received."""
+        return _hash(buffers, super().receive_some(buffers))
+
+
+def _hash(buffers: list[memoryview], count: int) -> int:
+    rest = count
+    if count:
+        digest = hashlib.blake2b(key=bytes(32), digest_size=16)
+        for buffer in buffers:
+            digest.update(buffer[:rest])
+            rest = max(0, rest - len(buffer))
+        digest.digest()
+    return count
+
+
+def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Medians over interleaved rounds and both processes."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    for _ in range(rounds):
+        for name in CASES:
+            found[name] += run_pair(__file__, [name])
+    table = {
+        name: {column: float(np.median([f[column] for f in figures])) for column in figures[0]}
+        for name, figures in found.items()
+    }
+    return {"all-reduce between 2 processes on one machine, by protection": table}
+
+
+def _member(name: str, rank: int, server: socket.socket, token: str, peers: list[str]) -> None:
+    mesh = join_mesh(server, peers, rank, token, 60, encrypt=CASES[name])
+    if name.startswith("BLAKE2b"):
+        for link in mesh.links.values():
+            link.stream.__class__ = HashedStream
+    print(json.dumps({k: v for size in SIZES for k, v in _time(mesh, size).items()}))
+
+
+def _time(mesh: Mesh, column: str) -> dict[str, float]:
+    """Milliseconds of one sum, by the wall clock and of the processor."""
+    nbytes, times = SIZES[column]
+    buffer = np.zeros(nbytes // 4, np.float32)
+    mesh.all_reduce(buffer)
+    began, busy = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        mesh.all_reduce(buffer)
+    ended, worked = time.perf_counter(), time.process_time()
+    return {
+        f"ms_{column}": (ended - began) / times * 1e3,
+        f"cpu_ms_{column}": (worked - busy) / times * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _, case, number, descriptor, secret, *addresses = sys.argv
+        _member(case, int(number), socket.socket(fileno=int(descriptor)), secret, addresses)
+    else:
+        print(json.dumps(measure(3), indent=2))

@@ -1,0 +1,62 @@
+"""Calls whose workers do not end by themselves, and what ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conftest import wait_for
+
+from pybackend import WorkerFailedError
+
+PATIENCE = 60.0
+# A shell that runs this in the background has it ignore Ctrl-C.
+_BEGIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
+class EndlessCall(threading.Thread):
+    """A call whose workers are at work, and the error that ends it."""
+
+    def __init__(self, call: Callable[[], Any], has_begun: Callable[[], bool]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self._error: BaseException | None = None
+        self.start()
+        wait_for(lambda: has_begun() or self._error, PATIENCE)
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+
+    def failure(self) -> WorkerFailedError:
+        self.join(PATIENCE)
+        assert isinstance(self._error, WorkerFailedError), repr(self._error)
+        return self._error
+
+
+@contextmanager
+def endless_driver(
+    program: str, *arguments: str, has_begun: Callable[[], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that makes such a call."""
+    command = [sys.executable, "-c", _BEGIN + program, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as driver:
+        try:
+            wait_for(lambda: has_begun() or driver.poll() is not None, PATIENCE)
+            yield driver
+        finally:
+            driver.kill()
+
+
+def end_driver(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a driver a signal as a terminal does, to all of its group."""
+    os.killpg(driver.pid, number)
+    assert driver.wait(PATIENCE) == -number

@@ -1,0 +1,36 @@
+"""Files of models, checked by a process that has little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+# Without TensorFlow, which takes gigabytes of addresses.
+_PROGRAM = """
+import pathlib, resource, sys
+import h5py, numpy
+from pybackend.errors import SerializationError
+from pybackend.model.file_checks import check_file
+used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20),) * 2)
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    try:
+        check_file(path, is_intact=True)
+    except SerializationError as error:
+        assert not isinstance(error.__cause__, MemoryError), path
+        print("rejected")
+"""
+
+
+def check_in_little_memory(folder: Path) -> int:
+    """How many of the files in a folder are rejected by a process that may take 30 MB for them."""
+    shown = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, folder],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.count("rejected")

@@ -1,0 +1,68 @@
+"""The option `Checkpoint`, and the errors that point to what was kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybackend import Checkpoint, ClusterError, InputError, SerializationError, barrier_train
+from pybackend.job.checkpoint import check_checkpoint, pointing_to
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds"),
+    [("epoch", None, None), (20.0, 20, None), ("600s", None, 600.0), ("1.5 h", None, 5400.0)],
+)
+def test_every_is_an_epoch_steps_or_a_time(every: Any, steps: Any, seconds: Any) -> None:
+    kept = Checkpoint("run", every=every)
+    assert (kept.steps, kept.seconds) == (steps, seconds)
+    assert kept.uri == os.path.abspath("run")
+    assert check_checkpoint(Path("run")) == Checkpoint("run")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"uri": ""}, "`uri` of a checkpoint"),
+        ({"uri": "run", "every": "weekly"}, "'10min' or '1h', not 'weekly'"),
+        ({"uri": "run", "every": "0s"}, "not '0s'"),
+        ({"uri": "run", "every": True}, "not True"),
+        ({"uri": "run", "every": 0}, "`every` must be at least 1"),
+        ({"uri": "run", "keep": 0}, "`keep` must be at least 1"),
+    ],
+)
+def test_wrong_options_are_named(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Checkpoint(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint": 3}, "`checkpoint` must be a Checkpoint, a path or a URI"),
+        ({"resume": True}, "`resume` needs `checkpoint`"),
+        ({"restarts": -1}, "`restarts` must be at least 0"),
+        ({"checkpoint": "run", "resume": 1}, "`resume` must be True or False"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_starts(arguments: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        barrier_train(None, lambda: None, ([[1.0]], [0]), **arguments)
+
+
+def test_a_pipeline_is_kept_between_epochs_only() -> None:
+    with pytest.raises(InputError, match="needs every='epoch'"):
+        barrier_train(None, lambda: None, lambda context: None, checkpoint=Checkpoint("r", every=5))
+
+
+def test_errors_say_where_the_training_was_kept() -> None:
+    kept = Checkpoint("/shared/run")
+    for error, kind in ((ClusterError("altered"), ClusterError), (OSError(28), SerializationError)):
+        with pytest.raises(kind, match=r"load_checkpoint\('/shared/run'\)"), pointing_to(kept):
+            raise error
+    with pytest.raises(ClusterError, match="altered") as caught, pointing_to(None):
+        raise ClusterError("altered")
+    assert str(caught.value) == "altered"

@@ -1,0 +1,40 @@
+"""What differs from the training of a checkpoint is named, with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pybackend.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.data.checkpoint_store import Manifest, Part
+from pybackend.errors import InputError
+from pybackend.job.job import Job
+
+JOB = Job("train", 2, epochs=3, seed=5, batches=(20, 20, 10))
+OF_MODEL = {"model": "a1", "weights": ["float32 (6, 3)", "float32 (3,)"]}
+KEPT = Manifest(
+    1, 0, 2, 5, False, {**describe_settings(JOB), **OF_MODEL}, Part("model", ""), "h5", "", None
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_model", "message"),
+    [
+        ({"seed": 8}, {}, "`seed` is 5, and here it is 8: give seed=5, or name another folder"),
+        ({"floatx": "float16"}, {}, r"call keras.config.set_floatx\('float32'\) first"),
+        ({"batches": (20, 10, 20)}, {}, "its data set was cut into batches of other sizes"),
+        ({}, {"model": "b2"}, "its model has other layers or compile settings"),
+        (
+            {},
+            {"weights": ["float32 (6, 3)"]},
+            r"number 1 is float32 \(3,\), and here it is not there",
+        ),
+    ],
+)
+def test_what_differs_is_named(settings: Any, of_model: Any, message: str) -> None:
+    check_is_same("run", KEPT, JOB, {**describe_settings(JOB), **OF_MODEL})
+    job = replace(JOB, **settings)
+    with pytest.raises(InputError, match=message):
+        check_is_same("run", KEPT, job, {**describe_settings(job), **OF_MODEL, **of_model})

@@ -1,0 +1,124 @@
+"""The driver's loop over a gang, whose members are real connections of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from pybackend.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.job.codec import encode
+from pybackend.job.job import Job
+from pybackend.job.messages import Event, Failed, PrintedLine, Reported
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.task import MODEL, REPORT
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+
+TOKEN = "token"
+
+
+class Gang:
+    """A driver with two members."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.meeting = stack.enter_context(MeetingServer("127.0.0.1", TOKEN, 2))
+        self.members = [
+            stack.enter_context(MeetingClient(self.meeting.address, TOKEN, rank, 10.0))
+            for rank in range(2)
+        ]
+        for member in self.members:
+            member.require()
+        self.events: list[Event] = []
+
+    def report(self, rank: int, failure: Failure | None = None) -> None:
+        report = WorkerReport(rank, f"h{rank}", 1, failure=failure)
+        self.members[rank].send(REPORT, encode(report).encode())
+        self.members[rank](Reported())
+
+    def run(
+        self, look: Callable[[], Sequence[Failure]] = list, meet_seconds: float = 60.0
+    ) -> Outcome:
+        job = Job("run", 2)
+        hosts = ["h0", "h1"]
+        return run_gang(self.meeting, job, hosts, self.events.append, look, meet_seconds)
+
+
+@pytest.fixture
+def gang() -> Iterator[Gang]:
+    with ExitStack() as stack:
+        yield Gang(stack)
+
+
+def fail(rank: int, message: str) -> Failure:
+    return Failure(rank, f"h{rank}", "ValueError", message, time=1.0)
+
+
+def test_events_reports_and_the_model_come_back(gang: Gang) -> None:
+    gang.members[1](PrintedLine("hello"))
+    gang.members[0].send(f"{MODEL}h5", b"weights")
+    gang.report(0)
+    gang.report(1)
+    outcome = gang.run()
+    assert [report.rank for report in outcome.reports] == [0, 1]
+    assert outcome.model == ("h5", b"weights")
+    assert gang.events == [PrintedLine("hello", rank=1)]
+
+
+def test_a_failed_worker_is_the_cause_whatever_comes_after(gang: Gang) -> None:
+    gang.report(1, fail(1, "no such luck"))
+    gang.members[0](Failed(Failure(0, "h0", "PeerLostError", "lost worker 1", time=0.5)))
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: no such luck"):
+        gang.run()
+
+
+def test_what_the_platform_knows_ends_the_gang(gang: Gang) -> None:
+    gang.report(0)
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: preempted"):
+        # Of the worker that has reported, nothing else counts.
+        gang.run(lambda: [fail(0, "node lost"), fail(1, "preempted")])
+
+
+def test_what_a_worker_said_goes_before_what_the_platform_says(gang: Gang) -> None:
+    said = threading.Event()
+
+    def look() -> Sequence[Failure]:
+        if not said.is_set():
+            gang.report(1, fail(1, "no such luck"))
+            said.set()
+        raise ClusterError("the job was cancelled")
+
+    with pytest.raises(WorkerFailedError, match="no such luck"):
+        gang.run(look)
+
+
+def test_without_a_worker_that_knows_the_platform_is_heard(gang: Gang) -> None:
+    def look() -> Sequence[Failure]:
+        raise ClusterError("the job was cancelled")
+
+    with pytest.raises(ClusterError, match="the job was cancelled"):
+        gang.run(look)
+
+
+def test_a_worker_that_leaves_without_a_word_is_named(gang: Gang) -> None:
+    gang.report(0)
+    gang.members[1].close()
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: WorkerLost"):
+        gang.run()
+
+
+def test_a_worker_that_does_not_come_is_named(gang: Gang) -> None:
+    def gather() -> None:
+        with pytest.raises(ClusterError, match="lost the driver"):
+            gang.members[0].gather("")
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    with pytest.raises(ClusterError, match="worker 1 on h1 did not meet the others within 0 s"):
+        gang.run(meet_seconds=0.2)
+    gang.meeting.__exit__()
+    thread.join(10)

@@ -1,0 +1,261 @@
+"""Workers on hosts that ssh reaches: real servers, each in a network namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mnist_case
+import numpy as np
+import pytest
+from conftest import build_dense, needs_r, wait_for
+from namespaces import run as run_command
+from sshd import SshHosts, no_ssh_hosts, ssh_hosts
+
+import pybackend
+from pybackend.errors import ClusterError, InputError, WorkerFailedError
+
+pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    """Hosts a and b."""
+    with ssh_hosts(["a", "b"], tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(there: SshHosts) -> Iterator[None]:
+    yield
+    assert left_on(there) == []
+
+
+def left_on(there: SshHosts) -> list[Any]:
+    """Processes and files on the hosts."""
+    processes = [line for host in range(2) for line in there.processes(host).values()]
+    return [*processes, *there.files()]
+
+
+def describe(context: Any) -> Any:
+    import os
+
+    variables = ("TFDIST_HOST", "OMP_NUM_THREADS", "GREETING")
+    return [context.rank, *map(os.environ.get, variables)]
+
+
+def test_mnist_on_hosts_as_on_this_machine(there: SshHosts) -> None:
+    result = pybackend.train_mnist(
+        pybackend.hosts("a,b", ssh_options=there.options), verbose=0, **mnist_case.CASE
+    )
+    mnist_case.check(result.model)
+    assert [worker.host for worker in result.workers] == [h.address for h in there.hosts]
+
+
+@needs_r
+def test_mnist_from_r(there: SshHosts, tmp_path: Path) -> None:
+    mnist_case.check_r(tmp_path, "hosts", hosts="a,b", ssh_options=there.options)
+
+
+def test_workers_that_all_have_all_rows(there: SshHosts, dense_model: Any, rows: Any) -> None:
+    results = [
+        pybackend.barrier_train(
+            place,
+            dense_model,
+            rows,
+            workers=2,
+            epochs=2,
+            seed=3,
+            shuffle="global",
+            validation_split=0.2,
+            verbose=0,
+        )
+        for place in (pybackend.hosts("b:2", ssh_options=there.options), "local")
+    ]
+    digests = {worker.weights_sha256 for result in results for worker in result.workers}
+    assert len(digests) == 1
+    assert results[0].history == results[1].history
+
+
+def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
+    hosts = pybackend.hosts("a:2,b:2", ssh_options=there.options, environment={"GREETING": "hi"})
+    a, b = (host.address for host in there.hosts)
+    cores = os.cpu_count() or 1
+    half = str(max(1, cores // 2))
+    found = pybackend.barrier_run(hosts, describe, workers=3)
+    assert found == [[0, a, half, "hi"], [1, a, half, "hi"], [2, b, str(cores), "hi"]]
+    assert len(pybackend.barrier_run(hosts, describe)) == 4
+    with pytest.raises(InputError, match="workers=5, but a:2,b:2 has 4 slots"):
+        pybackend.barrier_run(hosts, describe, workers=5)
+
+
+def test_rows_may_be_kept_elsewhere(there: SshHosts) -> None:
+    elsewhere = there.folder / "tmp-b" / "scratch"
+    elsewhere.mkdir()
+    hosts = pybackend.hosts("a", ssh_options=there.options, environment={"TMPDIR": str(elsewhere)})
+    (folder,) = pybackend.barrier_run(hosts, lambda context: os.environ["TMPDIR"])
+    assert folder.startswith(f"{elsewhere}/tfdist-")
+    elsewhere.rmdir()
+
+
+def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
+    def run(listed: str, **wanted: Any) -> Any:
+        machines = pybackend.hosts(listed, ssh_options=there.options)
+        resources = pybackend.Resources(**wanted)
+        return pybackend.barrier_run(machines, describe, resources=resources, verbose=0)
+
+    cores = os.cpu_count() or 1
+    assert [v[2] for v in run("a,b:1", cpus=1, memory="1GB", gpus=0)] == ["1", "1"]
+    with pytest.raises(ClusterError, match=rf"2 workers want {2 * cores} cpus .*, but b has \d+"):
+        run("a,b:2", cpus=cores)
+    with pytest.raises(ClusterError, match=r"a worker wants 1 gpus, but a has 0"):
+        run("a", gpus=1)
+
+
+def test_hosts_may_be_ipv6_addresses(there: SshHosts) -> None:
+    addresses = [str(host.address6) for host in there.hosts]
+    listed = [f"[{address}]" for address in addresses]
+    found = pybackend.barrier_run(
+        pybackend.hosts(listed, ssh_options=there.options), lambda context: context.addresses
+    )
+    assert [address.rpartition(":")[0] for address in found[0]] == listed
+
+
+def fail_on_b(context: Any) -> None:
+    import threading
+
+    if context.rank == 1:
+        print("about to fail")
+        raise ValueError("no such luck")
+    threading.Event().wait()
+
+
+def test_a_failed_worker_ends_all(there: SshHosts) -> None:
+    hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    with pytest.raises(WorkerFailedError, match="ValueError: no such luck") as caught:
+        pybackend.barrier_run(hosts, fail_on_b)
+    assert (caught.value.rank, caught.value.host) == (1, there.hosts[1].address)
+    assert caught.value.log == ["about to fail"]
+
+
+def kill_a_process(context: Any, victim: str) -> None:
+    import os
+    import signal
+
+    if context.rank == 1:
+        os.kill(os.getpid() if victim == "worker" else os.getppid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("victim", "exception", "message"),
+    [
+        ("worker", "ProcessDied", "ended by SIGKILL"),
+        ("agent", "HostLost", "the process that runs the workers of its host was killed"),
+    ],
+)
+def test_a_killed_process_is_named(
+    there: SshHosts, victim: str, exception: str, message: str
+) -> None:
+    hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    with pytest.raises(WorkerFailedError, match=message) as caught:
+        pybackend.barrier_run(hosts, kill_a_process, victim)
+    assert (caught.value.rank, caught.value.exception_type) == (1, exception)
+
+
+def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
+    def hosts(**changed: Any) -> Any:
+        return pybackend.hosts("a,b", **{"ssh_options": there.options, **changed})
+
+    with pytest.raises(ClusterError, match=r"cannot reach [ab] by ssh, which says: ssh: connect"):
+        pybackend.barrier_run(hosts(ssh_options=["-p", "23", *there.options]), describe)
+    with pytest.raises(ClusterError, match=r"[ab] has no Python at /opt/none"):
+        pybackend.barrier_run(hosts(python="/opt/none"), describe)
+    bare = "/usr/bin/python3"
+    with pytest.raises(ClusterError, match=rf"[ab] has no TensorFlow for {bare}"):
+        pybackend.barrier_predict(hosts(python=bare), build_dense, np.zeros((4, 8), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hosts": "a:x"}, "'a:x' is no host"),
+        ({}, "give either `hosts`"),
+        ({"hosts": "a", "hostfile": "b"}, "give either `hosts`"),
+        ({"hosts": "a", "python": 3}, "`python` must be a path, not 3"),
+        ({"hosts": "a", "ssh_options": "-p 22"}, "`ssh_options` must be a list of words"),
+        ({"hosts": "a", "ssh_options": ["-p 22"]}, r"two words, \['-p', '22'\]"),
+        ({"hosts": "a", "ssh_options": 22}, "`ssh_options` must be a list of words"),
+        ({"hosts": "a", "environment": {"A": 1}}, "`environment` must be like"),
+        ({"hosts": "a", "environment": {"1A": "x"}}, "'1A', which is no name of a variable"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pybackend.hosts(**wrong)
+
+
+PROGRAM = """
+import sys, pybackend
+def wait(context):
+    import threading
+    print("waiting", flush=True)
+    threading.Event().wait()
+hosts = pybackend.hosts("a,b", ssh_options=sys.argv[1:])
+pybackend.barrier_run(hosts, wait, verbose=2)
+"""
+
+
+@contextmanager
+def driver(there: SshHosts) -> Iterator[subprocess.Popen[str]]:
+    """A driver whose workers wait for ever."""
+    command = [sys.executable, "-u", "-c", PROGRAM, *there.options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        shown = {process.stdout.readline() for _ in range(2)}
+        assert shown == {"[0] waiting\n", "[1] waiting\n"}, process.stderr and process.stderr.read()
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) -> None:
+    with driver(there) as process:
+        assert len(left_on(there)) > 4
+        process.send_signal(number)
+        process.wait(timeout=20)
+        if number == signal.SIGINT:
+            assert left_on(there) == []
+        wait_for(lambda: left_on(there) == [])
+
+
+def leave_the_network(context: Any) -> None:
+    import subprocess
+    import threading
+
+    if context.rank == 1:
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+        threading.Event().wait()
+
+
+def test_a_host_that_goes_away_is_named(there: SshHosts) -> None:
+    options = ["-o", "ServerAliveInterval=1", *there.options]
+    b = there.hosts[1]
+    began = time.monotonic()
+    try:
+        with pytest.raises(WorkerFailedError, match="not responding") as caught:
+            pybackend.barrier_run(pybackend.hosts("a,b", ssh_options=options), leave_the_network)
+        assert (caught.value.rank, caught.value.host) == (1, "b")
+        assert time.monotonic() - began < 30
+    finally:
+        run_command(*b.enter, "ip", "link", "set", "eth0", "up")
+        run_command(*b.enter, "ip", "address", "add", f"{b.address6}/64", "dev", "eth0", "nodad")
+    wait_for(lambda: left_on(there) == [])

@@ -1,0 +1,40 @@
+"""Temporary folders of a process that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import wait_for
+
+from pybackend.launchers.remote.janitor import swept_folder
+
+PROGRAM = """
+from pybackend.launchers.remote.janitor import swept_folder
+with swept_folder() as folder:
+    (folder / "part").write_text("x")
+    print(folder, flush=True)
+    input()
+"""
+
+
+def test_a_folder_goes_with_its_block() -> None:
+    with swept_folder() as folder:
+        (folder / "inner").mkdir()
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+def test_a_folder_goes_with_a_killed_process() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        assert (folder / "part").exists()
+        os.kill(owner.pid, signal.SIGKILL)
+    wait_for(lambda: not folder.exists())

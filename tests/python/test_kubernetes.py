@@ -1,0 +1,281 @@
+"""Training as Jobs of a stand-in for Kubernetes, and what ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import mnist_case
+import pytest
+from conftest import needs_r, wait_for
+from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
+from namespaces import no_namespaces
+
+import pybackend
+from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
+
+pytestmark = pytest.mark.launcher
+
+# The same release, without packages.
+BARE_PYTHON = os.path.realpath(sys.executable)
+# Those whose manifests have all that these do; older ones ignore a part of it.
+VERSIONS = ["1.26", "1.29", "1.32", "1.35", "1.37"]
+FULL = {
+    "image": "registry/tf:1",
+    "namespace": "physics",
+    "cpus": 4,
+    "memory": "8Gi",
+    "gpus": 1,
+    "node_selector": {"pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "secrets": ["s3-keys"],
+    "service_account": "trainer",
+    "image_pull_secrets": ["registry-login"],
+    "time_limit": 3600,
+    "ttl": 60,
+    "python": "/opt/python",
+    "labels": {"team": "physics"},
+    "patience": 60,
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    if reason := no_namespaces():
+        pytest.skip(reason)
+    with kube_cluster(tmp_path_factory.mktemp("kube")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
+    """The cluster, which is the current one here; no test leaves anything in it."""
+    monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
+    yield running
+    wait_for(running.is_empty, PATIENCE)
+    for process in running.processes.values():
+        process.wait(PATIENCE)
+    running.processes.clear()
+
+
+def target(image: str = "registry/tf:1", **arguments: Any) -> Any:
+    """The launcher; the pods have this very Python."""
+    return pybackend.kubernetes(image, python=sys.executable, patience=60, **arguments)
+
+
+def wait_forever(context: Any) -> None:
+    import threading
+
+    print("worker is here", flush=True)
+    threading.Event().wait(300)
+
+
+def have_begun(cluster: Kube) -> bool:
+    """Whether two workers run, by what they have printed."""
+    logs = [process.read_log() for process in cluster.processes.values()]
+    return sum("worker is here\n" in log for log in logs) == 2
+
+
+def endless_call(cluster: Kube) -> EndlessCall:
+    """A run of two workers."""
+    return EndlessCall(
+        lambda: barrier_run(target(), wait_forever, workers=2), lambda: have_begun(cluster)
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_are_what_kubernetes_publishes(version: str) -> None:
+    for arguments in ({"image": "registry/tf:1"}, FULL):
+        for manifest in pybackend.kubernetes(**arguments).plan(workers=4):
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_plan_says_all_that_was_asked_for() -> None:
+    job, service = pybackend.kubernetes(**FULL).plan(workers=4)
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
+    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 3600)
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    amounts = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "1"}
+    assert container["resources"] == {"requests": amounts, "limits": amounts}
+    assert container["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
+    assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"pool": "gpu"}, "trainer")
+    assert pod["imagePullSecrets"] == [{"name": "registry-login"}]
+    assert service["spec"]["publishNotReadyAddresses"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert labels["team"] == "physics"
+    other, _ = pybackend.kubernetes(**FULL).plan(workers=4)
+    assert other["metadata"]["name"] != job["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image": None}, "`image` must name a container image"),
+        ({"image": "two words"}, "`image` must be text without blanks"),
+        ({"namespace": "My_Space"}, "`namespace` must be the name of a namespace"),
+        ({"cpus": "four"}, "`cpus` must be a quantity such as 4"),
+        ({"cpus": 0}, "`cpus` must be a quantity"),
+        ({"memory": "8Gb"}, "`memory` must be a quantity such as '8Gi'"),
+        ({"memory": 8}, "`memory` must have a unit"),
+        ({"gpus": 0.5}, "`gpus` must be a whole number"),
+        ({"node_selector": {"pool": 1}}, "`node_selector` has pool=1"),
+        ({"tolerations": [{"keys": "gpu"}]}, "`tolerations` must be like"),
+        ({"secrets": ["S3 keys"]}, "`secrets` must be a name"),
+        ({"time_limit": 0}, "`time_limit` must be at least 1"),
+        ({"labels": {"tfdist.io/run": "x"}}, "`labels` cannot have"),
+        ({"patience": -1}, "`patience` must be a positive number"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pybackend.kubernetes(**{"image": "registry/tf:1", **arguments})
+
+
+def test_without_the_client() -> None:
+    program = (
+        "import sys; sys.modules['kubernetes'] = None; import importlib.util as u; "
+        "import pybackend; assert 'kubernetes.client' not in sys.modules; "
+        "pybackend.barrier_run(pybackend.kubernetes('x'), print, workers=2)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "InputError: kubernetes() needs the package kubernetes" in ended.stderr
+
+
+def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
+    result = pybackend.train_mnist(target(cpus=1), **mnist_case.CASE)
+    shown = capsys.readouterr().out
+    assert "2 of 2 pods run on node-a, node-b" in shown
+    assert "epoch 1/1" in shown
+    mnist_case.check(result.model)
+
+
+@needs_r
+def test_mnist_from_r(cluster: Kube, tmp_path: Path) -> None:
+    mnist_case.check_r(tmp_path, "kubernetes", image="registry/tf:1", python=sys.executable)
+
+
+def test_a_worker_that_fails_says_why(cluster: Kube) -> None:
+    def fail(context: Any) -> None:
+        print("before the end")
+        if context.rank == 1:
+            raise RuntimeError("no such thing")
+
+    with pytest.raises(WorkerFailedError, match="no such thing") as caught:
+        barrier_run(target(), fail, workers=2, verbose=0)
+    assert caught.value.rank == 1
+    assert caught.value.log == ["before the end"]
+
+
+def test_a_worker_that_uses_too_much_memory(cluster: Kube) -> None:
+    def use(context: Any) -> None:
+        import threading
+
+        held = bytearray(b"x") * (3 << 30 if context.rank == 1 else 1)
+        threading.Event().wait(300)
+        del held
+
+    with pytest.raises(WorkerFailedError, match="OOMKilled") as caught:
+        barrier_run(target(memory="1Gi"), use, workers=2, verbose=0)
+    assert (caught.value.rank, caught.value.host) == (1, "node-b")
+    assert caught.value.exception_type == "OutOfMemory"
+    assert "ask for more `memory`" in str(caught.value)
+
+
+def test_a_pod_that_is_evicted(cluster: Kube) -> None:
+    run = endless_call(cluster)
+    cluster.delete_pod(cluster.pods()[1], reason="EvictionByEvictionAPI")
+    error = run.failure()
+    # By the pod, if the driver still sees it, or by what the Job says of it.
+    assert error.exception_type in ("Evicted", "Disrupted")
+    assert (error.rank, error.host) == (1, "node-b")
+
+
+def test_a_job_that_somebody_deletes(cluster: Kube) -> None:
+    run = endless_call(cluster)
+    cluster.delete_job(next(iter(cluster.objects["jobs"])))
+    assert run.failure().exception_type == "Deleted"
+
+
+def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = pybackend.kubernetes("registry/tf:1", gpus=1, patience=2)
+    with pytest.raises(ClusterError, match=r"within 2 s.*Insufficient nvidia.com/gpu"):
+        barrier_run(waiting, print, workers=2)
+    assert "pending: 0/2 nodes are available" in capsys.readouterr().out
+
+
+def test_more_pods_than_a_quota_allows(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "quota", 0)
+    with pytest.raises(ClusterError, match=r"0 of 2 pods.*FailedCreate: exceeded quota: pods"):
+        barrier_run(pybackend.kubernetes("registry/tf:1", patience=1), print, workers=2)
+
+
+def test_an_image_that_cannot_be_pulled(cluster: Kube) -> None:
+    with pytest.raises(ClusterError, match="ImagePullBackOff") as caught:
+        barrier_run(target(ABSENT_IMAGE), print, workers=2)
+    assert "see that the `image` exists" in str(caught.value)
+
+
+def test_what_kubernetes_does_not_allow(cluster: Kube) -> None:
+    with pytest.raises(ClusterError, match='cannot use the namespace "other"'):
+        barrier_run(target(namespace="other"), print, workers=2)
+    with pytest.raises(InputError, match="`context` is 'absent'"):
+        barrier_run(target(context="absent"), print, workers=2)
+
+
+def test_an_image_without_the_python_that_was_named(cluster: Kube) -> None:
+    with pytest.raises(WorkerFailedError, match="ended without a report: status 127") as caught:
+        barrier_run(pybackend.kubernetes("registry/tf:1", python="/no/python"), print, workers=2)
+    assert "/no/python" in "".join(caught.value.log)
+
+
+def test_an_image_without_tensorflow(cluster: Kube, dense_model: Any, rows: Any) -> None:
+    plain = pybackend.kubernetes("registry/tf:1", namespace=NAMESPACE, python=BARE_PYTHON)
+    with pytest.raises(ClusterError, match="the image has no TensorFlow for"):
+        barrier_train(plain, dense_model, rows, workers=2)
+
+
+DRIVER = """
+import sys, pybackend
+
+def wait(context):
+    import threading
+    print("worker is here", flush=True)
+    threading.Event().wait(300)
+
+launcher = pybackend.kubernetes("registry/tf:1", python=sys.executable, ttl=1)
+pybackend.barrier_run(launcher, wait, workers=2)
+"""
+
+
+def driver_of_two(cluster: Kube) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return endless_driver(DRIVER, has_begun=lambda: have_begun(cluster))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_driver_that_ends_takes_its_job_along(cluster: Kube, number: signal.Signals) -> None:
+    with driver_of_two(cluster) as driver:
+        end_driver(driver, number)
+    wait_for(cluster.is_empty, PATIENCE)
+
+
+def test_a_driver_whose_machine_is_gone(cluster: Kube) -> None:
+    """Nobody is left who could delete the Job: the pods end by themselves, and it expires."""
+    with driver_of_two(cluster) as driver:
+        children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+        driver.send_signal(signal.SIGSTOP)  # so that it notices nothing
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        driver.kill()
+    wait_for(cluster.is_empty, PATIENCE)

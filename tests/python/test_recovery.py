@@ -1,0 +1,178 @@
+"""A training that is killed and goes on ends as one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import wait_for, worker_processes
+
+from pybackend import (
+    Checkpoint,
+    InputError,
+    TrainResult,
+    WorkerFailedError,
+    barrier_train,
+    load_checkpoint,
+)
+from pybackend.model.compare import hash_weights
+
+EPOCHS, STEPS = 4, 8
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(160, 6)).astype("float32")
+Y = RNG.integers(0, 3, 160)
+
+
+@keras.saving.register_keras_serializable("test_recovery")
+class Growing(keras.layers.Layer):
+    """Counts its steps in a variable that only TensorFlow knows."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        import tensorflow as tf
+
+        self.steps = tf.Variable(0.0, trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign_add(1.0)
+        return inputs * (1 + 0.01 * self.steps)
+
+
+def build() -> Any:
+    """What has a state of every kind: dropout, moving averages, momenta."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(12, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            Growing(),
+            layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    return model
+
+
+class KillAt(keras.callbacks.Callback):
+    """Kills a worker, or another process, at the end of a step of that worker, once."""
+
+    def __init__(self, rank: int, epoch: int, step: int, mark: Path) -> None:
+        super().__init__()
+        self.moment, self.mark = (rank, epoch, step), str(mark)
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        now = (int(os.environ["TFDIST_RANK"]), self.epoch, batch)
+        if now == self.moment and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            victim = Path(f"{self.mark}.victim")
+            os.kill(int(victim.read_text()) if victim.exists() else os.getpid(), signal.SIGKILL)
+
+
+def train(*callbacks: Any, **settings: Any) -> TrainResult:
+    listed = [
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05),
+        *callbacks,
+    ]
+    defaults = {"workers": 2, "epochs": EPOCHS, "batch_size": 10, "seed": 5, "verbose": 0}
+    data = {"validation_data": (X[:20] + 0.1, Y[:20])}
+    x = settings.pop("rows", X)
+    return barrier_train(None, build, (x, Y), callbacks=listed, **defaults | data | settings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> TrainResult:
+    return train(KillAt(-1, 0, 0, Path("never")))
+
+
+def check_same(found: TrainResult, expected: TrainResult) -> None:
+    assert found.history == expected.history
+    assert found.workers[0].weights_sha256 == expected.workers[0].weights_sha256
+    assert [w.steps for w in found.workers] == [w.steps for w in expected.workers]
+
+
+@pytest.mark.parametrize(("every", "draw"), [(3, 1), ("epoch", 3), ("0.01s", 4)])
+def test_killed_at_a_random_step_it_ends_the_same(
+    every: Any, draw: int, undisturbed: TrainResult, tmp_path: Path, capsys: Any
+) -> None:
+    random = np.random.default_rng(draw)
+    moment = [int(random.integers(most)) for most in (2, EPOCHS, STEPS)]
+    kept = Checkpoint(str(tmp_path / "kept"), every=every)
+    callbacks = [KillAt(*moment, tmp_path / "mark"), log_to(tmp_path)]
+    found = train(*callbacks, checkpoint=kept, restarts=1, verbose=1)
+    check_same(found, undisturbed)
+    check_log(tmp_path, found)
+    assert capsys.readouterr().out.count("SIGKILL; starting again from the newest checkpoint") == 1
+
+
+def log_to(folder: Path) -> Any:
+    return keras.callbacks.CSVLogger(folder / "log.csv")
+
+
+def check_log(folder: Path, result: TrainResult) -> None:
+    first = [line.partition(",")[0] for line in (folder / "log.csv").read_text().splitlines()]
+    assert first == ["epoch", *map(str, range(len(result.history["loss"])))]
+
+
+def train_and_be_killed(folder: str) -> None:
+    """Have a worker kill this process, the driver."""
+    Path(folder, "mark.victim").write_text(str(os.getpid()))
+    killer = KillAt(1, 1, 4, Path(folder) / "mark")
+    train(killer, log_to(Path(folder)), checkpoint=Checkpoint(f"{folder}/kept", every=3))
+
+
+def test_after_the_driver_was_killed_the_call_resumes(
+    undisturbed: TrainResult, tmp_path: Path, capsys: Any
+) -> None:
+    program = f"import test_recovery; test_recovery.train_and_be_killed({str(tmp_path)!r})"
+    path = {"PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, "-c", program]
+    driver = subprocess.run(command, env={**os.environ, **path}, timeout=120)
+    assert driver.returncode == -signal.SIGKILL
+    wait_for(lambda: not worker_processes())
+    again = [KillAt(1, 1, 4, tmp_path / "mark"), log_to(tmp_path)]
+    kept = Checkpoint(str(tmp_path / "kept"), every=3)
+    with pytest.raises(InputError, match="resume=True"):
+        train(*again, checkpoint=kept)
+    newest = max((tmp_path / "kept").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+    found = train(*again, checkpoint=kept, resume=True, seed=None, verbose=1)
+    check_same(found, undisturbed)
+    check_log(tmp_path, found)
+    assert found.seed == undisturbed.seed
+    said = capsys.readouterr().out
+    assert "is damaged (its manifest was altered): skipped" in said
+    assert "goes on from the checkpoint of epoch" in said
+
+
+def test_a_training_that_has_ended_is_kept_and_may_go_on(
+    undisturbed: TrainResult, tmp_path: Path
+) -> None:
+    never = KillAt(-1, 0, 0, Path("never"))
+    half = train(never, checkpoint=tmp_path, epochs=2)
+    loaded = load_checkpoint(str(tmp_path), model=build)
+    assert hash_weights(loaded) == half.workers[0].weights_sha256
+    assert int(loaded.optimizer.iterations.numpy()) == 2 * STEPS
+    check_same(train(never, checkpoint=tmp_path, epochs=2, resume=True), half)
+    with pytest.raises(InputError, match="its `batch_size` is 10, and here it is 20"):
+        train(never, checkpoint=tmp_path, resume=True, batch_size=20)
+    with pytest.raises(WorkerFailedError, match="its `data` has other rows"):
+        train(never, checkpoint=tmp_path, resume=True, rows=X + 1)
+    check_same(train(never, checkpoint=tmp_path, resume=True), undisturbed)
+    more = train(never, checkpoint=tmp_path, resume=True, workers=3, epochs=EPOCHS + 1)
+    assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history

@@ -1,0 +1,268 @@
+"""Training as jobs of a real Slurm, and what ends them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mnist_case
+import pytest
+from conftest import needs_r, wait_for
+from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from slurm import Slurm, needs_slurm, slurm_cluster
+
+import pybackend
+from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
+from pybackend.launchers.slurm.ends import describe_end
+from pybackend.launchers.slurm.queue import read_job
+
+pytestmark = [pytest.mark.launcher, needs_slurm]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Slurm]:
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """The cluster, whose commands work here; no test leaves a job or a file."""
+    for name, value in running.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TMPDIR", str(temporary(running)))
+    yield running
+    running.empty()
+    wait_for(lambda: not [*jobs(running).iterdir(), *temporary(running).iterdir()], PATIENCE)
+
+
+def temporary(cluster: Slurm) -> Path:
+    """Where the workers' own folders are."""
+    folder = cluster.folder / "tmp"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def jobs(cluster: Slurm) -> Path:
+    """Where the jobs' folders are."""
+    folder = cluster.folder / "jobs"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def endless(started: Path) -> Callable[[Any], None]:
+    """A function for workers that tells by files that it runs, and on which host."""
+
+    def wait(context: Any) -> None:
+        import socket
+        import threading
+
+        (started / f"{context.rank}-{socket.gethostname()}-{os.getpid()}").touch()
+        threading.Event().wait(300)
+
+    return wait
+
+
+def have_begun(started: Path) -> bool:
+    """Whether two workers run, by their files."""
+    return len(list(started.iterdir())) == 2
+
+
+def endless_call(cluster: Slurm, started: Path) -> EndlessCall:
+    """A run of two workers on two nodes."""
+    target, work = pybackend.slurm(folder=jobs(cluster), nodes=2), endless(started)
+    return EndlessCall(
+        lambda: barrier_run(target, work, workers=2, verbose=0),
+        lambda: have_begun(started),
+    )
+
+
+def test_mnist_as_on_this_machine(cluster: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    result = pybackend.train_mnist(
+        pybackend.slurm(nodes=2, time=10, folder=jobs(cluster)), **mnist_case.CASE
+    )
+    shown = capsys.readouterr().out
+    assert "running on n2, n10" in shown
+    assert "epoch 1/1" in shown
+    mnist_case.check(result.model)
+
+
+@needs_r
+def test_mnist_from_r(cluster: Slurm, tmp_path: Path) -> None:
+    mnist_case.check_r(tmp_path, "slurm", nodes=2, folder=str(jobs(cluster)))
+
+
+def test_slurm_gives_workers_their_resources(cluster: Slurm) -> None:
+    def show(context: Any) -> Any:
+        variables = ("SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_CPU", "OMP_NUM_THREADS")
+        return [os.environ.get(name) for name in (*variables, "CUDA_VISIBLE_DEVICES")]
+
+    def run(**wanted: Any) -> Any:
+        target, resources = pybackend.slurm(folder=jobs(cluster)), pybackend.Resources(**wanted)
+        return barrier_run(target, show, workers=2, resources=resources, verbose=0)
+
+    assert run(cpus=2, memory="1000MiB", gpus=0) == [["2", "500", "2", ""]] * 2
+    for wanted in ({"cpus": 3}, {"memory": "5000MiB"}, {"gpus": 1}):
+        with pytest.raises(ClusterError, match="sbatch"):
+            run(**wanted)
+
+
+def test_a_worker_that_fails_says_why(cluster: Slurm) -> None:
+    def fail(context: Any) -> None:
+        print("before the end")
+        if context.rank == 1:
+            raise RuntimeError("no such thing")
+
+    with pytest.raises(WorkerFailedError, match="no such thing") as caught:
+        barrier_run(pybackend.slurm(folder=jobs(cluster), nodes=2), fail, workers=2, verbose=0)
+    assert caught.value.rank == 1
+    assert caught.value.log == ["before the end"]
+
+
+def test_a_cancelled_job(cluster: Slurm, tmp_path: Path) -> None:
+    running = endless_call(cluster, tmp_path)
+    cluster.run("scancel", "--user=root")
+    error = running.failure()
+    assert error.exception_type == "Cancelled"
+    assert error.host == "n2"
+
+
+def test_a_job_that_gives_way(cluster: Slurm, tmp_path: Path) -> None:
+    running = endless_call(cluster, tmp_path)
+    urgent = cluster.command("srun", "-p", "urgent", "-N3", "--exclusive", "true")
+    assert running.failure().exception_type == "Preempted"
+    urgent.communicate(timeout=PATIENCE)
+    assert urgent.returncode == 0
+
+
+def test_a_node_that_fails(cluster: Slurm, tmp_path: Path) -> None:
+    running = endless_call(cluster, tmp_path)
+    cluster.kill("n10")
+    try:
+        error = running.failure()
+    finally:
+        cluster.start("n10")
+        for left in temporary(cluster).glob("tfdist-1-*"):  # it had no time to do so
+            shutil.rmtree(left)
+    assert (error.exception_type, error.rank, error.host) == ("NodeFailed", 1, "n10")
+
+
+DRIVER = """
+import sys, pybackend
+
+jobs, started = sys.argv[1:]
+
+def wait(context):
+    import pathlib, threading
+    pathlib.Path(started, str(context.rank)).touch()
+    threading.Event().wait(300)
+
+pybackend.barrier_run(pybackend.slurm(folder=jobs), wait, workers=2, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_driver_that_ends_takes_its_job_along(
+    cluster: Slurm, tmp_path: Path, number: signal.Signals
+) -> None:
+    folders = str(jobs(cluster)), str(tmp_path)
+    with endless_driver(DRIVER, *folders, has_begun=lambda: have_begun(tmp_path)) as driver:
+        end_driver(driver, number)
+    wait_for(lambda: not cluster.run("squeue", "--noheader"), PATIENCE)
+    wait_for(lambda: not list(jobs(cluster).iterdir()), PATIENCE)
+
+
+def test_a_job_that_waits(cluster: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(cluster.folder / "other.log")
+    cluster.run("sbatch", "-N3", "--exclusive", "-o", output, "--wrap", "sleep 300")
+    wait_for(lambda: "RUNNING" in cluster.run("squeue", "--noheader", "-o", "%T"), PATIENCE)
+    with pytest.raises(ClusterError, match="has not started within 3 s"):
+        barrier_run(pybackend.slurm(folder=jobs(cluster), patience=3), print, workers=2)
+    assert "is pending: Resources" in capsys.readouterr().out
+
+
+def test_a_folder_that_nodes_do_not_share(cluster: Slurm) -> None:
+    with pytest.raises(WorkerFailedError, match="must be on a file system that nodes share"):
+        barrier_run(pybackend.slurm(folder=cluster.private), print, workers=2)
+
+
+def test_a_setup_that_fails(cluster: Slurm) -> None:
+    target = pybackend.slurm(folder=jobs(cluster), setup="false\ntrue")
+    with pytest.raises(WorkerFailedError, match="`setup` seems to have failed"):
+        barrier_run(target, print, workers=2)
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    with pytest.raises(InputError, match="`folder` of slurm"):
+        barrier_run(pybackend.slurm(folder="/proc/none", address="127.0.0.1"), print, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("TIMEOUT", "TimeLimit"),
+        ("OUT_OF_MEMORY", "OutOfMemory"),
+        ("NODE_FAIL", "NodeFailed"),
+        ("FAILED", "ProcessDied"),
+    ],
+)
+def test_ends_of_jobs(state: str, expected: str) -> None:
+    job = read_job(
+        f"JobId=7 JobName=JobState=x UserId=ann(1) JobState={state} Reason=None StartTime=Unknown "
+        "PreemptTime=None ReqNodeList=(null) NodeList=n[2,10-11] BatchHost=n2"
+    )
+    assert job.nodes == ("n2", "n10", "n11")
+    assert job.is_over
+    assert describe_end(job, "n2", None)[0] == expected
+
+
+def test_a_job_that_slurm_does_not_take(cluster: Slurm) -> None:
+    with pytest.raises(ClusterError, match="no partition 'absent'"):
+        barrier_run(pybackend.slurm("absent", folder=jobs(cluster)), print, workers=2)
+    target = pybackend.slurm(folder=jobs(cluster), options={"begin": "never"})
+    with pytest.raises(ClusterError, match=r"(?s)sbatch failed: Invalid time .* in `options`"):
+        barrier_run(target, print, workers=2)
+    with pytest.raises(ClusterError, match=r"\(gres\) specification. Change `gpus` of slurm"):
+        barrier_run(pybackend.slurm(gpus=1, folder=jobs(cluster)), print, workers=2)
+    with pytest.raises(ClusterError, match=r"let it wait forever. .* Ask for less, by `nodes`"):
+        barrier_run(pybackend.slurm(nodes=9, folder=jobs(cluster)), print)
+
+
+def test_nodes_without_a_number_of_workers(cluster: Slurm) -> None:
+    target = pybackend.slurm(nodes=3, folder=jobs(cluster))
+    found = barrier_run(target, lambda context: os.uname().nodename, verbose=0)
+    assert found == ["n2", "n10", "n11"]
+    assert pybackend.slurm().count_workers(None) is None
+    many = pybackend.slurm(nodes=3, options={"ntasks-per-node": 2})
+    assert many.count_workers(None) == 6
+    with pytest.raises(InputError, match="3 nodes need at least 3 workers"):
+        barrier_run(target, print, workers=2)
+    with pytest.raises(InputError, match="ntasks-per-node=2 have 6 workers"):
+        barrier_run(many, print, workers=4)
+
+
+def test_a_python_that_nodes_do_not_have(cluster: Slurm) -> None:
+    with pytest.raises(WorkerFailedError, match="`python` of slurm") as caught:
+        barrier_run(pybackend.slurm(folder=jobs(cluster), python="/no/python"), print, workers=2)
+    assert "/no/python" in "".join(caught.value.log)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"time": "soon"}, "`time` must be a whole number of minutes"),
+        ({"nodes": 0}, "`nodes` must be at least 1"),
+        ({"options": {"-n": 4}}, "expected a long option"),
+        ({"options": {"output": "x"}}, "`options` cannot have 'output'"),
+        ({"options": {"qos": "a\nb"}}, "`options` has qos="),
+        ({"partition": "a\nb"}, "`partition` must be printable"),
+        ({"patience": 0}, "`patience` must be a positive number"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pybackend.slurm(**arguments)

@@ -1,0 +1,203 @@
+"""`tfdist run` in an allocation of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import wait_for
+from slurm import Slurm, needs_slurm, slurm_cluster
+
+from pybackend.cli import main
+from pybackend.net.rendezvous import new_token
+
+pytestmark = [pytest.mark.launcher, needs_slurm]
+
+RUN = (sys.executable, "-m", "pybackend", "run")
+SHOW = """
+import json, os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TFDIST_SECRET", "TF_CONFIG")
+print(json.dumps({**{name: os.environ[name] for name in names}, "host": socket.gethostname()}))
+print("problem", file=sys.stderr)
+"""
+JOIN = """
+import pybackend
+
+def say(context):
+    return context.rank
+
+print(pybackend.barrier_run(None, say, verbose=0), "of 4")
+"""
+STAY = """
+import os, pathlib, signal, sys, time
+
+def end(number, frame):
+    print("notice", number, flush=True)
+    if number == signal.SIGUSR1:
+        sys.exit()
+
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, end)
+pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+if os.environ["TFDIST_RESTART"] == "0":
+    time.sleep(300)
+print("again", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Slurm]:
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: Slurm) -> Iterator[Slurm]:
+    yield running
+    running.empty()
+
+
+def lines(text: str) -> dict[int, list[str]]:
+    """What each rank has printed."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        rank, _, content = line.partition("] ")
+        if rank.startswith("["):
+            found.setdefault(int(rank[1:]), []).append(content)
+    return found
+
+
+def run(cluster: Slurm, path: Path, script: str, *words: str) -> subprocess.Popen[str]:
+    """Run a script in an allocation of three nodes and four tasks."""
+    (path / "script.py").write_text(script)
+    allocation = ("salloc", "-Q", "-N3", "-n4", *RUN, *words)
+    return cluster.command(*allocation, str(path / "script.py"), str(path))
+
+
+def started(path: Path, ranks: int = 4) -> None:
+    wait_for(lambda: all((path / str(rank)).exists() for rank in range(ranks)))
+
+
+def test_ranks_are_the_tasks_of_a_step(cluster: Slurm, tmp_path: Path) -> None:
+    process = run(cluster, tmp_path, SHOW)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    found = {rank: json.loads(text) for rank, [text] in lines(out).items()}
+    assert [found[rank]["host"] for rank in range(4)] == ["n2", "n2", "n10", "n11"]
+    assert [found[rank]["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "0"]
+    assert [found[rank]["LOCAL_WORLD_SIZE"] for rank in range(4)] == ["2", "2", "1", "1"]
+    assert {one["WORLD_SIZE"] for one in found.values()} == {"4"}
+    assert len({one["TFDIST_SECRET"] for one in found.values()}) == 1
+    configs = [json.loads(found[rank]["TF_CONFIG"]) for rank in range(4)]
+    assert [config["task"]["index"] for config in configs] == [0, 1, 2, 3]
+    assert len({tuple(config["cluster"]["worker"]) for config in configs}) == 1
+    addresses = configs[0]["cluster"]["worker"]
+    assert [address.partition(":")[0] for address in addresses] == ["n2", "n2", "n10", "n11"]
+    assert len(set(addresses)) == 4
+    assert lines(err) == {rank: ["problem"] for rank in range(4)}
+
+
+@pytest.mark.parametrize("starter", [RUN, ("srun", "-m", "cyclic", sys.executable)])
+def test_a_script_joins_the_gang(cluster: Slurm, tmp_path: Path, starter: tuple[str, ...]) -> None:
+    (tmp_path / "join.py").write_text(JOIN)
+    secret = {"TFDIST_SECRET": new_token()}
+    words = ["salloc", "-Q", "-N3", "-n4", *starter, str(tmp_path / "join.py")]
+    process = cluster.command(*words, variables=secret)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.count("[0, 1, 2, 3] of 4") == 4
+
+
+def test_a_carriage_return_ends_no_line(cluster: Slurm, tmp_path: Path) -> None:
+    forged = "srun: error: n2: task 0: Exited with exit code 3"
+    script = f"import sys; print('50%\\r100%'); print('\\r{forged}', file=sys.stderr)"
+    process = run(cluster, tmp_path, script)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert lines(out) == {rank: ["100%"] for rank in range(4)}
+    assert lines(err) == {rank: [forged] for rank in range(4)}
+
+
+def test_the_first_failure_ends_the_others(cluster: Slurm, tmp_path: Path) -> None:
+    script = STAY.replace(
+        "time.sleep(300)", "os.environ['RANK'] == '2' and sys.exit(7); time.sleep(300)"
+    )
+    process = run(cluster, tmp_path, script)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert "tfdist: rank 2 on the nodes of Slurm job" in err
+    assert "ended with exit status 7; the other ranks were ended" in err
+
+
+def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
+    job, output = submit(cluster, tmp_path)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)  # to `tfdist run` alone
+    wait_for(lambda: not cluster.run("squeue", "-h", "-j", job))
+    assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
+
+
+def test_a_job_that_gives_way_has_notice_and_goes_on(cluster: Slurm, tmp_path: Path) -> None:
+    job, output = submit(cluster, tmp_path)
+    cluster.run("srun", "-Q", "-p", "urgent", "-N3", "--exclusive", "true")
+    wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"))
+    # By itself, it would start again two minutes later.
+    cluster.run("scontrol", "update", f"job={job}", "StartTime=now")
+    wait_for(lambda: output.read_text().count("again") == 4)
+    for rank, printed in lines(output.read_text()).items():
+        assert f"notice {signal.SIGTERM:d}" in printed[:2], rank
+        assert printed[-1] == "again"
+
+
+def test_a_script_for_sbatch(cluster: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text("import os, sys; print(os.environ['MARK'], *sys.argv[1:])")
+    output = tmp_path / "output"
+    words = ["-w", "3", f"--sbatch=--nodes=3 --output={output}", "--env", "MARK=a b"]
+    script = cluster.run(*RUN, *words, str(tmp_path / "say.py"), "--epochs", "3")
+    (tmp_path / "job.sh").write_text(script)
+    cluster.run("sbatch", "--wait", str(tmp_path / "job.sh"))
+    assert lines(output.read_text()) == {rank: ["a b --epochs 3"] for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sbatch=--time=60"], "needs the number of ranks"),
+        (["-w", "2", "--sbatch=-t60"], "expected long options"),
+        (["-w", "2", "--hosts", "a", "--sbatch=--time=60"], "Slurm chooses the hosts"),
+        (["-w", "2", "--sbatch=--ntasks=4"], "cannot have --ntasks"),
+        (["-w", "2", "--sbatch=--nodes=3"], "3 nodes need at least 3 workers"),
+        (["-w", "2", "--sbatch=--nodes=2 --ntasks-per-node=2"], "ntasks-per-node=2 have 4"),
+        (["-w", "2", "--sbatch=--time=60", "--env", "1A=x"], "--env 1A=x"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words, "say.py"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_driver_that_is_killed_takes_its_step_along(cluster: Slurm, tmp_path: Path) -> None:
+    process = run(cluster, tmp_path, STAY)
+    started(tmp_path)
+    [driver] = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
+    os.kill(int(driver), signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_for(lambda: not cluster.run("squeue", "--steps", "-h"))
+
+
+def submit(cluster: Slurm, path: Path) -> tuple[str, Path]:
+    """Run the script that stays as a batch job; the job's number and its output."""
+    (path / "script.py").write_text(STAY)
+    words = shlex.join([*RUN, str(path / "script.py"), str(path)])
+    (path / "job.sh").write_text(f"#!/bin/sh\nexec {words}\n")
+    output = path / "output"
+    options = ["--parsable", "-N3", "-n4", "--requeue", "--open-mode=append", f"--output={output}"]
+    job = cluster.run("sbatch", *options, str(path / "job.sh")).strip()
+    started(path)
+    return job, output

@@ -1,0 +1,53 @@
+"""A state comes back as it was: types, shapes and bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pybackend.data.state_file import decode_state, encode_state
+from pybackend.errors import SerializationError
+
+STATE = {
+    "none": None,
+    1: [True, -3, 2.5, float("inf"), "ü"],
+    ("a", 2): (b"\x00\xff", {4, 5}, frozenset(["x"])),
+    "arrays": [
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.array(1.5),
+        np.zeros((0, 3), bool),
+        np.array(["ab", "c"]),
+        np.array([1, 2.5], ml_dtypes.bfloat16),
+    ],
+    "numbers": [np.float32(0.1), np.int64(3), np.float64("nan")],
+}
+
+
+def test_a_state_comes_back_as_it_was() -> None:
+    found = decode_state(encode_state(STATE))
+    assert repr(found) == repr(STATE)
+    for one, other in zip(found["arrays"], STATE["arrays"], strict=True):
+        assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
+        assert one.flags.writeable
+    assert [type(number) for number in found["numbers"]] == [np.float32, np.int64, np.float64]
+
+
+@pytest.mark.parametrize("value", [object(), [print], {"a": np.array([None])}, np.dtype("i4")])
+def test_code_and_objects_are_no_plain_data(value: Any) -> None:
+    with pytest.raises(SerializationError, match="is not plain data"):
+        encode_state(value)
+
+
+@pytest.mark.parametrize("end", [0, 7, 15, 40, -1])
+def test_a_part_of_a_state_is_refused(end: int) -> None:
+    with pytest.raises(SerializationError, match="is damaged"):
+        decode_state(encode_state(STATE)[:end])
+
+
+def test_a_state_that_is_nested_too_deeply_is_refused() -> None:
+    header = b"[" * 100_000
+    with pytest.raises(SerializationError, match="is damaged"):
+        decode_state(b"tfdist-1" + len(header).to_bytes(8, "little") + header)

@@ -1,0 +1,273 @@
+"""Protected connections: what somebody on the way, or a stranger, can do to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import wait_for
+from relay import Relay, altered, relaying
+from test_collective import mesh, together
+
+from pybackend.collective import Compression, Mesh, join_mesh
+from pybackend.errors import ClusterError, PeerLostError
+from pybackend.job.messages import PrintedLine
+from pybackend.net import greeting
+from pybackend.net.connection_errors import AlteredError
+from pybackend.net.greeting import greet_as_client, greet_as_server
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import address_of, listen, new_token
+from pybackend.net.stream import Stream
+from pybackend.net.tls import Tls
+
+LONG = 30.0
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
+TOKEN = new_token()
+
+
+@contextmanager
+def relayed() -> Iterator[tuple[Relay, Stream, Stream]]:
+    """Both ends of a connection over a relay, before the greeting; the connecting one first."""
+    with (
+        listen("127.0.0.1") as server,
+        relaying(server.getsockname()) as relay,
+        closing(Stream.connect(relay.place, LONG)) as client,
+        closing(Stream.accept(server)) as accepted,
+    ):
+        yield relay, client, accepted
+
+
+def greet(
+    client: Stream, accepted: Stream, mine: bool | None = True, theirs: bool | None = None
+) -> list[BaseException | None]:
+    """Greet from both ends; what each raised, the client first."""
+
+    def as_client() -> None:
+        greet_as_client(client, TOKEN, 1, "test", encrypt=mine)
+
+    def as_server() -> None:
+        try:
+            greet_as_server(accepted, TOKEN, "test", encrypt=theirs)
+        except OSError:
+            accepted.close()
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(end) for end in (as_client, as_server)]
+        return [future.exception(LONG) for future in futures]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "protected"),
+    [(None, None, False), (False, False, False), (True, False, True), (None, True, True)],
+)
+def test_one_end_that_wants_it_is_enough(
+    mine: bool | None, theirs: bool | None, protected: bool
+) -> None:
+    with relayed() as (relay, client, accepted):
+        seen = bytearray()
+        relay.to_client = lambda piece: (seen.extend(piece), piece)[1]
+        assert greet(client, accepted, mine, theirs) == [None, None]
+        accepted.send_all(b"something that all may read", LONG)
+        assert client.read_exactly(27, LONG) == b"something that all may read"
+        assert client.is_protected == accepted.is_protected == protected
+        assert (b"all may read" in seen) != protected
+
+
+def test_nobody_on_the_way_talks_the_ends_out_of_it() -> None:
+    def unwish(place: int) -> Callable[[bytes], bytes]:
+        return lambda piece: piece[:place] + b"\0" + piece[place + 1 :]
+
+    for way, place in (("to_client", 32), ("to_server", 36)):
+        with relayed() as (relay, client, accepted):
+            setattr(relay, way, unwish(place))
+            ours, theirs = greet(client, accepted, True, True)
+            assert isinstance(ours, OSError)
+            assert "does not know this job's token" in str(theirs)
+
+
+def repeated(piece: bytes) -> bytes:
+    return piece * 2
+
+
+def reordered(piece: bytes) -> bytes:
+    """Two records of the same length change places."""
+    half = len(piece) // 2
+    return piece[half:] + piece[:half]
+
+
+def without_the_first_record(piece: bytes) -> bytes:
+    return piece[len(piece) // 2 :]
+
+
+@pytest.mark.parametrize(
+    "change", [altered, repeated, reordered, without_the_first_record], ids=lambda f: f.__name__
+)
+def test_what_is_changed_on_the_way_is_noticed_and_both_ends_say_so(
+    change: Callable[[bytes], bytes],
+) -> None:
+    with relayed() as (relay, client, accepted):
+        assert greet(client, accepted) == [None, None]
+        relay.to_server = change
+        # Two records in one piece: the relay reads them together.
+        assert client.send_some([memoryview(bytes(100)), memoryview(bytes(100))]) == 200
+        with pytest.raises(AlteredError, match="not what the other end has sent"):
+            accepted.read_exactly(201, LONG)
+        with pytest.raises(AlteredError, match="received what was not sent to it"):
+            client.read_exactly(1, LONG)
+
+
+def test_a_recorded_connection_cannot_be_played_again() -> None:
+    said: list[bytes] = []
+    with relayed() as (relay, client, accepted):
+        relay.to_server = lambda piece: (said.append(piece), piece)[1]
+        assert greet(client, accepted) == [None, None]
+        client.send_all(b"once", LONG)
+        assert accepted.read_exactly(4, LONG) == b"once"
+    with (
+        listen("127.0.0.1") as server,
+        closing(Stream.connect(server.getsockname(), LONG)) as stranger,
+        closing(Stream.accept(server)) as accepted,
+    ):
+        stranger.send_all(b"".join(said), LONG)
+        with pytest.raises(ConnectionError, match="does not know this job's token"):
+            greet_as_server(accepted, TOKEN, "test", encrypt=True)
+
+
+def test_two_connections_of_one_job_cannot_be_crossed() -> None:
+    """Behind the greetings, each client is given the other one's TLS."""
+    with relayed() as (one, *first), relayed() as (other, *second):
+        # What comes behind a client's proof goes to the wrong server.
+        crossed = threading.Barrier(2)
+        held: dict[str, bytes] = {}
+
+        def cross(own: str, foreign: str) -> Callable[[bytes], bytes]:
+            def change(piece: bytes) -> bytes:
+                if len(piece) <= GREETING:
+                    return piece
+                held[own] = piece[GREETING:]
+                crossed.wait(LONG)
+                return piece[:GREETING] + held[foreign]
+
+            return change
+
+        one.to_server, other.to_server = cross("one", "other"), cross("other", "one")
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = [pool.submit(greet, *ends) for ends in (first, second)]
+            errors = [error for outcome in outcomes for error in outcome.result(LONG)]
+        assert all(isinstance(error, OSError) for error in errors)
+
+
+def test_a_tls_handshake_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.3)
+    with relayed() as (relay, client, accepted):
+        relay.to_server = lambda piece: piece[:GREETING]  # nothing of TLS
+        assert all(isinstance(error, OSError) for error in greet(client, accepted))
+
+
+def test_tls_alone_lets_in_nobody_with_another_token() -> None:
+    with relayed() as (_, client, accepted), ThreadPoolExecutor(1) as pool:
+        server = pool.submit(accepted.protect, Tls(TOKEN, is_server=True), LONG)
+        with pytest.raises(OSError):
+            client.protect(Tls(new_token(), is_server=False), LONG)
+        with pytest.raises(ConnectionError, match=r"TLS was not agreed on"):
+            server.result()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_protected_collectives_give_the_same_bits(size: int, algorithm: str) -> None:
+    parts = np.random.default_rng(0).normal(size=(size, 300_007)).astype("float32")
+
+    def work(member: Mesh) -> list[Any]:
+        plain, coded = parts[member.rank].copy(), parts[member.rank].copy()
+        member.all_reduce(plain)
+        member.all_reduce(coded, Compression("fp16"))
+        return [plain, coded, *member.all_gather(parts[member.rank][: 1000 * member.rank])]
+
+    found = []
+    for encrypt in (True, False):
+        with mesh(size, algorithm=algorithm, encrypt=encrypt) as members:
+            assert {link.stream.is_protected for link in members[0].links.values()} == {encrypt}
+            found.append(together(members, work))
+    for protected, plain in zip(*found, strict=True):
+        for one, other in zip(protected, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_errors_of_protected_collectives_are_those_of_others() -> None:
+    def differ(member: Mesh) -> None:
+        with closing(member):
+            member.all_reduce(np.ones(9 + member.rank % 2))
+
+    with mesh(2, encrypt=True) as members:
+        assert {type(error) for error in together(members, differ)} == {ClusterError}
+    with mesh(3, longest=0.5, encrypt=True) as members:
+        errors = together(members[1:], lambda member: member.all_reduce(np.ones(9)))
+        assert {type(error) for error in errors} == {PeerLostError}
+
+
+def test_a_protected_meeting_with_events_and_results() -> None:
+    """Reading and writing at once, in two threads."""
+    content, events = bytes(range(256)) * 10_000, [PrintedLine("x" * 100_000, 1)] * 20
+    with relayed() as (_, client, accepted), MeetingServer(None, TOKEN, 1) as server:
+        assert greet(client, accepted) == [None, None]
+        server.adopt(accepted, 0)
+        with MeetingClient(None, TOKEN, 0, LONG, stream=client) as member:
+            sending = threading.Thread(target=lambda: [member(event) for event in events])
+            sending.start()
+            server.send({"model": content})
+            assert member.receive(LONG) == {"model": content}
+            sending.join(LONG)
+            assert member.gather("a") == ["a"]
+            received = [server.queue.get(timeout=LONG) for _ in events]
+    assert received == [replace(event, rank=0) for event in events]
+
+
+def test_a_meeting_that_is_altered_is_named() -> None:
+    with relayed() as (relay, client, accepted), MeetingServer(None, TOKEN, 2) as server:
+        assert greet(client, accepted) == [None, None]
+        server.adopt(accepted, 0)
+        relay.to_client = altered
+        with MeetingClient(None, TOKEN, 0, LONG, stream=client) as member:
+            with ThreadPoolExecutor(1) as pool:
+                gathering = pool.submit(member.gather, "a")
+                wait_for(lambda: server.missing()[0] == [1])
+                server.refuse("no")
+            with pytest.raises(ClusterError, match=r"lost the driver .* changes what passes"):
+                gathering.result(LONG)
+
+
+@pytest.mark.parametrize("count", [2, 300_007], ids=["small", "large"])
+def test_a_number_that_is_altered_between_two_ranks_is_named_on_both(count: int) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(listen("127.0.0.1")) for _ in range(2)]
+        relay = stack.enter_context(relaying(servers[1].getsockname()))
+        peers = [address_of(servers[0]), relay.address]
+
+        def join(rank: int) -> Mesh:
+            return join_mesh(servers[rank], peers, rank, TOKEN, LONG, encrypt=True)
+
+        members = [stack.enter_context(closing(m)) for m in together(range(2), join)]
+
+        def work(member: Mesh) -> None:
+            buffer = np.ones(count, "float32")
+            with closing(member):
+                for _ in range(1000):
+                    member.all_reduce(buffer)
+                    assert set(buffer) == {2}
+                    buffer[:] = 1
+                    if member.rank == 0:
+                        relay.to_server = altered
+
+        errors = together(members, work)
+    assert [type(error) for error in errors] == [ClusterError, ClusterError]
+    assert "worker 0 on 127.0.0.1 carries other bytes than were sent" in str(errors[1])
+    assert "worker 1 on 127.0.0.1 carries other bytes than were sent" in str(errors[0])
