@@ -50,11 +50,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a lane ended; ``problem`` is empty if all is well."""
+    """How a lane ended; ``problem`` is empty if all is well. It may be late."""
 
     lane: Lane
     seconds: float
     problem: str
+    is_late: bool = False
 
 
 def run_lane(lane: Lane, factor: float, folder: Path) -> Ended:
@@ -84,9 +85,7 @@ def run_lane(lane: Lane, factor: float, folder: Path) -> Ended:
         end_all(folder)
         process.wait()
     seconds = time.monotonic() - began
-    if not problem and seconds > factor * lane.budget:
-        problem = f"{seconds:.0f} s are beyond its budget of {factor * lane.budget:.0f} s"
-    return Ended(lane, seconds, problem)
+    return Ended(lane, seconds, problem, seconds > factor * lane.budget)
 
 
 def print_stacks(folder: Path) -> None:

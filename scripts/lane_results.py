@@ -57,7 +57,8 @@ def conclude(lanes: Sequence[Ended], seconds: float) -> int:
 
 
 def _verdict(ended: Ended) -> str:
-    return f"{ended.seconds:.0f} s" + (f", FAILED: {ended.problem}" if ended.problem else "")
+    late = f", late: its budget is {ended.lane.budget:.0f} s" if ended.is_late else ""
+    return f"{ended.seconds:.0f} s{late}" + (f", FAILED: {ended.problem}" if ended.problem else "")
 
 
 def count_tests(lane: Lane) -> Counter[str]:

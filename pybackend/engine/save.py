@@ -17,7 +17,7 @@ from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
 from pybackend.model.layers import find_custom_objects, find_layers
 from pybackend.model.load import LoadedModel
-from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
+from pybackend.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
 
 _NO_SETTINGS = (
@@ -97,7 +97,7 @@ def _check_can_be_read(
             known = {**find_custom_objects(loaded.model), **known}
         # What came by value may hold code, such as a Lambda layer's, and is the caller's own.
         safe_mode = job.safe_mode and not loaded.is_by_value
-        model_from_bytes(data, custom_objects=known, safe_mode=safe_mode, sha256=sha256_of(data))
+        read_own_model(data, custom_objects=known, safe_mode=safe_mode)
     if loaded.is_by_value or plan.format == WEIGHTS:
         assert loaded.make_copy is not None
         copy = loaded.make_copy()

@@ -12,7 +12,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, Job
-from pybackend.model.serialization import model_from_bytes
+from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
 
@@ -56,7 +56,7 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
         if isinstance(function, RFunction):
             return LoadedModel(model, extras, True)
         return LoadedModel(model, extras, False, False, lambda: _build(function))
-    model = model_from_bytes(
+    model = read_own_model(
         (folder / MODEL_FILE).read_bytes(),
         custom_objects=extras.get("custom_objects"),
         safe_mode=job.safe_mode,

@@ -128,12 +128,34 @@ def model_from_bytes(
         check_carried_digest(data)
     else:
         check_digest(data, sha256)
+    return _decode(data, custom_objects, safe_mode, compile, is_intact=sha256 is not None)
+
+
+def read_own_model(
+    data: bytes,
+    *,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    compile: bool = True,
+) -> Any:
+    """As `model_from_bytes`, for bytes that the job itself has written: not hostile."""
+    check_carried_digest(data)
+    return _decode(data, custom_objects, safe_mode, compile, is_intact=True)
+
+
+def _decode(
+    data: bytes,
+    custom_objects: Mapping[str, Any] | None,
+    safe_mode: bool,
+    compile: bool,
+    is_intact: bool,
+) -> Any:
     format = recognize_format(data)
     import_tensorflow()
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
         path.write_bytes(data)
-        check_file(path, is_intact=sha256 is not None)
+        check_file(path, is_intact=is_intact)
         try:
             return _read_file(path, custom_objects, safe_mode, compile)
         except SerializationError:

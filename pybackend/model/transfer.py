@@ -32,7 +32,7 @@ from pybackend.model.layers import (
     find_layers,
 )
 from pybackend.model.optimizer_state import restore_optimizer_state
-from pybackend.model.serialization import model_from_bytes, model_to_bytes, silence_keras
+from pybackend.model.serialization import model_to_bytes, read_own_model, silence_keras
 
 # Keys that no input of a model has as a name.
 _SHAPE, _TYPE = "/shape", "/type"
@@ -127,7 +127,7 @@ def encode_file(
         )
     state = random.getstate()  # a copy is initialized at random first
     try:
-        copy = model_from_bytes(content, custom_objects=custom_objects, safe_mode=safe_mode)
+        copy = read_own_model(content, custom_objects=custom_objects, safe_mode=safe_mode)
     finally:
         random.setstate(state)
     if differences := _try_copy(model, copy, kind, rows):

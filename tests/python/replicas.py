@@ -27,7 +27,7 @@ from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
 from pybackend.job.job import MODEL_OBJECTS, Job, make_job
-from pybackend.model.serialization import load_model
+from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, read_weights
 from pybackend.worker import JOB
 
@@ -271,7 +271,7 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
         read_weights(model, path.read_bytes(), kind, outcomes[0]["inputs"])
     else:
         known = add_custom_objects(case.build(), case.custom_objects)
-        model = load_model(path, custom_objects=known, safe_mode=False)
+        model = read_own_model(path.read_bytes(), custom_objects=known, safe_mode=False)
     return Trained(
         model,
         outcomes[0]["history"],

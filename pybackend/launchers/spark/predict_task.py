@@ -101,12 +101,12 @@ class PredictTask:
         import cloudpickle
 
         from pybackend.model.load import configure_keras
-        from pybackend.model.serialization import model_from_bytes
+        from pybackend.model.serialization import read_own_model
 
         configure_keras(self.job)
         # From the driver's own objects, as this task is.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
-        model = model_from_bytes(
+        model = read_own_model(
             self._model_file(),
             custom_objects=extras.get("custom_objects"),
             safe_mode=self.job.safe_mode,
