@@ -20,7 +20,7 @@ import pybackend
 
 BATCH = 64
 # Steps of an epoch, and epochs of which the first one is not counted.
-STEPS = {"exact": 30, "local": 500, "mirrored": 30}
+STEPS = {"exact": 30, "local": 500, "mirrored": 10}
 EPOCHS = 3
 
 
