@@ -16,7 +16,7 @@ from pybackend.collective.cost import Algorithm, CostModel, measure
 from pybackend.collective.links import Link
 from pybackend.collective.patience import Patience
 from pybackend.collective.ring import Ring
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
 # What a rank holds at most of what it passes on to the one that gathers.
@@ -120,10 +120,8 @@ class Mesh:
         # The shape of a row is in the header: bytes alone would not tell (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
         self._double(self._call(b"g", part.dtype, row, shape), lengths)
-        shapes = [(int(length), *part.shape[1:]) for length in lengths]
-        parts = [np.empty(shape, part.dtype) for shape in shapes]
-        parts[self.rank] = part
-        total = int(lengths.sum()) * row
+        parts = self._make_parts(part, lengths)
+        total = sum(map(int, lengths)) * row
         call = self._call(b"G", part.dtype, total)
         if self._choose(total / 2, total) == "ring":
             self._ring.all_gather(call, parts)
@@ -155,8 +153,7 @@ class Mesh:
         lengths[self.rank] = len(part)
         self._double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
         is_root = self.rank == root
-        parts = [np.empty(length if is_root else 0, part.dtype) for length in lengths]
-        parts[self.rank] = part
+        parts = self._make_parts(part, lengths if is_root else np.zeros_like(lengths))
         for turn in range(1, self.world_size):
             source = (root - turn) % self.world_size
             total = int(lengths[source]) * part.itemsize
@@ -196,6 +193,18 @@ class Mesh:
             self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
         self.cost_model = measure(reduce, self.world_size)
+
+    def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
+        """Room for every rank's array, as long as its rank has said; this rank's is ``part``."""
+        try:
+            parts = [np.empty((int(length), *part.shape[1:]), part.dtype) for length in lengths]
+        except (ValueError, MemoryError) as error:
+            raise ClusterError(
+                f"worker {self.rank} has no room for what the workers send: they announce "
+                f"{lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
+            ) from error
+        parts[self.rank] = part
+        return parts
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:

@@ -289,9 +289,14 @@ class CheckpointStore:
                 f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (form "
                 f"{version[1]}; this one knows {VERSION}): install that release"
             )
-        return decode(text, Manifest, Part)  # type: ignore[return-value]
+        manifest = decode(text, Manifest)
+        if manifest.name != name:
+            raise ValueError(f"its manifest is that of {manifest.name}")
+        return manifest
 
     def _read_part(self, part: Part) -> bytes:
+        if not _OWN.fullmatch(part.name):  # whatever else it may name is not a checkpoint's
+            raise ValueError(f"{part.name!r} is no file of a checkpoint")
         content = self._folder.read(part.name)
         if content is None:
             raise ValueError(f"{part.name} is missing")
