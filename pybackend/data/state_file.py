@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -48,14 +49,22 @@ def decode_state(data: bytes) -> Any:
         tree, kinds = json.loads(data[_HEAD.size : place])
         arrays = []
         for name, shape in kinds:
-            dtype = _find_type(name)
-            count = int(np.prod(shape, dtype=np.int64))
-            array = np.frombuffer(data, dtype, count, place).reshape(shape).copy()
+            array = _read_array(data, place, _find_type(name), shape)
             place += array.nbytes
             arrays.append(array)
+        if place != len(data):
+            raise ValueError(f"it has {len(data)} bytes, not {place}")
         return _unpack(tree, arrays)
     except (ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
         raise SerializationError(f"the state of a checkpoint is damaged: {error}") from error
+
+
+def _read_array(data: bytes, place: int, dtype: Any, shape: Any) -> Any:
+    if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
+        raise ValueError(f"it has an array of shape {shape}")
+    if math.prod(shape) * dtype.itemsize > len(data) - place:
+        raise ValueError(f"it has {len(data)} bytes and an array of shape {shape} at {place}")
+    return np.frombuffer(data, dtype, math.prod(shape), place).reshape(shape).copy()
 
 
 def _pack(value: Any, arrays: list[Any]) -> Any:

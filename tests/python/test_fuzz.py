@@ -387,12 +387,13 @@ def test_damaged_states(content: bytes) -> None:
 
 HEAD = struct.Struct("<8sQ")
 PLACE = HEAD.size + HEAD.unpack_from(encode_state(STATE))[1]
+TREE, KINDS = map(json.dumps, json.loads(encode_state(STATE)[HEAD.size : PLACE]))
 
 
 @fuzz
-@given(altered(encode_state(STATE)[HEAD.size : PLACE].decode()))
-def test_states_with_another_header(header: str) -> None:
-    text = header.encode(errors="surrogatepass")
+@given(st.just(TREE) | altered(TREE), st.just(KINDS) | altered(KINDS))
+def test_states_with_another_header(tree: str, kinds: str) -> None:
+    text = f"[{tree}, {kinds}]".encode(errors="surrogatepass")
     content = HEAD.pack(b"tfdist-1", len(text)) + text + encode_state(STATE)[PLACE:]
     with suppress(SerializationError):
         decode_state(content)
