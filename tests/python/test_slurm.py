@@ -102,11 +102,12 @@ def test_slurm_gives_workers_their_resources(
     cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Slurm keeps what sbatch has in its environment.
-    monkeypatch.setenv("TFDIST_SECRET", "a secret of processes that join")
+    secret = "a secret of processes that join"
+    monkeypatch.setenv("TFDIST_SECRET", secret)
 
     def show(context: Any) -> Any:
         variables = ("SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_CPU", "OMP_NUM_THREADS")
-        assert "TFDIST_SECRET" not in os.environ
+        assert secret not in os.environ.values()
         return [os.environ.get(name) for name in (*variables, "CUDA_VISIBLE_DEVICES")]
 
     def run(**wanted: Any) -> Any:
