@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from typing import Any
 
@@ -13,6 +14,7 @@ from pybackend.errors import SerializationError
 
 _MAGIC = b"tfdist-1"
 _HEAD = struct.Struct("<8sQ")
+_TYPE = re.compile(r"[<>|][biufcSU]\d{1,9}")
 # Types that numpy knows only when ml_dtypes is there, as it is with TensorFlow.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -115,7 +117,6 @@ def _find_type(name: str) -> Any:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
-    dtype = np.dtype(name)
-    if dtype.kind not in "biufcSU":
+    if not _TYPE.fullmatch(name):  # numpy reads much more into a text than these
         raise ValueError(f"it has an array of {name}")
-    return dtype
+    return np.dtype(name)
