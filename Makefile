@@ -33,6 +33,10 @@ SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
 # Runs a command whose workers are forked from one process that has imported TensorFlow.
 WARM = $(PY) tests/python/forge/warm.py run
 
+# An S3 server and its client, for tests alone, with all that they need.
+S3 := aiobotocore aioitertools blinker boto3 botocore click cryptography flask flask-cors \
+  itsdangerous jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
+
 # --- set-up: a stamp per step, made anew when what it was made from changes ---
 PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh
 RUN_STAMP := .venv/.tfdist-run-$(TF)
@@ -56,6 +60,8 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	scripts/py-setup.sh $(TF) spark r plots kubernetes dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
+	# Neither: botocore asks for a python-dateutil below 3, and kubernetes for one from 3 on.
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt $(S3)
 	@touch $(RUN_STAMP) $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt | $(DEV_STAMP)

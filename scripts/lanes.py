@@ -41,6 +41,7 @@ MODULES = {
         "test_exchange",
         "test_frames",
         "test_local",
+        "test_object_store",
         "test_quiet",
         "test_quiet_imports",
         "test_r_function",

@@ -17,6 +17,7 @@ from pybackend.data.frames import FrameRows, is_frame
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import DataOptions
+from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, launcher_for
@@ -80,8 +81,7 @@ def barrier_evaluate(
         arguments,
         lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
     )
-    figures: dict[str, float] = request.run(launcher).reports[0].value
-    return figures
+    return read_figures(request.run(launcher).reports[0], (int, float))
 
 
 @explain_arguments

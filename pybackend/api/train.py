@@ -24,6 +24,7 @@ from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import FUNCTION, TRAINED, WEIGHTS, make_job
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.pickling import pickle_value
+from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, count_workers, launcher_for
@@ -257,7 +258,7 @@ def barrier_run(
 def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
     job, trained_on = outcome.job or request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
-    history = outcome.reports[0].value
+    history = read_figures(outcome.reports[0], list)
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
     # Not the request itself: its data are not to live as long as the result.
     make_copy, custom_objects = request.snapshot, request.custom_objects

@@ -40,6 +40,9 @@ class Collective(Protocol):
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's contiguous array, in rank order; first dimensions may differ."""
 
+    def gather(self, part: Array, root: int = 0) -> list[Array]:
+        """Collect every rank's 1-D array at rank ``root`` alone; an empty list elsewhere."""
+
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer with that of rank ``root``."""
 
@@ -57,6 +60,10 @@ class Alone:
         """Keep the buffer: it is the sum over one rank."""
 
     def all_gather(self, part: Array) -> list[Array]:
+        """Return the only part."""
+        return [part]
+
+    def gather(self, part: Array, root: int = 0) -> list[Array]:
         """Return the only part."""
         return [part]
 

@@ -16,9 +16,11 @@ from pybackend.collective.cost import Algorithm, CostModel, measure
 from pybackend.collective.links import Link
 from pybackend.collective.patience import Patience
 from pybackend.collective.ring import Ring
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
+# What a rank holds at most of what it passes on to the one that gathers.
+_BLOCK = 8 << 20
 # A guess for a network of 10 gigabits per second, until `join_mesh` measures.
 _UNMEASURED = CostModel(25e-6, 0.8e-9, 0.1e-9)
 
@@ -118,10 +120,8 @@ class Mesh:
         # The shape of a row is in the header: bytes alone would not tell (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
         self._double(self._call(b"g", part.dtype, row, shape), lengths)
-        shapes = [(int(length), *part.shape[1:]) for length in lengths]
-        parts = [np.empty(shape, part.dtype) for shape in shapes]
-        parts[self.rank] = part
-        total = int(lengths.sum()) * row
+        parts = self._make_parts(part, lengths)
+        total = sum(map(int, lengths)) * row
         call = self._call(b"G", part.dtype, total)
         if self._choose(total / 2, total) == "ring":
             self._ring.all_gather(call, parts)
@@ -137,11 +137,39 @@ class Mesh:
                 array.reshape(-1).view(np.uint8)[:] = piece
         return parts
 
+    def gather(self, part: Array, root: int = 0) -> list[Array]:
+        """Collect every rank's array at rank ``root``, in rank order; an empty list elsewhere.
+
+        The other ranks hold no more than a block of what they pass on.
+
+        Parameters
+        ----------
+        part
+            Contiguous and 1-D; lengths may differ. The list contains this array itself.
+        """
+        _check(part)
+        self._check_root(root)
+        lengths = np.zeros(self.world_size, np.int64)
+        lengths[self.rank] = len(part)
+        self._double(self._call(b"h", part.dtype, part.itemsize, root), lengths)
+        is_root = self.rank == root
+        parts = self._make_parts(part, lengths if is_root else np.zeros_like(lengths))
+        for turn in range(1, self.world_size):
+            source = (root - turn) % self.world_size
+            total = int(lengths[source]) * part.itemsize
+            has_it = is_root or self.rank == source
+            for start in range(0, total, _BLOCK):
+                stop = min(start + _BLOCK, total)
+                call = self._call(b"r", part.dtype, stop - start, source)
+                whole = view_bytes(parts[source]) if has_it else None
+                block = whole[start:stop] if whole else self._scratch_of(stop - start).data
+                self._ring.pass_on(call, block, source, root)
+        return parts if is_root else []
+
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer of any shape with that of rank ``root``."""
         _check(buffer)
-        if not 0 <= root < self.world_size:
-            raise InputError(f"root must be a rank below {self.world_size}, not {root}")
+        self._check_root(root)
         call = self._call(b"=", buffer.dtype, buffer.nbytes, root)
         raw = view_bytes(buffer)
         if self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
@@ -165,6 +193,22 @@ class Mesh:
             self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
         self.cost_model = measure(reduce, self.world_size)
+
+    def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
+        """Room for every rank's array, as long as its rank has said; this rank's is ``part``."""
+        try:
+            parts = [np.empty((int(length), *part.shape[1:]), part.dtype) for length in lengths]
+        except (ValueError, MemoryError) as error:
+            raise ClusterError(
+                f"worker {self.rank} has no room for what the workers send: they announce "
+                f"{lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
+            ) from error
+        parts[self.rank] = part
+        return parts
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise InputError(f"root must be a rank below {self.world_size}, not {root}")
 
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)

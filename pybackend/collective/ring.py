@@ -95,9 +95,16 @@ class Ring:
 
     def broadcast(self, call: Call, raw: memoryview, root: int) -> None:
         """Pass the root's bytes on from rank to rank, up to the one before the root."""
+        self.pass_on(call, raw, root, (root - 1) % self.world_size)
+
+    def pass_on(self, call: Call, raw: memoryview, first: int, last: int) -> None:
+        """Pass the first rank's bytes on along the ring up to the last one; others do nothing."""
+        size = self.world_size
+        if (self.rank - first) % size > (last - first) % size:
+            return
         pieces = split_chunks(raw)
-        before = None if self.rank == root else self.before
-        after = None if self.after.rank == root else self.after
+        before = None if self.rank == first else self.before
+        after = None if self.rank == last else self.after
         call.flow(after, pieces, before, pieces, ready=0 if before else len(pieces))
 
     def _cut(self, length: int, step: int) -> list[list[slice]]:

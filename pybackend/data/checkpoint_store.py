@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,8 @@ from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
 
 VERSION = 1
+# Of a folder to which a training writes faster than it can be read.
+_MOST_LISTINGS = 20
 _MANIFEST = re.compile(r"checkpoint-(\d{6})-(\d{9})\.json")
 # Every name that a store writes, and what a killed `write_whole` leaves of it.
 _OWN = re.compile(
@@ -148,6 +150,8 @@ class CheckpointStore:
     def find_newest(self, warn: Callable[[str], object] = lambda text: None) -> Kept | None:
         """The newest intact checkpoint; None if the folder has no checkpoints.
 
+        A training may write and remove some at the same time.
+
         Parameters
         ----------
         warn
@@ -161,24 +165,36 @@ class CheckpointStore:
             A file cannot be read at this time, which does not make it a damaged one.
         """
         names = self.names()
-        for name in reversed(names):
-            path = self._folder.path(name)
-            try:
-                with _reading(path):
-                    kept = self._read(name)
-            except InputError:
-                raise
-            except (ValueError, FileNotFoundError) as error:
-                warn(f"the checkpoint {path!r} is damaged ({error}): skipped")
-                continue
-            self._intact = {name: kept.manifest}
-            return kept
-        if names:
+        for _ in range(_MOST_LISTINGS):
+            kept, damaged = self._find_intact(names)
+            is_whole = kept is not None and kept.model is not None and not damaged
+            listed = names if is_whole else self.names()
+            if listed == names:
+                break
+            names = listed  # what was missing may just have been removed, after a newer one
+        for name, error in damaged.items():
+            warn(f"the checkpoint {self._folder.path(name)!r} is damaged ({error}): skipped")
+        if kept is not None:
+            self._intact = {kept.manifest.name: kept.manifest}
+        elif names:
             raise InputError(
                 f"there is no intact checkpoint at {self.uri!r}: all {len(names)} are damaged. "
                 "Name another folder in `checkpoint`, or remove them to begin at the beginning"
             )
-        return None
+        return kept
+
+    def _find_intact(self, names: Sequence[str]) -> tuple[Kept | None, dict[str, Exception]]:
+        """The last one that is intact, and what is wrong with those behind it."""
+        damaged: dict[str, Exception] = {}
+        for name in reversed(names):
+            try:
+                with _reading(self._folder.path(name)):
+                    return self._read(name), damaged
+            except InputError:
+                raise
+            except (ValueError, FileNotFoundError) as error:
+                damaged[name] = error
+        return None, damaged
 
     def read_manifest(self) -> Manifest | None:
         """The newest manifest that can be read, whose files were not looked at."""
@@ -273,9 +289,14 @@ class CheckpointStore:
                 f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (form "
                 f"{version[1]}; this one knows {VERSION}): install that release"
             )
-        return decode(text, Manifest, Part)  # type: ignore[return-value]
+        manifest = decode(text, Manifest)
+        if manifest.name != name:
+            raise ValueError(f"its manifest is that of {manifest.name}")
+        return manifest
 
     def _read_part(self, part: Part) -> bytes:
+        if not _OWN.fullmatch(part.name):  # whatever else it may name is not a checkpoint's
+            raise ValueError(f"{part.name!r} is no file of a checkpoint")
         content = self._folder.read(part.name)
         if content is None:
             raise ValueError(f"{part.name} is missing")

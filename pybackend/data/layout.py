@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.ragged import Ragged
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import argument_of
 
 Array = npt.NDArray[Any]
@@ -80,6 +83,18 @@ def row_dtype(kinds: Kinds) -> np.dtype[Any]:
     )
 
 
+def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
+    """Header of an ``.npy`` file; of one length, whatever the number of rows."""
+    buffer = io.BytesIO()
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (rows,),
+    }
+    np.lib.format.write_array_header_2_0(buffer, fields)
+    return buffer.getvalue()
+
+
 def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
     """Columns of fixed width as one array of `row_dtype`."""
     count = len(next(iter(columns.values()))) if columns else 0
@@ -92,21 +107,44 @@ def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
 def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
     """Write down what a folder of rows contains; again once all workers' rows are known."""
     layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
+    layout["sha256"] = _digest(layout)
     (folder / _LAYOUT).write_text(json.dumps(layout))
 
 
 def read_layout(folder: Path) -> tuple[int, Kinds]:
     """Number of rows, and what their columns hold."""
-    layout = json.loads((folder / _LAYOUT).read_text())
+    layout = _read(folder / _LAYOUT)
     return layout["rows"], read_kinds(layout["columns"])
 
 
 def read_layouts(folder: Path) -> dict[str, Any]:
     """What `write_layout` wrote into the folders in a folder, as JSON can carry it."""
-    return {
-        path.parent.name: json.loads(path.read_text())
-        for path in sorted(folder.glob(f"*/{_LAYOUT}"))
-    }
+    return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{_LAYOUT}"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A layout, if it is as it was written; `ClusterError` if not."""
+    try:
+        layout = json.loads(path.read_text())
+        if layout.pop("sha256") == _digest(layout):
+            return dict(layout)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    raise report_damage(path)
+
+
+def report_damage(path: Path) -> ClusterError:
+    """The error for a file of rows that is not as it was written."""
+    return ClusterError(
+        f"{path}, of this worker's rows, was altered or cut off after it had been written, on "
+        f"{socket.gethostname()}: look at that disk, or set TMPDIR to a folder on another one, and "
+        "start again"
+    )
+
+
+def _digest(layout: Mapping[str, Any]) -> str:
+    text = json.dumps([layout["rows"], layout["columns"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:

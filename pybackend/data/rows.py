@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, count_rows
-from pybackend.data.layout import Kind, read_layout, row_dtype
+from pybackend.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.data.ragged import Ragged, to_dense, to_strings
 
 Array = npt.NDArray[Any]
@@ -77,13 +77,18 @@ class SpooledRows:
     ----------
     in_memory
         Read all of them now.
+
+    Raises
+    ------
+    ClusterError
+        The files are not as they were written; from `take`, too.
     """
 
     def __init__(self, folder: Path, in_memory: bool = False) -> None:
         self._count, kinds = read_layout(folder)
         self.spec: Spec = {key: kind.row for key, kind in kinds.items()}
         self._dtype = row_dtype(kinds)
-        self._records = _Items(folder / "rows.npy", self._dtype.itemsize, self._count, in_memory)
+        self._records = _Items(folder / "rows.npy", self._dtype, self._count, in_memory)
         self._ragged = {
             key: _RaggedValues(folder / f"values{place}.npy", kind, in_memory)
             for place, (key, kind) in enumerate(kinds.items())
@@ -116,9 +121,11 @@ class SpooledRows:
 class _Items:
     """Items of one size in a file behind a header, by number; the first are mapped into memory."""
 
-    def __init__(self, path: Path, size: int, count: int, in_memory: bool) -> None:
-        self._size = size
-        self._start = path.stat().st_size - size * count
+    def __init__(self, path: Path, dtype: np.dtype[Any], count: int, in_memory: bool) -> None:
+        self._size = size = dtype.itemsize
+        self._path = path
+        # Of no columns nothing is written.
+        self._start = _check_file(path, dtype, count)[0] if dtype.names else 0
         self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
         kept: Array = np.empty(0, np.uint8)
         if in_memory:
@@ -144,6 +151,8 @@ class _Items:
         number, size = self._number, self._size
         offsets = (places * size + self._start).tolist()
         content = b"".join([os.pread(number, size, offset) for offset in offsets])
+        if len(content) != len(places) * size:
+            raise report_damage(self._path)
         return np.frombuffer(content, np.uint8).reshape(len(places), size)
 
 
@@ -152,20 +161,23 @@ class _RaggedValues:
 
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
+        self._path = path
         self._dtype = np.dtype(kind.dtype)
-        with path.open("rb") as header:
-            version = np.lib.format.read_magic(header)
-            assert version == (2, 0)
-            (count,), _, _ = np.lib.format.read_array_header_2_0(header)
-            self._start = header.tell()
-            self.size = count * self._dtype.itemsize
-            is_kept = in_memory or self.size <= _KEPT_BYTES
-            self._kept = header.read(self.size) if is_kept else None
+        self._start, self._count = _check_file(path, self._dtype)
+        self.size = self._count * self._dtype.itemsize
+        is_kept = in_memory or self.size <= _KEPT_BYTES
+        with path.open("rb") as file:
+            file.seek(self._start)
+            self._kept = file.read(self.size) if is_kept else None
         self._number = None if is_kept else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
         """Padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
-        width = self._dtype.itemsize
+        width, ends = self._dtype.itemsize, places["start"] + places["length"]
+        lengths, longest = places["length"], self._kind.longest
+        is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
+        if not is_short or not _are_within(places["start"], ends, self._count):
+            raise report_damage(self._path)
         starts = (places["start"] * width).tolist()
         sizes = (places["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
@@ -180,6 +192,25 @@ class _RaggedValues:
             return self._kept[start : start + size]
         assert self._number is not None
         return os.pread(self._number, size, self._start + start)
+
+
+def _check_file(path: Path, dtype: np.dtype[Any], count: int | None = None) -> tuple[int, int]:
+    """Where the items of a file begin, and how many there are, if they are all there."""
+    header = build_header(dtype, 0)
+    try:
+        with path.open("rb") as file:
+            begin, whole = file.read(len(header)), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise report_damage(path) from error
+    size = whole - len(header)
+    found = size // max(1, dtype.itemsize) if count is None else count
+    if begin != build_header(dtype, max(0, found)) or size != found * dtype.itemsize:
+        raise report_damage(path)
+    return len(header), found
+
+
+def _are_within(starts: Array, ends: Array, count: int) -> bool:
+    return bool(((starts >= 0) & (starts <= ends) & (ends <= count)).all())
 
 
 def _open_descriptor(owner: object, path: Path) -> int:

@@ -11,7 +11,6 @@ set.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from pybackend.data.layout import (
     PLACE,
     Kind,
     Kinds,
+    build_header,
     describe_columns,
     pack_rows,
     read_kinds,
@@ -113,24 +113,24 @@ class SpoolWriter:
     def _complete(self) -> None:
         self._file.flush()
         if self.kinds is not None:
-            os.pwrite(self._file.fileno(), _build_header(row_dtype(self.kinds), self.rows), 0)
+            os.pwrite(self._file.fileno(), build_header(row_dtype(self.kinds), self.rows), 0)
         self._file.close()
         for key, file in self._values.items():
             file.seek(0)
             assert self.kinds is not None
-            file.write(_build_header(np.dtype(self.kinds[key].dtype), self._written[key]))
+            file.write(build_header(np.dtype(self.kinds[key].dtype), self._written[key]))
             file.close()
         write_layout(self._folder, self.rows, self.kinds or {})
 
     def _begin(self, kinds: Kinds) -> None:
         self.kinds = kinds
-        header = _build_header(row_dtype(kinds), 0)
+        header = build_header(row_dtype(kinds), 0)
         self._build_header = len(header)
         self._file.write(header)
         for place, (key, kind) in enumerate(kinds.items()):
             if kind.shape is None:
                 self._values[key] = (self._folder / f"values{place}.npy").open("wb")
-                self._values[key].write(_build_header(np.dtype(kind.dtype), 0))
+                self._values[key].write(build_header(np.dtype(kind.dtype), 0))
                 self._written[key] = 0
         self._file.flush()
 
@@ -179,15 +179,3 @@ def link_columns(folder: Path, source: Path) -> None:
     folder.mkdir()
     for file in source.iterdir():
         os.link(file, folder / file.name)
-
-
-def _build_header(dtype: np.dtype[Any], rows: int) -> bytes:
-    """Header of an ``.npy`` file; of one length, whatever the number of rows."""
-    buffer = io.BytesIO()
-    fields = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": (rows,),
-    }
-    np.lib.format.write_array_header_2_0(buffer, fields)
-    return buffer.getvalue()

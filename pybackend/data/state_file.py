@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 from typing import Any
 
@@ -12,6 +14,7 @@ from pybackend.errors import SerializationError
 
 _MAGIC = b"tfdist-1"
 _HEAD = struct.Struct("<8sQ")
+_TYPE = re.compile(r"[<>|][biufcSU]\d{1,9}")
 # Types that numpy knows only when ml_dtypes is there, as it is with TensorFlow.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -48,14 +51,22 @@ def decode_state(data: bytes) -> Any:
         tree, kinds = json.loads(data[_HEAD.size : place])
         arrays = []
         for name, shape in kinds:
-            dtype = _find_type(name)
-            count = int(np.prod(shape, dtype=np.int64))
-            array = np.frombuffer(data, dtype, count, place).reshape(shape).copy()
+            array = _read_array(data, place, _find_type(name), shape)
             place += array.nbytes
             arrays.append(array)
+        if place != len(data):
+            raise ValueError(f"it has {len(data)} bytes, not {place}")
         return _unpack(tree, arrays)
     except (ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
         raise SerializationError(f"the state of a checkpoint is damaged: {error}") from error
+
+
+def _read_array(data: bytes, place: int, dtype: Any, shape: Any) -> Any:
+    if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
+        raise ValueError(f"it has an array of shape {shape}")
+    if math.prod(shape) * dtype.itemsize > len(data) - place:
+        raise ValueError(f"it has {len(data)} bytes and an array of shape {shape} at {place}")
+    return np.frombuffer(data, dtype, math.prod(shape), place).reshape(shape).copy()
 
 
 def _pack(value: Any, arrays: list[Any]) -> Any:
@@ -106,7 +117,6 @@ def _find_type(name: str) -> Any:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
-    dtype = np.dtype(name)
-    if dtype.kind not in "biufcSU":
+    if not _TYPE.fullmatch(name):  # numpy reads much more into a text than these
         raise ValueError(f"it has an array of {name}")
-    return dtype
+    return np.dtype(name)

@@ -112,7 +112,7 @@ def _read(value: Any, hint: Any, where: str) -> Any:
     elif reader := _CONTAINERS.get(origin):
         return reader(value, get_args(hint), where)
     elif _is_plain(value, hint):
-        return float(value) if hint is float else value
+        return _to_float(value, where) if hint is float else value
     raise ValueError(f"{where} is {_shorten(value)}, not {hint}")
 
 
@@ -121,6 +121,13 @@ def _is_plain(value: Any, hint: Any) -> bool:
         return value is None
     # JSON writes 1.0 as 1.0, but other writers may not.
     return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _to_float(value: float, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:  # a whole number of hundreds of digits
+        raise ValueError(f"{where} is too large") from error
 
 
 def _read_union(value: Any, hints: Sequence[Any], where: str) -> Any:

@@ -23,10 +23,10 @@ from typing import Any
 import pybackend
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Failed, Order, PrintedLine, Reported, read_event
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
 from pybackend.launchers.libraries import own_libraries
 from pybackend.launchers.memory import MemoryWatch
@@ -169,10 +169,13 @@ class Child:
             # Children of the worker may hold its pipes open forever: do not wait for them.
             reader.join(timeout=1)
         try:
-            report = decode((self.folder / REPORT).read_text(), WorkerReport)
-        except (OSError, ValueError):
+            content = (self.folder / REPORT).read_bytes()
+        except OSError:
             failure = self._last_words or failure or self._describe_end(0)
             return WorkerReport(self.rank, self.host, self.pid, failure=failure)
+        report = read_report(content, self.rank, self.host)
+        if failure := self._last_words or failure:  # why it could not write all of it
+            report = replace(report, failure=report.failure and failure)
         if report.failure is None:
             return report
         return replace(report, failure=replace(report.failure, log=tuple(self._log)))
@@ -266,7 +269,10 @@ class Child:
         self._readers.append(reader)
 
     def _pass_on_event(self, line: bytes) -> None:
-        event = read_event(line)
+        try:
+            event = read_event(line)
+        except ValueError:  # the process was ended in the middle of it
+            return
         if isinstance(event, Reported):
             self._has_reported.set()
         elif isinstance(event, Failed):  # of a worker that cannot write its report

@@ -210,7 +210,29 @@ def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
         nonce=new_token(),
         seed=child.job.seed,
     )
-    return [decode(text, Arrival) for text in group.gather(encode(own))]
+    names = [f"worker {rank} on {host}" for rank, host in enumerate(group.hosts)]
+    texts = group.gather(encode(own))
+    return [
+        read_arrival(text, names[rank] if rank < len(names) else f"worker {rank}")
+        for rank, text in enumerate(texts)
+    ]
+
+
+def read_arrival(text: str, name: str) -> Arrival:
+    """What a member has said when it met the others.
+
+    Raises
+    ------
+    ClusterError
+        It cannot be read; names the member.
+    """
+    try:
+        return decode(text, Arrival)
+    except ValueError as error:
+        raise ClusterError(
+            f"{name} has said something that makes no sense when it met the others ({error}): "
+            "install the same release of tfdist on all machines"
+        ) from error
 
 
 def _variables(group: Group, resources: Resources) -> dict[str, str]:

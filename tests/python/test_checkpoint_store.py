@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -99,6 +101,37 @@ def test_a_uri_is_a_folder_as_well() -> None:
     assert kept.state == b"state 3"
     store.clear()
     assert store.names() == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_one(
+    tmp_path: Path,
+) -> None:
+    training = reopen(tmp_path)
+    model = training.write_model(b"model", "h5")
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def train() -> None:
+        epoch = 0
+        while not is_over.is_set():
+            epoch += 1
+            training.commit(manifest(epoch, model), b"state %d" % epoch * 10_000)
+            training.prune(1)
+            has_begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(train)
+        try:
+            assert has_begun.wait(30)
+            said: list[str] = []
+            for _ in range(200):
+                kept = CheckpointStore(str(tmp_path)).find_newest(said.append)
+                assert kept is not None
+                assert kept.state == b"state %d" % kept.manifest.epoch * 10_000
+                assert kept.model == b"model"
+        finally:
+            is_over.set()
+        running.result()
+    assert said == []
 
 
 def test_a_newer_form_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
+from pybackend.collective import mesh as mesh_module
 from pybackend.collective.doubling import count_pairs, find_partners
 from pybackend.collective.joining import connects_to
 from pybackend.collective.mesh import find_neighbours
@@ -208,6 +209,27 @@ def test_all_gather_of_unequal_parts(members: list[Collective], dtype: Any, rows
         for array, part in zip(gathered, parts, strict=True):
             assert array.dtype == part.dtype
             np.testing.assert_array_equal(array, part)
+
+
+@pytest.mark.parametrize("length", [1, 30_011])
+def test_gather_brings_every_rank_s_part_to_one_alone(
+    members: list[Collective], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "_BLOCK", 65_536)
+    counts = [length * (rank + 1) * (rank != 1) for rank in range(len(members))]
+    parts = [numbers(count, "int32", 1)[0] for count in counts]
+    for member in members:
+        if isinstance(member, Mesh):
+            member.scratch = np.empty(0, np.uint8)
+    for root in {0, len(members) - 1}:
+        results = together(members, lambda m, r=root: m.gather(parts[m.rank], r))
+        assert [len(found) for found in results] == [
+            len(members) * (rank == root) for rank in range(len(members))
+        ]
+        for found, part in zip(results[root], parts, strict=True):
+            np.testing.assert_array_equal(found, part)
+    for member in members:  # the others held a block at most
+        assert not isinstance(member, Mesh) or member.scratch.nbytes <= 65_536
 
 
 def test_all_gather_of_rows_without_content(members: list[Collective]) -> None:

@@ -34,6 +34,8 @@ def test_the_driver_reads_a_failure_that_was_not_sent_from_sparks_message() -> N
         fail_task(failure(3), lambda event: False)
     spark = f"Job aborted: {caught.value}\n\tat org.apache...\nCaused by: {caught.value}"
     assert find_failures(spark) == [failure(3)]
+    assert find_failures(spark.replace("~tfdist~", "~tfdist~AAA", 1)) == [failure(3)]
+    assert find_failures(spark.replace("~tfdist~ey", "~tfdist~AA")) == []
 
 
 def test_a_failure_that_was_sent_is_not_repeated() -> None:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import os
 import resource
 import socket
+import ssl
 import struct
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,21 +30,51 @@ from damage import altered, damaged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records import entry, example, field, frame
+from relay import relaying
+from test_checkpoint_store import manifest
 
+from pybackend.collective import Mesh
+from pybackend.collective.links import Link
+from pybackend.data.checkpoint_store import CheckpointStore
+from pybackend.data.ragged import Ragged
+from pybackend.data.rows import SpooledRows
+from pybackend.data.spool import write_columns
+from pybackend.data.state_file import decode_state, encode_state
 from pybackend.data.text import decode_lines, encode_lines
 from pybackend.data.tfrecord.files import RecordFiles
 from pybackend.data.tfrecord.framing import build_heads
 from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
-from pybackend.errors import ClusterError, Failure, InputError, SerializationError
+from pybackend.errors import (
+    ClusterError,
+    Failure,
+    InputError,
+    PeerLostError,
+    SerializationError,
+    WorkerFailedError,
+)
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
 from pybackend.job.options import Exchange
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import WorkerReport, read_figures, read_report
 from pybackend.job.values import decode_value, encode_value
-from pybackend.net.greeting import greet_as_client, greet_as_server
+from pybackend.launchers.machine import read_machine
+from pybackend.launchers.remote.greeting import read_greeting
+from pybackend.launchers.script.messages import Prepare, Printed, read_answer, read_order
+from pybackend.launchers.script.messages import Start as Started
+from pybackend.net.greeting import _prove, greet_as_client, greet_as_server
+from pybackend.net.meeting import (
+    Everyone,
+    Finished,
+    Join,
+    MeetElsewhere,
+    MeetingServer,
+    Part,
+    Refused,
+)
+from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.stream import Stream
 from pybackend.tf_config import make_tf_config, names_cluster, read_tf_config
 
@@ -76,6 +111,12 @@ def server() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
 @contextmanager
 def connected(server: socket.socket, sent: bytes) -> Iterator[Stream]:
     """A connection on which this has come, and nothing will come any more."""
@@ -95,6 +136,95 @@ def test_no_greeting_is_accepted_by_chance(server: Any, sent: bytes) -> None:
         greet_as_server(stream, "token", "test")
     with connected(server, sent) as stream, pytest.raises(OSError):
         greet_as_client(stream, "token", 0, "test")
+
+
+HELLO = ssl.MemoryBIO()
+with suppress(ssl.SSLWantReadError):
+    ssl.create_default_context().wrap_bio(
+        ssl.MemoryBIO(), HELLO, server_hostname="a"
+    ).do_handshake()
+
+
+@fuzz
+@given(damaged(HELLO.read()))
+def test_no_handshake_is_accepted_by_chance(server: Any, threads: Any, sent: bytes) -> None:
+    with closing(Stream.connect(server.getsockname(), 30)) as theirs:
+        stream = Stream.accept(server)
+        accepted = threads.submit(greet_as_server, stream, "token", "test", True)
+        nonce = theirs.read_exactly(33, 30)
+        ours = bytes(36) + b"\x01"
+        theirs.send_all(ours + _prove("token", b"client", "test", nonce, ours) + sent, 30)
+        theirs.close()
+        with closing(stream), pytest.raises(OSError):
+            accepted.result(30)
+
+
+# --- collectives ---
+
+CALLS: dict[str, Callable[[Mesh], Any]] = {
+    "all_reduce": lambda mesh: mesh.all_reduce(np.ones(5, "float32")),
+    "all_gather": lambda mesh: mesh.all_gather(np.ones((3 + mesh.rank, 2), "float32")),
+    "gather": lambda mesh: mesh.gather(np.ones(3 + mesh.rank)),
+    "broadcast": lambda mesh: mesh.broadcast(np.ones(5, "int64"), 1),
+}
+ALGORITHMS: list[Any] = ["ring", "doubling"]
+
+
+def make_mesh(stream: Stream, rank: int, algorithm: Any) -> Mesh:
+    return Mesh({1 - rank: Link(stream, 1 - rank, "h", 30.0)}, rank, 2, algorithm)
+
+
+@pytest.fixture(scope="module")
+def frames(server: socket.socket, threads: Any) -> dict[tuple[str, Any], bytes]:
+    """What rank 1 sends in each call."""
+    found: dict[tuple[str, Any], bytes] = {}
+    for name, call in CALLS.items():
+        for algorithm in ALGORITHMS:
+            sent: list[bytes] = []
+            with relaying(server.getsockname()) as relay:
+                relay.to_server = lambda piece, sent=sent: sent.append(piece) or piece
+                theirs = Stream.connect(relay.place, 30)
+                with closing(Stream.accept(server)) as ours, closing(theirs):
+                    meshes = make_mesh(ours, 0, algorithm), make_mesh(theirs, 1, algorithm)
+                    list(threads.map(call, meshes))
+            found[name, algorithm] = b"".join(sent)
+    return found
+
+
+@fuzz
+@given(st.sampled_from(sorted(CALLS)), st.sampled_from(ALGORITHMS), st.data())
+def test_frames(server: Any, frames: Any, name: str, algorithm: Any, data: Any) -> None:
+    sent = data.draw(damaged(frames[name, algorithm]))
+    with connected(server, sent) as stream, suppress(PeerLostError, ClusterError):
+        CALLS[name](make_mesh(stream, 0, algorithm))
+
+
+# --- meetings ---
+
+JOIN = Join(encode(Arrival("a:1", "a", {"tensorflow": "2"}, {}, seed=3)))
+SAID = [JOIN, Part("report", "YWJj"), EpochEnded(1, 2, 0.5, {"loss": 1.0})]
+ANSWERS = [Everyone(("a", "b")), MeetElsewhere(), Refused("no"), Part("m", "YWJj"), Finished()]
+
+
+@fuzz
+@given(st.lists(altered(*map(encode, SAID)), max_size=3))
+def test_what_members_say_at_a_meeting(server: Any, said: list[str]) -> None:
+    lines = "".join(f"{text}\n" for text in said).encode()
+    with connected(server, lines) as stream, MeetingServer(None, "token", 2) as meeting:
+        meeting.adopt(stream, 0)
+        meeting.drain(30)
+        assert meeting.has_left(0)
+
+
+@fuzz
+@given(st.lists(altered(*map(encode, ANSWERS)), max_size=3))
+def test_what_a_meeting_answers(server: Any, said: list[str]) -> None:
+    lines, has_ended = "".join(f"{text}\n" for text in said).encode(), threading.Event()
+    with (
+        connected(server, lines) as stream,
+        MeetingClient(None, "token", 0, 1.0, has_ended.set, stream=stream),
+    ):
+        assert has_ended.wait(30)
 
 
 @fuzz
@@ -141,11 +271,31 @@ MESSAGES = [
 ]
 
 
+SCRIPT = [Prepare("a.py", "/", (0,), True, None), Started({"A": "b"}), Printed(0, "out", "hello")]
+HOST = {"version": [3, 11, 2], "python": "python", "missing": [], "machine": read_machine()}
+
+
 @fuzz
-@given(altered(encode(JOB), encode(REPORT), *map(encode, MESSAGES)))
+@given(altered(encode(JOB), encode(REPORT), *map(encode, [*MESSAGES, *SCRIPT])))
 def test_jobs_reports_and_messages(text: str) -> None:
     with suppress(ValueError):
         decode(text, Job, WorkerReport, Order, Arrival, *get_args(Event))
+    for read in (read_order, read_answer):
+        with suppress(ValueError):
+            read(text.encode())
+    report = read_report(text, 0, "a")
+    if report.ok:
+        with suppress(ClusterError):
+            read_figures(report, list)
+    else:
+        str(WorkerFailedError([report.failure]))
+
+
+@fuzz
+@given(altered(json.dumps(HOST)))
+def test_greetings_of_hosts(text: str) -> None:
+    with suppress(ClusterError):
+        read_greeting(f"tfdist {text}\n".encode(), "a")
 
 
 @fuzz
@@ -218,6 +368,85 @@ def test_manifests(records: Path, data: Any, has_digest: bool) -> None:
         read_all(records)
         if has_digest and "sha256" in json.loads(altered_text):
             assert json.loads(altered_text) == json.loads(text)
+
+
+# --- checkpoints ---
+
+STATE = {
+    "variables": [np.arange(6.0).reshape(2, 3), np.ones(3, ml_dtypes.bfloat16)],
+    "ranks": [{"random": (3, np.arange(4, dtype=np.uint64), None), 1: {"a", b"b"}}],
+}
+
+
+@fuzz
+@given(damaged(encode_state(STATE), encode_state({}), encode_state(np.float32(2))))
+def test_damaged_states(content: bytes) -> None:
+    with suppress(SerializationError):
+        decode_state(content)
+
+
+HEAD = struct.Struct("<8sQ")
+PLACE = HEAD.size + HEAD.unpack_from(encode_state(STATE))[1]
+TREE, KINDS = map(json.dumps, json.loads(encode_state(STATE)[HEAD.size : PLACE]))
+
+
+@fuzz
+@given(st.just(TREE) | altered(TREE), st.just(KINDS) | altered(KINDS))
+def test_states_with_another_header(tree: str, kinds: str) -> None:
+    text = f"[{tree}, {kinds}]".encode(errors="surrogatepass")
+    content = HEAD.pack(b"tfdist-1", len(text)) + text + encode_state(STATE)[PLACE:]
+    with suppress(SerializationError):
+        decode_state(content)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: Any) -> Path:
+    """A folder with one checkpoint."""
+    path: Path = tmp_path_factory.mktemp("kept")
+    store = CheckpointStore(str(path))
+    store.commit(manifest(3, store.write_model(b"model", "h5")), encode_state(STATE))
+    (path / "good").write_text(next(path.glob("*.json")).read_text().partition("\n")[2])
+    return path
+
+
+@fuzz
+@given(st.data())
+def test_manifests_of_checkpoints_whose_digest_is_right(kept: Path, data: Any) -> None:
+    text = data.draw(altered((kept / "good").read_text()))
+    content = text.encode(errors="surrogatepass")
+    (path,) = kept.glob("*.json")
+    path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    with suppress(InputError, ClusterError):
+        CheckpointStore(str(kept)).find_newest()
+
+
+# --- rows of workers ---
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: Any) -> dict[str, bytes]:
+    """The files of some rows, by name."""
+    path: Path = tmp_path_factory.mktemp("spool") / "train"
+    columns = {
+        "x": np.arange(12.0).reshape(6, 2),
+        "n": Ragged(np.arange(9), np.array([0, 2, 2, 5, 6, 9, 9])),
+        "s": Ragged(np.frombuffer(b"abcdef", np.uint8), np.arange(7), is_text=True),
+    }
+    write_columns(path, columns)
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@fuzz
+@given(st.data(), st.booleans())
+def test_files_of_rows(folder: Path, spool: dict[str, bytes], data: Any, in_memory: bool) -> None:
+    (folder / "rows").mkdir(exist_ok=True)
+    damaged_one = data.draw(st.sampled_from(sorted(spool)))
+    for name, content in spool.items():
+        is_damaged = name == damaged_one
+        (folder / "rows" / name).write_bytes(data.draw(damaged(content)) if is_damaged else content)
+    with suppress(ClusterError):
+        rows = SpooledRows(folder / "rows", in_memory)
+        rows.take(np.arange(len(rows)))
 
 
 # --- rows through R ---

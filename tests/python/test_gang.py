@@ -76,6 +76,15 @@ def test_a_failed_worker_is_the_cause_whatever_comes_after(gang: Gang) -> None:
         gang.run()
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 100_000], ids=range(4))
+def test_a_report_that_makes_no_sense_is_its_workers_failure(gang: Gang, content: bytes) -> None:
+    gang.report(0)
+    gang.members[1].send(REPORT, content)
+    gang.members[1](Reported())
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: UnreadableReport: its"):
+        gang.run()
+
+
 def test_what_the_platform_knows_ends_the_gang(gang: Gang) -> None:
     gang.report(0)
     with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: preempted"):

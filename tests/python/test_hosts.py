@@ -12,16 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import leaks
 import mnist_case
 import numpy as np
 import pytest
+from cloudpickle import register_pickle_by_value
 from conftest import build_dense, needs_r, wait_for
+from leaks import find_in_commands, find_in_files, know_token
 from namespaces import run as run_command
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 import pybackend
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
+from pybackend.launchers.hosts import launcher
 
+# The hosts have no tests.
+register_pickle_by_value(leaks)
 pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
 
 
@@ -96,12 +102,21 @@ def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
         pybackend.barrier_run(hosts, describe, workers=5)
 
 
-def test_rows_may_be_kept_elsewhere(there: SshHosts) -> None:
+def test_rows_may_be_kept_elsewhere_and_nobody_is_shown_the_token(
+    there: SshHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = there.folder / "tmp-b" / "scratch"
     elsewhere.mkdir()
     hosts = pybackend.hosts("a", ssh_options=there.options, environment={"TMPDIR": str(elsewhere)})
-    (folder,) = pybackend.barrier_run(hosts, lambda context: os.environ["TMPDIR"])
+    token, place = know_token(monkeypatch, launcher), there.folder
+
+    def look(context: Any) -> Any:
+        shown = find_in_commands(token), bool(find_in_commands("pybackend"))
+        return os.environ["TMPDIR"], *shown, find_in_files(place, token)
+
+    ((folder, *shown),) = pybackend.barrier_run(hosts, look)
     assert folder.startswith(f"{elsewhere}/tfdist-")
+    assert shown == [[], True, []]
     elsewhere.rmdir()
 
 

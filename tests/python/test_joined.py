@@ -58,7 +58,9 @@ class Process:
 
     def text(self) -> str:
         """All that it prints, up to its end."""
-        return self.process.communicate(timeout=LIMIT)[0]
+        text = self.process.communicate(timeout=LIMIT)[0]
+        assert SECRET not in text
+        return text
 
     def result(self) -> Any:
         """What it got from the call."""

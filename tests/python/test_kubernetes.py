@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,10 +18,12 @@ import pytest
 from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
+from leaks import find_in_commands, find_in_files, know_token
 from namespaces import no_namespaces
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
+from pybackend.launchers.kubernetes import launcher
 
 pytestmark = pytest.mark.launcher
 
@@ -202,10 +205,21 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     assert (error.rank, error.host) == (1, "node-b")
 
 
-def test_a_job_that_somebody_deletes(cluster: Kube) -> None:
+def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(
+    cluster: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = know_token(monkeypatch, launcher)
     run = endless_call(cluster)
+    shown = json.dumps(cluster.objects)
+    shown += "".join(line for pod in cluster.processes.values() for line in pod.read_log())
+    assert "worker is here" in shown
+    assert token not in shown
+    assert find_in_commands("pybackend")
+    assert find_in_commands(token) == find_in_files(cluster.folder, token) == []
     cluster.delete_job(next(iter(cluster.objects["jobs"])))
-    assert run.failure().exception_type == "Deleted"
+    error = run.failure()
+    assert error.exception_type == "Deleted"
+    assert token not in str(error)
 
 
 def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from cloudpickle import dumps
 from conftest import build_dense, stop_at_end, wait_for, worker_processes
+from leaks import find_in_commands, know_token
 
 from pybackend import (
     InputError,
@@ -34,18 +34,8 @@ from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
 from pybackend.launchers import local
 from pybackend.launchers.local import LocalLauncher
-from pybackend.net.rendezvous import new_token
 
 pytestmark = pytest.mark.launcher
-
-
-def find_in_commands(text: str) -> list[str]:
-    """The command lines on this machine that contain a text."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found.append(entry.read_bytes().decode(errors="replace"))
-    return [command for command in found if text in command]
 
 
 def folders() -> set[str]:
@@ -110,13 +100,13 @@ def test_tensorflow_can_use_the_reserved_addresses_and_serves_whoever_connects()
 
 
 def test_no_command_line_shows_the_token(monkeypatch: Any) -> None:
-    token = new_token()
-    monkeypatch.setattr(local, "new_token", lambda: token)
+    token = know_token(monkeypatch, local)
 
-    def look(context: WorkerContext) -> tuple[list[str], bool]:
-        return find_in_commands(token), bool(find_in_commands("pybackend"))
+    def look(context: WorkerContext) -> tuple[list[str], bool, int]:
+        mode = os.stat(os.environ["TMPDIR"]).st_mode & 0o777
+        return find_in_commands(token), bool(find_in_commands("pybackend")), mode
 
-    assert barrier_run(None, look, workers=2, verbose=0) == [([], True)] * 2
+    assert barrier_run(None, look, workers=2, verbose=0) == [([], True, 0o700)] * 2
     assert token not in repr(Order(token, ()))
 
 

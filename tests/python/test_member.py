@@ -56,6 +56,22 @@ class Lost(ThreadGroup):
         raise ClusterError("the others cannot be met")
 
 
+class Garbled(ThreadGroup):
+    def gather(self, message: str) -> list[str]:
+        first, second = super().gather(message)
+        return [first, second[:-9]]
+
+
+def leave_half_a_report(context: Any) -> Any:
+    import os
+
+    folder = os.environ["TMPDIR"]
+    with open(f"{folder}/half", "w") as file:
+        file.write('{"__type__": "WorkerReport", "rank": 0, "ho')
+    os.rename(f"{folder}/half", f"{folder}/report.json")
+    os._exit(0)
+
+
 def show(context: Any) -> Any:
     import os
 
@@ -68,9 +84,10 @@ def work(
     events: list[Event],
     source: Source | None = None,
     resources: Resources | None = None,
+    fn: Any = show,
 ) -> list[WorkerReport]:
     job = Job("run", 2, verbose=2, resources=resources or Resources())
-    member = Member(job, {FUNCTION: dumps((show, ()))}, source, "token", None, loopback=False)
+    member = Member(job, {FUNCTION: dumps((fn, ()))}, source, "token", None, loopback=False)
     memory = Memory(2)
     with ThreadPoolExecutor(2) as threads:
         groups = [kind(rank, memory) for rank in range(2)]
@@ -105,6 +122,17 @@ def test_members_that_cannot_meet_say_so_by_name() -> None:
         assert report.failure is not None
         assert (report.failure.rank, report.failure.exception_type) == (rank, "ClusterError")
         assert report.failure.message == "the others cannot be met"
+
+
+def test_what_makes_no_sense_names_the_worker_that_said_it() -> None:
+    for report in work(Garbled, []):
+        assert report.failure is not None
+        expected = "worker 1 on localhost has said something that makes no sense"
+        assert report.failure.message.startswith(expected)
+    for report in work(ThreadGroup, [], fn=leave_half_a_report):
+        assert report.failure is not None
+        assert report.failure.exception_type == "UnreadableReport"
+        assert "its report cannot be read: Unterminated string" in report.failure.message
 
 
 class FailsOnOne:

@@ -13,10 +13,12 @@ import mnist_case
 import pytest
 from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from leaks import find_in_commands, find_in_files, know_token
 from slurm import Slurm, needs_slurm, slurm_cluster
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
+from pybackend.launchers.slurm import launcher
 from pybackend.launchers.slurm.ends import describe_end
 from pybackend.launchers.slurm.queue import read_job
 
@@ -96,9 +98,16 @@ def test_mnist_from_r(cluster: Slurm, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "slurm", nodes=2, folder=str(jobs(cluster)))
 
 
-def test_slurm_gives_workers_their_resources(cluster: Slurm) -> None:
+def test_slurm_gives_workers_their_resources(
+    cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Slurm keeps what sbatch has in its environment.
+    secret = "a secret of processes that join"
+    monkeypatch.setenv("TFDIST_SECRET", secret)
+
     def show(context: Any) -> Any:
         variables = ("SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_CPU", "OMP_NUM_THREADS")
+        assert secret not in os.environ.values()
         return [os.environ.get(name) for name in (*variables, "CUDA_VISIBLE_DEVICES")]
 
     def run(**wanted: Any) -> Any:
@@ -123,10 +132,22 @@ def test_a_worker_that_fails_says_why(cluster: Slurm) -> None:
     assert caught.value.log == ["before the end"]
 
 
-def test_a_cancelled_job(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_cancelled_job_has_shown_nobody_its_token(
+    cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = know_token(monkeypatch, launcher)
     running = endless_call(cluster, tmp_path)
+    number = cluster.run("squeue", "--noheader", "--format=%A").strip()
+    shown = cluster.run("scontrol", "show", "job", "--details", number)
+    shown += cluster.run("scontrol", "show", "step", number)
+    shown += cluster.run("scontrol", "write", "batch_script", number, "-")
+    assert "srun" in shown
+    assert token not in shown
+    assert find_in_commands("pybackend")
+    assert find_in_commands(token) == find_in_files(cluster.folder, token) == []
     cluster.run("scancel", "--user=root")
     error = running.failure()
+    assert token not in str(error)
     assert error.exception_type == "Cancelled"
     assert error.host == "n2"
 

@@ -651,6 +651,8 @@ with tempfile.TemporaryDirectory() as folder:
                 "spark__eventLog__compress": "false", "spark__eventLog__rolling__enabled": "false"}
     with spark_session("local[4]", **settings) as session:
         print(pybackend.barrier_run(session, threads, workers=2, verbose=0))
+        shown = [*session.sparkContext.getConf().getAll(), *session.sql("SET").collect()]
+        print("settings", "spark.app.name" in str(shown), token in str(shown))
     (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
     print("log", *(text in events for text in ("spark.app.name", "tfdist", token)))
 show_error(session)
@@ -685,6 +687,7 @@ def test_workers_of_a_local_session_divide_its_cores(shown: str) -> None:
 
 def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> None:
     assert "log True True False" in shown
+    assert "settings True False" in shown
 
 
 def test_a_stopped_session_is_named(shown: str) -> None:

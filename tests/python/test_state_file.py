@@ -47,7 +47,18 @@ def test_a_part_of_a_state_is_refused(end: int) -> None:
         decode_state(encode_state(STATE)[:end])
 
 
-def test_a_state_that_is_nested_too_deeply_is_refused() -> None:
-    header = b"[" * 100_000
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'[{"array": 0}, [["<f4", [1180591620717411303424]]]]',
+        b'[{"array": 0}, [["<f4", [-1]]]]',
+        b'[{"array": 0}, [[",f4", []]]]',
+        b'[{"array": 0}, [["O", []]]]',
+        b"[0, []] ",
+    ],
+    ids=["too deep", "too large", "negative", "no type", "objects", "more than it says"],
+)
+def test_a_header_of_another_form_is_refused(header: bytes) -> None:
     with pytest.raises(SerializationError, match="is damaged"):
-        decode_state(b"tfdist-1" + len(header).to_bytes(8, "little") + header)
+        decode_state(b"tfdist-1" + len(header).to_bytes(8, "little") + header + bytes(8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import queue
 import re
 import subprocess
@@ -12,8 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import IO, Any, cast
+from collections.abc import Sequence
+from typing import IO, cast
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.packages import TITLES
@@ -23,6 +22,7 @@ from pybackend.launchers.hosts.ssh import Ssh, environment
 from pybackend.launchers.machine_share import Machine, find_shortage
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle, bootstrap_command
+from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 
@@ -168,12 +168,15 @@ class SshHost:
         self._status = status
 
     def _talk(self, reading: IO[bytes]) -> None:
-        greeting = _read_greeting(reading)
-        if greeting is None:
+        line = _find_greeting(reading)
+        if line is None:
             return
         self._moved = time.monotonic()
         self._has_greeted = True
-        self._trouble = self._find_obstacle(greeting)
+        try:
+            self._trouble = self._find_obstacle(read_greeting(line, self._host.name))
+        except ClusterError as error:
+            self._trouble = error
         bundle = None if self._trouble else self._bundles.get()
         if bundle is None:
             self.let_go()
@@ -200,22 +203,22 @@ class SshHost:
             for line in printed:
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
-    def _find_obstacle(self, greeting: Mapping[str, Any]) -> ClusterError | None:
+    def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
         """Why this Python cannot run workers."""
-        place, python = self._host.name, greeting["python"]
-        version = ".".join(map(str, greeting["version"]))
+        place, python = self._host.name, greeting.python
+        version = ".".join(map(str, greeting.version))
         own = ".".join(map(str, sys.version_info[:2]))
-        if tuple(greeting["version"][:2]) != sys.version_info[:2]:
+        if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
                 f"{python} on {place} is Python {version}, but here it is {own}, and functions do "
                 f"not travel from one to the other. Name a Python {own} that all hosts have: "
                 "hosts(..., python=...)"
             )
-        if not greeting["missing"]:
-            machine = Machine(**greeting["machine"])
+        if not greeting.missing:
+            machine = Machine(**greeting.machine)
             shortage = find_shortage(self._resources, len(self.ranks), machine, place)
             return None if shortage is None else ClusterError(shortage)
-        package = greeting["missing"][0]
+        package = greeting.missing[0]
         return ClusterError(
             f"{place} has no {TITLES.get(package, package)} for {python}. Install it there with "
             f"`{python} -m pip install {package}`, or name a Python that has it on every host: "
@@ -258,9 +261,6 @@ class SshHost:
         )
 
 
-def _read_greeting(reading: IO[bytes]) -> Any:
+def _find_greeting(reading: IO[bytes]) -> bytes | None:
     """What `bootstrap` says, after whatever a login shell has printed; None: nothing."""
-    for line in reading:
-        if line.startswith(MARK):
-            return json.loads(line[len(MARK) :])
-    return None
+    return next((line for line in reading if line.startswith(MARK)), None)

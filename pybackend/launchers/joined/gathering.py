@@ -11,11 +11,11 @@ from typing import Any, NoReturn, Protocol
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode, encode
-from pybackend.job.messages import Arrival, Emit, Note
+from pybackend.job.messages import Emit, Note
 from pybackend.launchers.joined.claims import find_disagreement
 from pybackend.launchers.joined.place import Place, is_loopback, split_host
 from pybackend.launchers.joined.share import find_share
-from pybackend.launchers.member import Member
+from pybackend.launchers.member import Member, read_arrival
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, own_address, split_address
@@ -84,8 +84,9 @@ class Gang:
         """See `Group`; an error is kept, for it is not the worker's."""
         try:
             own = encode(Claimed(message, self._call.claims, self._shortage))
-            everyone = [_read(text) for text in self._meeting.gather(own)]
-            names = [self._call.place.name(rank) for rank in range(len(everyone))]
+            texts = self._meeting.gather(own)
+            names = [self._call.place.name(rank) for rank in range(len(texts))]
+            everyone = list(map(_read, texts, names))
             differs = find_disagreement(names, [claimed.claims for claimed in everyone])
             shortages = [claimed.shortage for claimed in everyone if claimed.shortage]
             if differs is not None or shortages:
@@ -93,17 +94,17 @@ class Gang:
         except (ClusterError, InputError) as error:
             self.error = error
             raise ClusterError(str(error)) from error
-        seed = decode(everyone[0].message, Arrival).seed
+        seed = read_arrival(everyone[0].message, names[0]).seed
         self.job = replace(self.job, seed=self.job.seed if seed is None else seed)
         return [claimed.message for claimed in everyone]
 
 
-def _read(text: str) -> Claimed:
+def _read(text: str, name: str) -> Claimed:
     try:
         return decode(text, Claimed)
     except ValueError as error:
         raise ClusterError(
-            f"the processes do not understand each other ({error}): install the same release of "
+            f"the processes do not understand {name} ({error}): install the same release of "
             "tfdist on all machines"
         ) from error
 

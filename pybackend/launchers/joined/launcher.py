@@ -27,7 +27,7 @@ from pybackend.errors import (
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Reported
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
@@ -164,7 +164,9 @@ def _follow(call: Call) -> Outcome:
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
-        return _conclude(decode(received[_RESULTS], _Results), models[0] if models else None)
+        return _conclude(
+            _read_results(received.get(_RESULTS), place), models[0] if models else None
+        )
 
 
 def _receive(call: Call, client: MeetingClient, report: WorkerReport) -> Mapping[str, bytes] | None:
@@ -227,8 +229,9 @@ class _Others:
             while True:
                 event = self._meeting.queue.get_nowait()
                 if isinstance(event, Reported):
-                    content = self._meeting.result(event.rank, _REPORT) or b""
-                    self._add(event.rank, decode(content, WorkerReport))
+                    content = self._meeting.result(event.rank, _REPORT)
+                    host = _host(self._call.place, event.rank)
+                    self._add(event.rank, read_report(content, event.rank, host))
         for rank in left:
             if rank not in self._reports:
                 reason = "has ended without a report: it was interrupted, or killed"
@@ -241,12 +244,26 @@ class _Others:
 
 
 def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
-    host = split_host(place.peers[rank]) if place.peers else "its host"
+    host = _host(place, rank)
     advice = "see what that process printed, and start all of them again"
     failure = Failure(
         rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
     )
     return WorkerReport(rank, host, 0, failure=failure)
+
+
+def _host(place: Place, rank: int) -> str:
+    return split_host(place.peers[rank]) if place.peers else "its host"
+
+
+def _read_results(content: bytes | None, place: Place) -> _Results:
+    try:
+        return decode(content or b"", _Results)
+    except ValueError as error:
+        raise ClusterError(
+            f"what {place.name(0)} has sent of the result cannot be read ({error}): install the "
+            "same release of tfdist on all machines, and start all processes again"
+        ) from error
 
 
 def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:

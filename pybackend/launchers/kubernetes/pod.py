@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pybackend.errors import ClusterError
 from pybackend.job.packages import TITLES
@@ -16,6 +14,7 @@ from pybackend.launchers.kubernetes.channel import Channel
 from pybackend.launchers.kubernetes.cluster import Cluster
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 
@@ -139,7 +138,7 @@ class PodChannel:
             self.trouble = ClusterError(f"the driver cannot join pod {self._pod}: {reason}")
             return
         self._has_greeted = True
-        self.obstacle = self._find_obstacle(json.loads(line[len(MARK) :]))
+        self.obstacle = self._find_obstacle(read_greeting(line, f"pod {self._pod}"))
         if self.obstacle is not None:
             return
         lines = SharedLines(channel.reading, channel.writing)
@@ -156,19 +155,19 @@ class PodChannel:
             while not self.has_ended.wait(_BEAT_SECONDS):
                 lines.beat()
 
-    def _find_obstacle(self, greeting: Mapping[str, Any]) -> ClusterError | None:
+    def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
         """Why the Python of the image cannot run workers."""
-        python, version = greeting["python"], ".".join(map(str, greeting["version"]))
+        python, version = greeting.python, ".".join(map(str, greeting.version))
         own = ".".join(map(str, sys.version_info[:2]))
-        if tuple(greeting["version"][:2]) != sys.version_info[:2]:
+        if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
                 f"{python} in the image is Python {version}, but here it is {own}, and functions "
                 f"do not travel from one to the other. Use an image with Python {own}, or name "
                 "another Python of this image: kubernetes(..., python=...)"
             )
-        if not greeting["missing"]:
+        if not greeting.missing:
             return None
-        package = greeting["missing"][0]
+        package = greeting.missing[0]
         return ClusterError(
             f"the image has no {TITLES.get(package, package)} for {python}. Install it in the "
             "image, or name another Python of this image: kubernetes(..., python=...)"

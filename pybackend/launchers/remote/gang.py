@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.job.codec import decode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event, Failed, Reported
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.remote.task import MODEL, REPORT
@@ -115,10 +114,11 @@ class _Gang:
         if isinstance(event, Failed):
             self._add([event.failure])
         elif isinstance(event, Reported):
-            content = self._meeting.result(event.rank, REPORT) or b""
-            report = self._reports[event.rank] = decode(content, WorkerReport)
+            rank = event.rank
+            content = self._meeting.result(rank, REPORT)
+            report = self._reports[rank] = read_report(content, rank, self._hosts[rank])
             if report.failure is not None:
-                self._failed.add(event.rank)
+                self._failed.add(rank)
                 self._failures.add([report.failure])
         else:
             self._failures(event)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import pybackend
+from pybackend.errors import ClusterError
 from pybackend.launchers.script.messages import LONGEST_READ, Answer, Order, line_of, read_answer
 from pybackend.launchers.script.outbox import Outbox
 
@@ -90,7 +91,13 @@ class Connection:
 
     def read(self, line: bytes) -> Answer | None:
         """What a line says; None if it is of no interest."""
-        return read_answer(line)
+        try:
+            return read_answer(line)
+        except ValueError as error:
+            raise ClusterError(
+                f"{self.host}: the agent there has said something that makes no sense ({error}): "
+                "start again"
+            ) from error
 
     def explain_loss(self) -> str:
         """Why nothing is to be heard of the agent any more."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import tempfile
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
+from pybackend.errors import ClusterError
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle, bootstrap_command, library
+from pybackend.launchers.remote.greeting import read_greeting
 from pybackend.launchers.script.connection import Connection
-from pybackend.launchers.script.messages import Answer, Refused, read_answer
+from pybackend.launchers.script.messages import Answer, Refused
 
 _LEAST_PYTHON = (3, 10)
 _SSH_FAILED = 255
@@ -42,15 +42,18 @@ class SshConnection(Connection):
     def read(self, line: bytes) -> Answer | None:
         """See `Connection`; before the agent there is its Python, and before that a login shell."""
         if self._has_greeted:
-            return read_answer(line)
+            return super().read(line)
         if not line.startswith(MARK):
             return None
         self._has_greeted = True
-        greeting: dict[str, Any] = json.loads(line[len(MARK) :])
-        if tuple(greeting["version"]) < _LEAST_PYTHON:
-            version = ".".join(map(str, greeting["version"]))
+        try:
+            greeting = read_greeting(line, "it")
+        except ClusterError as error:
+            return Refused(str(error))
+        if greeting.version < _LEAST_PYTHON:
+            version = ".".join(map(str, greeting.version))
             return Refused(
-                f"{greeting['python']} is Python {version}, and tfdist needs 3.10 or later: name "
+                f"{greeting.python} is Python {version}, and tfdist needs 3.10 or later: name "
                 "one that every host has with --python"
             )
         _bundle().send(self.outbox.add)

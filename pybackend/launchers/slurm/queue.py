@@ -115,8 +115,10 @@ def submit(script: Path) -> str:
     ClusterError
         Slurm does not take it.
     """
-    # This process may be in a job itself, whose limits are not those of the new one.
+    # This process may be in a job itself, whose limits are not those of the new one. And Slurm
+    # keeps what it is given, which does not need the secret of processes that join.
     own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
+    own.pop("TFDIST_SECRET", None)
     try:
         printed = ask("sbatch", "--parsable", str(script), environment=own)
     except ClusterError as error:

@@ -20,13 +20,12 @@ from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
 from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
-from pybackend.job.codec import decode
 from pybackend.job.job import Job, argument_of
-from pybackend.job.messages import Arrival, Emit, Event
-from pybackend.job.report import WorkerReport
+from pybackend.job.messages import Emit, Event
+from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.member import Member
+from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier_task import (
     SCHEMA,
@@ -105,13 +104,13 @@ class SparkLauncher:
             rows = _collect(session, plan, server, on_event)
         if not rows:
             raise _explain_no_rows(datasets)
-        texts = [row["report"] for row in rows if row["report"] is not None]
-        reports = [decode(text, WorkerReport) for text in texts]
+        texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
+        reports = read_reports(texts, job.workers, server)
         pieces = [row for row in rows if row["model"] is not None]
         model = None
         if pieces:
             model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
-        return Outcome(sorted(reports, key=lambda r: r.rank), model)
+        return Outcome(reports, model)
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:
@@ -319,13 +318,34 @@ def _collect(
 
 def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
     """The same, with the hosts that the workers have named, where Spark names an executor."""
-    known = server.messages if server else {}
     return [
-        replace(failure, host=decode(known[failure.rank], Arrival).host)
-        if failure.exception_type == "ExecutorLost" and failure.rank in known
+        replace(failure, host=_host_of(failure.rank, server, failure.host))
+        if failure.exception_type == "ExecutorLost"
         else failure
         for failure in failures
     ]
+
+
+def read_reports(
+    texts: Mapping[int, str | bytes | None], workers: int, server: MeetingServer | None
+) -> list[WorkerReport]:
+    """The reports of all workers, by rank; `WorkerFailedError` if one cannot be read."""
+    failures = Failures(print)
+    reports = [
+        read_report(texts.get(rank), rank, _host_of(rank, server, "its executor"))
+        for rank in range(workers)
+    ]
+    failures.add(report.failure for report in reports if report.failure is not None)
+    failures.raise_any()
+    return reports
+
+
+def _host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
+    """The host that a worker has named when it met the others."""
+    said = server.messages.get(rank) if server else None
+    with suppress(ClusterError):
+        return read_arrival(said, f"worker {rank}").host if said else unknown
+    return unknown
 
 
 def collect_rows(result: Any) -> list[Any]:

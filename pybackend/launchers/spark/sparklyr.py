@@ -24,16 +24,19 @@ import cloudpickle
 
 from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.codec import decode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event
-from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
-from pybackend.launchers.spark.barrier import check_hosts, driver_addresses, input_frame
+from pybackend.launchers.spark.barrier import (
+    check_hosts,
+    driver_addresses,
+    input_frame,
+    read_reports,
+)
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import ship_package
@@ -315,16 +318,16 @@ def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
 
 
 def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
-    texts = [meeting.result(rank, REPORT) for rank in range(workers)]
-    if not any(texts) and has_data:  # Spark starts no task for what it knows to be empty
+    texts = {rank: meeting.result(rank, REPORT) for rank in range(workers)}
+    if not any(texts.values()) and has_data:  # Spark starts no task for what it knows to be empty
         raise InputError("`data` has no rows")
-    absent = [rank for rank, text in enumerate(texts) if text is None]
+    absent = [rank for rank, text in texts.items() if text is None]
     if absent:
         raise ClusterError(
             f"worker {', '.join(map(str, absent))} has ended without a report: see the logs of the "
             "executors"
         )
-    reports = [decode(text, WorkerReport) for text in texts if text is not None]
+    reports = read_reports(texts, workers, meeting)
     found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
     models = [(kind, content) for kind, content in found if content is not None]
     return Outcome(reports, models[0] if models else None)

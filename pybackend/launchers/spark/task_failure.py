@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from pybackend.errors import Failure
@@ -51,7 +52,10 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
 def find_failures(message: str) -> list[Failure]:
     """Failures that `fail_task` wrote into the message of Spark's own exception, or Spark did."""
     texts = dict.fromkeys(re.findall(f"{_MARK}([A-Za-z0-9+/=]+){_MARK}", message))
-    sent = [decode(base64.b64decode(text), Failure) for text in texts]
+    sent = []
+    for text in texts:
+        with suppress(ValueError):  # Spark's own words are left
+            sent.append(decode(base64.b64decode(text), Failure))
     return sent + [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
 
 

@@ -1,0 +1,61 @@
+"""A worker's report that cannot be read is a failure of that worker, by rank and host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pybackend.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.job.codec import encode
+from pybackend.job.report import WorkerReport, read_figures, read_report
+from pybackend.launchers.remote.greeting import read_greeting
+from pybackend.launchers.spark.barrier import read_reports
+
+GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))
+# What a report may have become on its way, and what is said of it.
+UNREADABLE = {
+    "nothing": (None, "it is empty"),
+    "cut off": (GOOD[:-20], "Unterminated string|Expecting"),
+    "no text": (b"\xff\xfe\x00", "decode"),
+    "of another": (GOOD.replace('"rank": 1', '"rank": 0'), "it is of worker 0"),
+    "a field less": (GOOD.replace('"pid": 17, ', ""), "WorkerReport without pid"),
+    "too large": (GOOD.replace('"seconds": 0.0', f'"seconds": {10**400}'), "is too large"),
+    "digits": (GOOD.replace('"rows": 0', f'"rows": {"9" * 5000}'), "4300 digits"),
+    "too deep": (GOOD.replace("[1.0]", "[" * 100_000), "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_report_that_cannot_be_read_is_the_workers_failure(name: str) -> None:
+    text, reason = UNREADABLE[name]
+    failure = read_report(text, 1, "b").failure
+    assert failure is not None
+    assert (failure.rank, failure.host) == (1, "b")
+    with pytest.raises(WorkerFailedError, match=f"(?s)worker 1 on b failed.*{reason}.*What to do"):
+        raise WorkerFailedError([failure])
+
+
+def test_spark_brings_all_reports_or_names_the_worker() -> None:
+    own = encode(WorkerReport(0, "a", 16))
+    assert [r.rank for r in read_reports({1: GOOD, 0: own}, 2, None)] == [0, 1]
+    for text in (GOOD[:40], None):
+        with pytest.raises(WorkerFailedError, match="worker 1 on its executor failed: Unreadable"):
+            read_reports({0: own, 1: text}, 2, None)
+
+
+@pytest.mark.parametrize("value", [None, 3, {"loss": 1.0}, ["loss"]])
+def test_figures_of_another_form_name_the_worker(value: Any) -> None:
+    report = WorkerReport(0, "a", 16, value=value, failure=Failure(0, "a", "", ""))
+    with pytest.raises(ClusterError, match=r"worker 0 on a has reported .* in place of figures"):
+        read_figures(report, list)
+    assert read_figures(read_report(GOOD, 1, "b"), list) == {"loss": [1.0]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["{", "[]", "3", "null", '{"version": "3"}', '{"version": [3], "python": "p", "missing": []}'],
+)
+def test_a_greeting_that_makes_no_sense_names_its_host(said: str) -> None:
+    with pytest.raises(ClusterError, match="node7 has greeted with something that makes no sense"):
+        read_greeting(f"tfdist {said}\n".encode(), "node7")
