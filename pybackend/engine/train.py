@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from pybackend.errors import InputError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.job.notice import Notice, catch_notice
+from pybackend.job.notice import catch_notice
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
@@ -148,7 +147,7 @@ def train(
             build_metrics(model, rows)
             model.make_test_function(force=True)
     began = time.monotonic()
-    with nullcontext(Notice()) if checkpoints is None else catch_notice() as notice:
+    with catch_notice(checkpoints is not None) as notice:
         history, steps = fit(
             model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
         )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from pybackend.errors import TfdistError
+from pybackend.errors import Failure, TfdistError
 
-TOLD = "the process was told to end (SIGTERM)"
-RESTARTS = "with `restarts` such a training starts again by itself"
+_TOLD = "was told to end (SIGTERM)"
+TOLD = f"the process {_TOLD}"
+RESTARTS = "with `restarts` it starts again by itself"
 
 
 class Notice:
@@ -21,6 +24,17 @@ class Notice:
     def __call__(self) -> bool:
         """As `has_come`."""
         return self.has_come
+
+
+def at_own_end(failure: Failure, notice: Notice) -> Failure:
+    """A worker's failure, as it is where this process was told to end and has told its worker.
+
+    That is no loss after which this process could start again.
+    """
+    if failure.exception_type != "Preempted" or not notice.has_come:
+        return failure
+    message = failure.message.replace(TOLD, f"this process ({os.getpid()}) {_TOLD}")
+    return replace(failure, exception_type="Terminated", message=message, advice="")
 
 
 class PreemptedError(TfdistError):
@@ -51,14 +65,19 @@ class PreemptedError(TfdistError):
 
 
 @contextmanager
-def catch_notice() -> Iterator[Notice]:
+def catch_notice(is_wanted: bool = True) -> Iterator[Notice]:
     """While this context lasts, SIGTERM does not end this process: it is a notice.
 
     A SIGTERM that is handled or ignored already stays so; and only the main thread can change it.
+
+    Parameters
+    ----------
+    is_wanted
+        False leaves everything as it is.
     """
     notice = Notice()
     is_free = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not is_free or threading.current_thread() is not threading.main_thread():
+    if not (is_wanted and is_free) or threading.current_thread() is not threading.main_thread():
         yield notice
         return
 
