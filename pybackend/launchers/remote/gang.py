@@ -31,6 +31,7 @@ def run_gang(
     on_event: Emit,
     look: Callable[[], Iterable[Failure]],
     meet_seconds: float = _MEET_SECONDS,
+    explain: Callable[[Failure], Failure] = lambda failure: failure,
 ) -> Outcome:
     """Follow workers that run `pybackend.launchers.remote.task.take_part`, to their end.
 
@@ -46,13 +47,15 @@ def run_gang(
         cannot come about or go on; what a worker has said about the cause goes before it.
     meet_seconds
         Time from the first worker's arrival to the last one's.
+    explain
+        Says why a worker was told to end, if the platform knows.
 
     Raises
     ------
     ClusterError, WorkerFailedError
         As `Launcher.launch`.
     """
-    return _Gang(meeting, job, hosts, on_event, meet_seconds).run(look)
+    return _Gang(meeting, job, hosts, on_event, meet_seconds, explain).run(look)
 
 
 class _Gang:
@@ -63,7 +66,9 @@ class _Gang:
         hosts: Sequence[str],
         on_event: Emit,
         meet_seconds: float,
+        explain: Callable[[Failure], Failure],
     ) -> None:
+        self._explain = explain
         self._meeting = meeting
         self._job = job
         self._hosts = hosts
@@ -117,9 +122,12 @@ class _Gang:
         elif isinstance(event, Reported):
             content = self._meeting.result(event.rank, REPORT) or b""
             report = self._reports[event.rank] = decode(content, WorkerReport)
-            if report.failure is not None:
+            failure = report.failure
+            if failure is not None:
+                if failure.exception_type == "Preempted":
+                    failure = self._explain(failure)
                 self._failed.add(event.rank)
-                self._failures.add([report.failure])
+                self._failures.add([failure])
         else:
             self._failures(event)
 

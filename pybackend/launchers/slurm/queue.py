@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pybackend.launchers.slurm.nodes import expand_nodes
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_READ = ("JobId", "JobState", "Reason", "StartTime", "EndTime", "NodeList", "PreemptTime")
 # Reasons for which a pending job will never start.
 _NEVER = (
     "AccountNotAllowed",
@@ -49,6 +51,8 @@ class JobState:
         Of the job, in Slurm's order.
     is_preempted
         Whether it has to give way to another job.
+    end
+        When its time is over.
     """
 
     number: str
@@ -57,6 +61,14 @@ class JobState:
     start: datetime | None = None
     nodes: tuple[str, ...] = ()
     is_preempted: bool = False
+    end: datetime | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Of its time; infinite if it has no limit."""
+        if self.end is None:
+            return math.inf
+        return (self.end - datetime.now()).total_seconds()
 
     @property
     def is_over(self) -> bool:
@@ -88,23 +100,25 @@ class JobState:
 def read_job(text: str) -> JobState:
     """The state in a line of ``scontrol show job --oneliner``."""
     found = {
-        name: match[1]
-        for name in ("JobId", "JobState", "Reason", "StartTime", "NodeList", "PreemptTime")
-        if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
+        name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
     nodes = found.get("NodeList", "(null)")
-    try:
-        start = datetime.fromisoformat(found.get("StartTime", ""))
-    except ValueError:  # "Unknown"
-        start = None
     return JobState(
         found["JobId"],
         found["JobState"],
         found.get("Reason", "None"),
-        start,
+        _read_time(found.get("StartTime", "")),
         () if nodes == "(null)" else tuple(expand_nodes(nodes)),
         found.get("PreemptTime", "None") != "None",
+        _read_time(found.get("EndTime", "")),
     )
+
+
+def _read_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:  # "Unknown"
+        return None
 
 
 def submit(script: Path) -> str:
