@@ -55,7 +55,7 @@ def describe_notice(state: JobState, notice_seconds: float) -> tuple[str, str, s
     notice_seconds
         How long before the end of its time the job may be told so.
     """
-    is_late = state.seconds_left < notice_seconds and not state.is_over
+    is_late = state.seconds_left < notice_seconds
     cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
     if cause not in _CAUSES:
         return None

@@ -15,11 +15,12 @@ from pathlib import Path
 from pybackend.errors import ClusterError
 from pybackend.launchers.slurm.explain import explain_refusal
 from pybackend.launchers.slurm.nodes import expand_nodes
+from pybackend.launchers.slurm.notice import read_minutes
 
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
-_READ = ("JobId", "JobState", "Reason", "StartTime", "EndTime", "NodeList", "PreemptTime")
+_READ = ("JobId", "JobState", "Reason", "StartTime", "TimeLimit", "NodeList", "PreemptTime")
 # Reasons for which a pending job will never start.
 _NEVER = (
     "AccountNotAllowed",
@@ -51,8 +52,8 @@ class JobState:
         Of the job, in Slurm's order.
     is_preempted
         Whether it has to give way to another job.
-    end
-        When its time is over.
+    limit
+        Seconds that it may run.
     """
 
     number: str
@@ -61,14 +62,14 @@ class JobState:
     start: datetime | None = None
     nodes: tuple[str, ...] = ()
     is_preempted: bool = False
-    end: datetime | None = None
+    limit: float = math.inf
 
     @property
     def seconds_left(self) -> float:
-        """Of its time; infinite if it has no limit."""
-        if self.end is None:
+        """Of its time, if it has started."""
+        if self.start is None:
             return math.inf
-        return (self.end - datetime.now()).total_seconds()
+        return self.limit - (datetime.now() - self.start).total_seconds()
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +111,7 @@ def read_job(text: str) -> JobState:
         _read_time(found.get("StartTime", "")),
         () if nodes == "(null)" else tuple(expand_nodes(nodes)),
         found.get("PreemptTime", "None") != "None",
-        _read_time(found.get("EndTime", "")),
+        60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
     )
 
 
