@@ -18,6 +18,7 @@ from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from namespaces import no_namespaces
+from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
@@ -200,6 +201,16 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     # By the pod, if the driver still sees it, or by what the Job says of it.
     assert error.exception_type in ("Evicted", "Disrupted")
     assert (error.rank, error.host) == (1, "node-b")
+
+
+def test_a_training_whose_pod_is_evicted_goes_on(
+    cluster: Kube, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evict() -> None:
+        cluster.delete_pod(cluster.pods()[0], reason="EvictionByEvictionAPI")
+
+    said = check_goes_on(target(), tmp_path, evict, capsys)
+    assert "worker 0 on node-a failed: " in said
 
 
 def test_a_job_that_somebody_deletes(cluster: Kube) -> None:

@@ -62,6 +62,9 @@ def slurm(
     Each call submits a job of one task per worker, shows its place in the queue and its progress,
     and returns the result. Ctrl-C cancels the job, and so does the end of this process. A call
     that does not say how many `workers` has one per node, or as many as ``ntasks-per-node`` says.
+    A training with `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds
+    before its time is over (limits of ten minutes and more), or as the option ``signal`` says:
+    ``"TERM@300"``.
 
     Parameters
     ----------
