@@ -17,7 +17,7 @@ import pybackend
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(160, 6)).astype("float32")
 Y = RNG.integers(0, 3, 160)
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 class UntilTold(keras.callbacks.Callback):
@@ -32,17 +32,20 @@ class UntilTold(keras.callbacks.Callback):
             return
         import signal
         import threading
+        import time
 
-        told, handler = threading.Event(), signal.getsignal(signal.SIGTERM)
+        told: list[int] = []
+        handler = signal.getsignal(signal.SIGTERM)
 
         def take(number: int, frame: Any) -> None:
             handler(number, frame)
-            told.set()
+            told.append(number)
 
         signal.signal(signal.SIGTERM, take)
         Path(self.mark).touch()
-        while not told.wait(0.05):
-            pass
+        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+        while not told and time.monotonic() < deadline:
+            pause.wait(0.05)
 
 
 def build() -> Any:
@@ -64,6 +67,8 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
 
     Parameters
     ----------
+    folder
+        Shared by this machine and those of the workers.
     tell
         Has whatever runs the workers tell them.
     shown

@@ -11,6 +11,7 @@ from pybackend.errors import InputError
 from pybackend.launchers.script.command import read_script
 from pybackend.launchers.script.variables import split_variable
 from pybackend.launchers.slurm.notice import signal_option
+from pybackend.launchers.slurm.requeue import WANTED
 from pybackend.launchers.slurm.script import batch_script
 from pybackend.launchers.slurm.tasks import PER_NODE, as_count, check_tasks
 
@@ -56,7 +57,8 @@ def describe_batch(options: argparse.Namespace) -> str:
     words += [*(["-m"] if script.kind == "module" else []), "--", script.name, *script.arguments]
     command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
     # What Slurm says to the batch script, it says to `tfdist run`.
-    return batch_script({**head, **given}, [f"exec {command}"])
+    wanted = [f"export {WANTED}=1"] if given.get("requeue") else []
+    return batch_script({**head, **given}, [*wanted, f"exec {command}"])
 
 
 def _split(word: str) -> tuple[str, str | bool]:
