@@ -83,6 +83,7 @@ class PeerLostError(TfdistError):
 
 # What launchers say of a process that was killed, stopped, or is gone with its machine.
 _LOSSES = {
+    "Disrupted",
     "Evicted",
     "ExecutorLost",
     "HostLost",
@@ -95,6 +96,9 @@ _LOSSES = {
     "WorkerLost",
     "WorkerStalled",
 }
+
+# A training that is kept may take several of these.
+_LIMITS = {"TimeLimit"}
 
 # What TensorFlow's own collectives say on the other workers.
 _LOST_SERVERS = {"AbortedError", "CancelledError", "InternalError", "UnavailableError"}
@@ -151,21 +155,28 @@ class WorkerFailedError(TfdistError):
         self.others = others
         super().__init__(_describe(root, others))
 
-    @property
-    def is_loss(self) -> bool:
-        """Whether workers were lost, and none of them failed by what it ran."""
-        are_lost = any(failure.is_loss for failure in self._failures)
+    def is_loss(self, is_kept: bool) -> bool:
+        """Whether workers were lost, and none of them failed by what it ran.
+
+        Parameters
+        ----------
+        is_kept
+            Whether there are checkpoints: then a time limit is a loss, too.
+        """
+        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self._failures]
+        are_lost = any(lost)
         return all(
-            failure.is_loss
+            is_lost
             or failure.is_consequence
             or (are_lost and failure.exception_type in _LOST_SERVERS)
-            for failure in self._failures
+            for failure, is_lost in zip(self._failures, lost, strict=True)
         )
 
     def advise(self, advice: str) -> WorkerFailedError:
         """The same error with another last paragraph, What to do."""
         root, *others = self._failures
-        return WorkerFailedError([replace(root, advice=f"{root.advice}. {advice}"), *others])
+        known = f"{root.advice}. " if root.advice else ""
+        return WorkerFailedError([replace(root, advice=known + advice), *others])
 
     def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure]]]:
         return type(self), (self._failures,)

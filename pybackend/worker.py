@@ -37,6 +37,7 @@ from pybackend.errors import (
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import FUNCTION, Job
 from pybackend.job.messages import Emit, Event, Failed, Note, Order, Reported, Waits
+from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
 
 if TYPE_CHECKING:
@@ -235,11 +236,14 @@ def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[Order]) -> None
 
 
 def _failure(rank: int, host: str, error: BaseException) -> Failure:
+    kind, message = type(error).__name__, _message(error)
+    if isinstance(error, PreemptedError):
+        kind, message = error.describe(rank)
     return Failure(
         rank,
         host,
-        exception_type=type(error).__name__,
-        message=_shorten(_message(error), 20_000),
+        exception_type=kind,
+        message=_shorten(message, 20_000),
         traceback=_shorten(_traceback(error), 60_000),
         time=time.time(),
         advice=_advice(error),
@@ -265,7 +269,7 @@ def _shorten(text: str, most: int) -> str:
 def _traceback(error: BaseException) -> str:
     if isinstance(error, RError):  # Python's frames would say nothing about it
         return error.calls
-    if isinstance(error, InputError):  # its message names the argument
+    if isinstance(error, (InputError, PreemptedError)):  # its message says it all
         return ""
     return "".join(traceback.format_exception(error))
 
@@ -273,6 +277,8 @@ def _traceback(error: BaseException) -> str:
 def _advice(error: BaseException) -> str:
     if isinstance(error, PeerLostError):
         return "see the log of the worker that was lost, and the network between the two hosts"
+    if isinstance(error, PreemptedError):
+        return RESTARTS
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
     if isinstance(error, MemoryError):

@@ -37,7 +37,9 @@ def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Ou
         try:
             return request.run(launcher)
         except (WorkerFailedError, ClusterError) as error:
-            is_loss = isinstance(error, WorkerFailedError) and error.is_loss
+            is_loss = isinstance(error, WorkerFailedError) and error.is_loss(
+                is_kept=checkpoint is not None
+            )
             if not is_loss and (isinstance(error, WorkerFailedError) or number == 1):
                 raise
             lost = str(error).partition("\n")[0]

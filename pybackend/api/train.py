@@ -160,8 +160,9 @@ def barrier_train(
         of so many workers, with other dropout masks.
     restarts
         How often the workers are started again if one is lost, killed, stopped or out of memory:
-        from the newest checkpoint, or else from the beginning. What the model, the data or a
-        callback raises is not tried again.
+        from the newest checkpoint, or else from the beginning. With `checkpoint` also if workers
+        were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit. What
+        the model, the data or a callback raises is not tried again.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.

@@ -82,11 +82,12 @@ class Manifest:
     @property
     def place(self) -> str:
         """Where in the training it is, in words."""
-        return f"epoch {self.epoch}" if not self.step else f"epoch {self.epoch + 1}, {self._step}"
+        return describe_place(self.epoch, self.step)
 
-    @property
-    def _step(self) -> str:
-        return f"step {self.step}"
+
+def describe_place(epoch: int, step: int) -> str:
+    """In words, where a training is that has done so many epochs, and steps of the next."""
+    return f"epoch {epoch + 1}, step {step}" if step else f"epoch {epoch}"
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ class CheckpointWriter:
             )
         self._report()  # no more: what was trained is about to be handed over
 
+    @property
+    def newest(self) -> str | None:
+        """The place of the newest one that is written."""
+        return self._last
+
     def clear(self, seconds: float) -> None:
         """Write no more, and remove all checkpoints; a note says if that was not possible."""
         with self._changed:

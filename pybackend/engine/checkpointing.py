@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.checkpoint_store import CheckpointStore, Manifest
+from pybackend.data.checkpoint_store import CheckpointStore, Manifest, describe_place
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.checkpoint_schedule import Schedule
 from pybackend.engine.checkpoint_writer import CheckpointWriter
+from pybackend.engine.leaving import Leaving
 from pybackend.engine.training_state import TrainingState
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
+from pybackend.job.notice import PreemptedError
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ class Checkpointing(keras.callbacks.Callback):
         state: TrainingState,
         steps: int,
         emit: Emit,
+        leaving: Leaving,
     ) -> None:
         super().__init__()
         self._job = job
+        self._leaving = leaving
         self._emit = emit
         self._reported: set[str] = set()
         self._collective = collective
@@ -110,14 +115,22 @@ class Checkpointing(keras.callbacks.Callback):
         is_due = self._schedule.advance(done - self._seen)
         self._seen = done
         # The end of the epoch is kept instead.
-        if is_due and done < self._steps and not self.model.stop_training:
+        if done == self._steps or self.model.stop_training:
+            return
+        told = self._leaving.find_told(is_epoch_end=False)
+        if is_due or told:
             self._keep(self._epoch, done)
+        if told:
+            self._leave(told, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
         is_due = self._schedule.is_each_epoch or self._schedule.advance(0)
-        if is_due or is_over:
+        told = () if is_over else self._leaving.find_told(is_epoch_end=True)
+        if is_due or is_over or told:
             self._keep(epoch + 1, 0)
+        if told:
+            self._leave(told, epoch + 1, 0)
 
     def finish(self) -> None:
         """Callbacks have had their last word: keep the weights that they have left."""
@@ -159,6 +172,16 @@ class Checkpointing(keras.callbacks.Callback):
             is_over = is_stopped or epoch == self._job.epochs
             self._final = (manifest, state) if is_over else None
         self._schedule.restart()
+
+    def _leave(self, told: Sequence[int], epoch: int, step: int) -> NoReturn:
+        """End this training here, once the last checkpoint is written; all ranks together."""
+        place, is_kept = describe_place(epoch, step), np.zeros(1, np.int64)
+        if self._checkpoints.writer is not None:
+            self._checkpoints.writer.finish(self._job.timeout)
+            is_kept[0] = self._checkpoints.writer.newest == place
+        # Nobody leaves before: with the first one's end, those that run the workers end the others.
+        self._collective.broadcast(is_kept)
+        raise PreemptedError(told, place, bool(is_kept[0]))
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):

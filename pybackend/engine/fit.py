@@ -12,6 +12,7 @@ from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCa
 from pybackend.engine.csv_log import continue_log
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
+from pybackend.engine.leaving import Leaving
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import (
@@ -27,6 +28,7 @@ from pybackend.engine.training_state import TrainingState
 from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
+from pybackend.job.notice import Notice
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_other_optimizers
 
@@ -41,6 +43,7 @@ def fit(
     emit: Emit,
     metrics: MetricsKind = "unknown",
     checkpoints: Checkpoints | None = None,
+    notice: Notice | None = None,
 ) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
@@ -50,6 +53,8 @@ def fit(
         Whether the metrics given to ``compile`` may be summed.
     checkpoints
         Where the training begins, and where it is kept.
+    notice
+        Tells when this process is to end: all leave then, after a last checkpoint.
 
     Returns
     -------
@@ -70,14 +75,18 @@ def fit(
     own = select_callbacks(collective.rank, callbacks)
     sync.evaluated_by = own
     listed = [sync, *own]
-    if collective.world_size > 1:
-        listed.append(StopTogether(collective, synchronizer))
-    keeper = None
+    leaving = None
     if checkpoints is not None:
+        # Within an epoch, the place in a pipeline could not be found again.
+        leaving = Leaving(collective, notice or Notice(), isinstance(feed, Feed))
+    if collective.world_size > 1:
+        listed.append(StopTogether(collective, synchronizer, leaving))
+    keeper = None
+    if checkpoints is not None and leaving is not None:
         history = keras.callbacks.History()
         kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
         state = TrainingState(model, sync, synchronizer, kept)
-        keeper = Checkpointing(job, collective, checkpoints, state, feed.steps, emit)
+        keeper = Checkpointing(job, collective, checkpoints, state, feed.steps, emit, leaving)
         listed += [history, keeper]
         if checkpoints.start.state is not None:
             for callback in own:

@@ -28,8 +28,10 @@ class StopAgreement:
 
     is_requested: bool = False
     """This worker wants the training to stop."""
+    is_told: bool = False
+    """This worker was told to end, and wants all to leave."""
     is_agreed: bool = False
-    """Some worker wants it to stop, and all know it since the same step."""
+    """Some worker wants either, and all know it since the same step."""
 
 
 class FlatExchange:
@@ -158,7 +160,10 @@ class FlatExchange:
             np.multiply(array.reshape(-1), self._dtype.type(factor), out=part)
 
     def _fill_tail(self, flat: Array, weight: Any, loss: Any) -> None:
-        flat[-TAIL:] = (weight, self._agreement.is_requested, weight * loss)
+        flat[-TAIL:] = (weight, self._wants_end(), weight * loss)
+
+    def _wants_end(self) -> bool:
+        return self._agreement.is_requested or self._agreement.is_told
 
     def _sum(self, flat: Array, bucket: int) -> None:
         part = self.layout.ranges[bucket]

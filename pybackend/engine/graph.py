@@ -15,6 +15,7 @@ class GraphAgreement:
 
     def __init__(self) -> None:
         self.requested = tf.Variable(False, trainable=False)
+        self.told = tf.Variable(False, trainable=False)
         self.agreed = tf.Variable(False, trainable=False)
 
     @property
@@ -27,8 +28,17 @@ class GraphAgreement:
         self.requested.assign(value)
 
     @property
+    def is_told(self) -> bool:
+        """This worker was told to end, and wants all to leave."""
+        return bool(self.told.numpy())
+
+    @is_told.setter
+    def is_told(self, value: bool) -> None:
+        self.told.assign(value)
+
+    @property
     def is_agreed(self) -> bool:
-        """Some worker wants it to stop, and all know it since the same step."""
+        """Some worker wants either, and all know it since the same step."""
         return bool(self.agreed.numpy())
 
 
@@ -43,7 +53,8 @@ class GraphExchange:
     def average(self, tensors: list[Any], weight: Any) -> list[Any]:
         """Mean of each tensor over the total weight of all workers."""
         layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
-        tail = tf.stack([weight, tf.cast(self.agreement.requested, weight.dtype)])
+        wants_end = tf.logical_or(self.agreement.requested, self.agreement.told)
+        tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
         total, stop = tf.unstack(self._reduce.all_reduce(tail))
         # If no worker has rows, all are zeros, not zero by zero.

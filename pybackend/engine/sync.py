@@ -12,6 +12,7 @@ import numpy as np
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
+from pybackend.engine.leaving import Leaving
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import find_differing_weights
@@ -140,9 +141,12 @@ class StopTogether(keras.callbacks.Callback):
     A rank that left an epoch by itself would miss the exchanges that the others wait for.
     """
 
-    def __init__(self, collective: Collective, synchronizer: Synchronizer) -> None:
+    def __init__(
+        self, collective: Collective, synchronizer: Synchronizer, leaving: Leaving | None = None
+    ) -> None:
         super().__init__()
         self._collective = collective
+        self._leaving = leaving
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer
 
@@ -150,14 +154,24 @@ class StopTogether(keras.callbacks.Callback):
         self._synchronizer.begin_training()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.model.stop_training:
-            self._agreement.is_requested = True
+        agreement = self._agreement
         # The request travels with the next exchange; all ranks receive it in the same step.
-        self.model.stop_training = self._agreement.is_agreed
+        is_agreed = agreement.is_agreed
+        if self._leaving is not None:
+            if is_agreed:
+                is_agreed = self._leaving.agree(agreement.is_requested, agreement.is_told)
+            if self._leaving.is_asked and not agreement.is_told:
+                agreement.is_told = True
+        if self.model.stop_training:
+            agreement.is_requested = True
+        self.model.stop_training = is_agreed
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         asked = self._agreement.is_requested or bool(self.model.stop_training)
-        self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
+        if self._leaving is None:
+            self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
+        else:
+            self.model.stop_training = self._leaving.agree_at_end(asked)
         differing = find_differing_weights(self.model, self._collective)
         if differing:
             raise ClusterError(

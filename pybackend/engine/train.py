@@ -36,6 +36,7 @@ from pybackend.errors import InputError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
+from pybackend.job.notice import catch_notice
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
@@ -146,9 +147,10 @@ def train(
             build_metrics(model, rows)
             model.make_test_function(force=True)
     began = time.monotonic()
-    history, steps = fit(
-        model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints
-    )
+    with catch_notice(checkpoints is not None) as notice:
+        history, steps = fit(
+            model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
+        )
     seconds = time.monotonic() - began
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):

@@ -34,6 +34,9 @@ class Checkpoint:
     - what callbacks write elsewhere: files have the repeated epochs twice, except for that of a
       `CSVLogger` on a disk.
 
+    If a worker is told to end by SIGTERM, as before a preemption, all workers keep one more
+    checkpoint, of the same step, and leave.
+
     With ``jit_compile=True`` the uninterrupted training must have a checkpoint, too: XLA rounds
     otherwise without one.
 

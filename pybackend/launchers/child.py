@@ -26,6 +26,7 @@ from pybackend.errors import Failure
 from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Failed, Order, PrintedLine, Reported, read_event
+from pybackend.job.notice import RESTARTS, TOLD
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
 from pybackend.launchers.libraries import own_libraries
@@ -49,6 +50,7 @@ _STALL_ADVICE = (
     "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
     "disk with that host's folder for temporary files"
 )
+_TOLD_ADVICE = f"with `checkpoint` a training keeps its state before such an end, and {RESTARTS}"
 _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (
     "give it more `memory`, lower batch_size, or use more workers, which share the rows"
@@ -77,6 +79,8 @@ class Child:
         Listening socket at which the worker accepts the others; None: one is made on ``host``.
     give_up
         Called again and again: why the worker is not waited for any more, or None.
+    notice
+        Called again and again: whether this process was told to end, and so the worker is.
     """
 
     def __init__(
@@ -89,8 +93,11 @@ class Child:
         rscript: str | None = None,
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
+        notice: Callable[[], bool] = lambda: False,
     ) -> None:
         self._give_up = give_up
+        self._notice = notice
+        self._was_told = False
         self.job = job
         self.rank = rank
         self.host = host
@@ -199,6 +206,9 @@ class Child:
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
+            if not self._was_told and self._notice():
+                self._was_told = True
+                self._process.send_signal(signal.SIGTERM)
         return None
 
     def kill(self) -> None:
@@ -305,6 +315,8 @@ class Child:
         if status == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
             message = "the system's OOM killer ended the process: the machine's memory ran out"
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
+        if status == -signal.SIGTERM:
+            return self._fail("Preempted", TOLD, _TOLD_ADVICE if self.job.kind == "train" else "")
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             message = f"the process was ended by {known.get(-status, f'signal {-status}')}"

@@ -15,6 +15,7 @@ from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Order
+from pybackend.job.notice import Notice, at_own_end, catch_notice
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
@@ -50,9 +51,11 @@ class LocalLauncher:
         }
         events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
+            notice = stack.enter_context(catch_notice(job.checkpoint is not None))
             children = []
             for rank, variables in enumerate(shares):
-                child = stack.enter_context(Child(job, rank, HOST, events.put, variables))
+                started = Child(job, rank, HOST, events.put, variables, notice=notice)
+                child = stack.enter_context(started)
                 # First the process, whose imports take seconds; its input is there when it asks.
                 child.start(files)
                 children.append(child)
@@ -68,7 +71,7 @@ class LocalLauncher:
             for child in children:
                 child.go(order)
             failures = Failures(on_event)
-            reports = _watch(children, events, failures)
+            reports = _watch(children, events, failures, notice)
             failures.raise_any()
             return Outcome(reports, children[0].model())
 
@@ -89,7 +92,10 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
 
 
 def _watch(
-    children: Sequence[Child], events: queue.Queue[Event | WorkerReport], failures: Failures
+    children: Sequence[Child],
+    events: queue.Queue[Event | WorkerReport],
+    failures: Failures,
+    notice: Notice,
 ) -> list[WorkerReport]:
     """Collect all reports; once one worker has failed, the others get a short grace."""
     reports: dict[int, WorkerReport] = {}
@@ -118,7 +124,8 @@ def _watch(
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     stopped = "ended by the launcher because another worker had failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
-    failures.add(report.failure for report in ordered if report.failure is not None)
+    found = (report.failure for report in ordered if report.failure is not None)
+    failures.add(at_own_end(failure, notice) for failure in found)
     return ordered
 
 

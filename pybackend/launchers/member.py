@@ -104,6 +104,7 @@ class Member:
         rscript: str | None = None,
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
+        notice: Callable[[], bool] = lambda: False,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
         """Run one worker, to its report.
 
@@ -113,7 +114,7 @@ class Member:
             This member's rows, in whatever form ``source`` reads.
         emit
             Receives the worker's events.
-        rscript, server, give_up
+        rscript, server, give_up, notice
             As in `Child`.
 
         Returns
@@ -123,8 +124,8 @@ class Member:
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = _variables(group, self.job.resources)
-        started = Child(self.job, group.rank, host, emit, variables, rscript, server, give_up)
-        with started as child:
+        options = (rscript, server, give_up, notice)
+        with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
             report = self._run(child, group, batches)
             return report, child.model() if group.rank == 0 and report.ok else None

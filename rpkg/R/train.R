@@ -87,8 +87,9 @@
 #'   begins at its beginning. The same call must be made: another model, other data or settings are
 #'   an error, but `epochs` may be raised. Between two epochs `workers` may change, too.
 #' @param restarts How often the workers are started again if one is lost, killed, stopped or out of
-#'   memory: from the newest checkpoint, or else from the beginning. What the model, the data or a
-#'   callback raises is not tried again.
+#'   memory: from the newest checkpoint, or else from the beginning. With `checkpoint` also if
+#'   workers were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit.
+#'   What the model, the data or a callback raises is not tried again.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).

@@ -29,7 +29,6 @@ ABSENT_IMAGE = "registry/absent:1"
 INDEX = "batch.kubernetes.io/job-completion-index"
 _KINDS = {"jobs": "Job", "pods": "Pod", "services": "Service", "events": "Event"}
 _PATH = re.compile(r"/(?:api|apis/batch)/v1/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(\w+))?")
-_GRACE = 10.0
 
 
 class Kube:
@@ -119,7 +118,7 @@ class Kube:
             pod["metadata"].setdefault("deletionTimestamp", _now())
             name = pod["metadata"]["name"]
             if name in self.processes and pod["status"]["phase"] == "Running":
-                self.processes[name].end(_GRACE)
+                self.processes[name].end(pod["spec"]["terminationGracePeriodSeconds"])
             else:
                 self._collect()
 

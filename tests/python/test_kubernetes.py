@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,7 @@ from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import no_namespaces
+from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
@@ -203,6 +205,19 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     # By the pod, if the driver still sees it, or by what the Job says of it.
     assert error.exception_type in ("Evicted", "Disrupted")
     assert (error.rank, error.host) == (1, "node-b")
+
+
+def test_a_training_whose_pod_is_evicted_goes_on(
+    cluster: Kube, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pods have a /tmp of their own: the checkpoints lie elsewhere."""
+
+    def evict() -> None:
+        cluster.delete_pod(cluster.pods()[0], reason="EvictionByEvictionAPI")
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
+        said = check_goes_on(target(), Path(shared), evict, capsys)
+    assert "failed: Evicted: its pod" in said
 
 
 def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(

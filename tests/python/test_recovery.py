@@ -67,9 +67,11 @@ def build() -> Any:
 class KillAt(keras.callbacks.Callback):
     """Kills a worker, or another process, at the end of a step of that worker, once."""
 
-    def __init__(self, rank: int, epoch: int, step: int, mark: Path) -> None:
+    def __init__(
+        self, rank: int, epoch: int, step: int, mark: Path, number: int = signal.SIGKILL
+    ) -> None:
         super().__init__()
-        self.moment, self.mark = (rank, epoch, step), str(mark)
+        self.moment, self.mark, self.number = (rank, epoch, step), str(mark), int(number)
         self.epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -80,7 +82,7 @@ class KillAt(keras.callbacks.Callback):
         if now == self.moment and not Path(self.mark).exists():
             Path(self.mark).touch()
             victim = Path(f"{self.mark}.victim")
-            os.kill(int(victim.read_text()) if victim.exists() else os.getpid(), signal.SIGKILL)
+            os.kill(int(victim.read_text()) if victim.exists() else os.getpid(), self.number)
 
 
 def train(*callbacks: Any, **settings: Any) -> TrainResult:
@@ -118,6 +120,21 @@ def test_killed_at_a_random_step_it_ends_the_same(
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     assert capsys.readouterr().out.count("SIGKILL; starting again from the newest checkpoint") == 1
+
+
+def test_told_to_end_all_keep_that_step_and_go_on_from_it(
+    undisturbed: TrainResult, tmp_path: Path, capsys: Any
+) -> None:
+    told = KillAt(1, 1, 3, tmp_path / "mark", signal.SIGTERM)
+    kept = Checkpoint(str(tmp_path / "kept"))
+    found = train(told, log_to(tmp_path), checkpoint=kept, restarts=1, verbose=1)
+    check_same(found, undisturbed)
+    check_log(tmp_path, found)
+    said = capsys.readouterr().out
+    # The wish to leave travels with the step after.
+    assert "worker 1 on 127.0.0.1 failed: Preempted: the process was told to end (SIGTERM)" in said
+    assert "all workers have left after epoch 2, step 5, of which there is a checkpoint" in said
+    assert "the training goes on from the checkpoint of epoch 2, step 5" in said
 
 
 def log_to(folder: Path) -> Any:

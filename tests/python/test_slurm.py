@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from leaks import find_in_commands, find_in_files, know_token
 from slurm import Slurm, needs_slurm, slurm_cluster
+from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.launchers.slurm import launcher
-from pybackend.launchers.slurm.ends import describe_end
+from pybackend.launchers.slurm.ends import describe_end, describe_notice
+from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import read_job
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
@@ -160,6 +163,22 @@ def test_a_job_that_gives_way(cluster: Slurm, tmp_path: Path) -> None:
     assert urgent.returncode == 0
 
 
+def test_a_training_that_gives_way_goes_on(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urgent = []
+
+    def displace() -> None:
+        urgent.append(cluster.command("srun", "-p", "urgent", "-N3", "--exclusive", "true"))
+
+    said = check_goes_on(
+        pybackend.slurm(folder=jobs(cluster), nodes=2, time=60), tmp_path, displace, capsys
+    )
+    assert "Preempted: the job gave way to one of higher priority" in said
+    urgent[0].communicate(timeout=PATIENCE)
+    assert urgent[0].returncode == 0
+
+
 def test_a_node_that_fails(cluster: Slurm, tmp_path: Path) -> None:
     running = endless_call(cluster, tmp_path)
     cluster.kill("n10")
@@ -239,6 +258,37 @@ def test_ends_of_jobs(state: str, expected: str) -> None:
     assert job.nodes == ("n2", "n10", "n11")
     assert job.is_over
     assert describe_end(job, "n2", None)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "limit", "expected"),
+    [
+        ("RUNNING", 3550, "01:00:00", "TimeLimit"),
+        ("COMPLETING", 3550, "01:00:00", "TimeLimit"),
+        ("FAILED", 3600, "1-01:00:00", None),
+        ("RUNNING", 9999, "UNLIMITED", None),
+        ("CANCELLED", 60, "01:00:00", "Cancelled"),
+    ],
+)
+def test_why_workers_were_told_to_end(
+    state: str, ago: int, limit: str, expected: str | None
+) -> None:
+    began = (datetime.now() - timedelta(seconds=ago)).isoformat(timespec="seconds")
+    words = f"JobId=7 JobState={state} TimeLimit={limit} StartTime={began} PreemptTime="
+    found = describe_notice(read_job(f"{words}None"), notice_seconds("TERM@60"))
+    assert (found and found[0]) == expected
+    given_way = describe_notice(read_job(words + began), 0.0)
+    assert given_way is not None
+    assert given_way[0] == "Preempted"
+
+
+def test_jobs_are_told_before_their_time_is_over() -> None:
+    for time in ("10", "10:00", "1:30:00", "1-0", "UNLIMITED", None):
+        assert signal_option(time, 29.5, "B:") == "B:TERM@30"
+    for time in ("9", "9:59", "0:05:00", "0-0:9"):
+        assert signal_option(time, 30) is None
+    assert notice_seconds("B:TERM@300") == 360
+    assert notice_seconds(None) == 0
 
 
 def test_a_job_that_slurm_does_not_take(cluster: Slurm) -> None:

@@ -143,13 +143,22 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
 
-def test_a_job_that_gives_way_has_notice_and_goes_on(cluster: Slurm, tmp_path: Path) -> None:
-    job, output = submit(cluster, tmp_path)
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_job_that_gives_way_has_notice_and_goes_on(
+    cluster: Slurm, tmp_path: Path, leaves: bool
+) -> None:
+    """Slurm requeues a job that stays to the end of its grace, `tfdist run` one that leaves."""
+    job, output = submit(cluster, tmp_path, "sys.exit(1)" if leaves else "pass")
     cluster.run("srun", "-Q", "-p", "urgent", "-N3", "--exclusive", "true")
     wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"))
-    # By itself, it would start again two minutes later.
-    cluster.run("scontrol", "update", f"job={job}", "StartTime=now")
-    wait_for(lambda: output.read_text().count("again") == 4)
+
+    def has_begun_again() -> bool:
+        if "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"):
+            # By itself, it would start again two minutes later.
+            cluster.command("scontrol", "update", f"job={job}", "StartTime=now").communicate()
+        return output.read_text().count("] again") == 4
+
+    wait_for(has_begun_again, 60)
     for rank, printed in lines(output.read_text()).items():
         assert f"notice {signal.SIGTERM:d}" in printed[:2], rank
         assert printed[-1] == "again"
@@ -158,8 +167,11 @@ def test_a_job_that_gives_way_has_notice_and_goes_on(cluster: Slurm, tmp_path: P
 def test_a_script_for_sbatch(cluster: Slurm, tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text("import os, sys; print(os.environ['MARK'], *sys.argv[1:])")
     output = tmp_path / "output"
-    words = ["-w", "3", f"--sbatch=--nodes=3 --output={output}", "--env", "MARK=a b"]
+    asked = f"--sbatch=--nodes=3 --requeue --output={output}"
+    words = ["-w", "3", asked, "--grace", "40", "--env", "MARK=a b"]
     script = cluster.run(*RUN, *words, str(tmp_path / "say.py"), "--epochs", "3")
+    assert "#SBATCH --signal=B:TERM@60\n" in script
+    assert "export TFDIST_REQUEUE=1\n" in script
     (tmp_path / "job.sh").write_text(script)
     cluster.run("sbatch", "--wait", str(tmp_path / "job.sh"))
     assert lines(output.read_text()) == {rank: ["a b --epochs 3"] for rank in range(3)}
@@ -191,9 +203,12 @@ def test_a_driver_that_is_killed_takes_its_step_along(cluster: Slurm, tmp_path: 
     wait_for(lambda: not cluster.run("squeue", "--steps", "-h"))
 
 
-def submit(cluster: Slurm, path: Path) -> tuple[str, Path]:
-    """Run the script that stays as a batch job; the job's number and its output."""
-    (path / "script.py").write_text(STAY)
+def submit(cluster: Slurm, path: Path, last: str = "pass") -> tuple[str, Path]:
+    """Run the script that stays as a batch job; the job's number and its output.
+
+    ``last`` is what its ranks do when they are told to end.
+    """
+    (path / "script.py").write_text(STAY.replace("    if number", f"    {last}\n    if number"))
     words = shlex.join([*RUN, str(path / "script.py"), str(path)])
     (path / "job.sh").write_text(f"#!/bin/sh\nexec {words}\n")
     output = path / "output"

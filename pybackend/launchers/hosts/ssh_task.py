@@ -16,6 +16,7 @@ from typing import IO, NoReturn
 import cloudpickle
 
 from pybackend.job.messages import Failed
+from pybackend.job.notice import catch_notice
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.remote.driver import follow_driver
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
@@ -60,13 +61,18 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
     # Addresses and ports of both ends: this one is where ssh has reached this host.
     connection = os.environ.get("SSH_CONNECTION", "").split()
     reached = connection[2] if len(connection) == 4 else None
-    shares = share_of_machine(len(meetings), resources=task.member.job.resources)
-    with ThreadPoolExecutor(len(meetings)) as threads:
+    job = task.member.job
+    shares = share_of_machine(len(meetings), resources=job.resources)
+    with (
+        catch_notice(job.checkpoint is not None) as notice,
+        ThreadPoolExecutor(len(meetings)) as threads,
+    ):
         for (rank, meeting), share in zip(meetings.items(), shares, strict=True):
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []
-            threads.submit(take_part, task, rank, folder, meeting, cores, gpus, reached)
+            arguments = (task, rank, folder, meeting, cores, gpus, reached, notice)
+            threads.submit(take_part, *arguments)
 
 
 def _end() -> NoReturn:

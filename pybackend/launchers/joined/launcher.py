@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pybackend.errors import (
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Reported
+from pybackend.job.notice import Notice, at_own_end, catch_notice
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.joined.claims import describe_call
@@ -83,7 +84,8 @@ class JoinedLauncher:
         rows = _OwnRows(datasets, job.workers, job.shuffle == "global")
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = Call(place, member, claims, on_event)
-        outcome = _lead(call) if place.rank == 0 else _follow(call)
+        with catch_notice(job.checkpoint is not None) as notice:
+            outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         # A call that fails in one process before all have met must not count there alone.
         JoinedLauncher.calls += 1
         return outcome
@@ -119,7 +121,7 @@ class _Results:
     job: Job
 
 
-def _lead(call: Call) -> Outcome:
+def _lead(call: Call, notice: Notice) -> Outcome:
     """Run the first process: its worker, and the end of all."""
     place, member = call.place, call.member
     with ExitStack() as stack:
@@ -129,9 +131,10 @@ def _lead(call: Call) -> Outcome:
         )
         gang = Gang(call, AtItself(call, meeting))
         others = _Others(call, meeting)
-        report, model = member.work(gang, (), call.emit, server=server, give_up=others.give_up)
+        report, model = member.work(gang, (), call.emit, None, server, others.give_up, notice)
         if gang.error is not None:
             raise gang.error
+        report = _at_own_end(report, notice)
         reports = others.wait(report)
         results = _Results(tuple(reports), gang.job)
         contents = {_RESULTS: encode(results).encode()}
@@ -142,7 +145,7 @@ def _lead(call: Call) -> Outcome:
         return _conclude(results, model)
 
 
-def _follow(call: Call) -> Outcome:
+def _follow(call: Call, notice: Notice) -> Outcome:
     """Run any other process: its worker, whose report goes to the first one."""
     place, member = call.place, call.member
     with ExitStack() as stack:
@@ -157,9 +160,10 @@ def _follow(call: Call) -> Outcome:
             return f"{place.name(0)} has ended the call" if client.has_ended else None
 
         gang = Gang(call, AtTheFirst(call, client))
-        report, _ = member.work(gang, (), call.emit, server=server, give_up=give_up)
+        report, _ = member.work(gang, (), call.emit, None, server, give_up, notice)
         if gang.error is not None:
             raise gang.error
+        report = _at_own_end(report, notice)
         received = _receive(call, client, report)
         if received is None:
             raise _explain_loss(place, report)
@@ -167,6 +171,12 @@ def _follow(call: Call) -> Outcome:
         return _conclude(
             _read_results(received.get(_RESULTS), place), models[0] if models else None
         )
+
+
+def _at_own_end(report: WorkerReport, notice: Notice) -> WorkerReport:
+    if report.failure is None:
+        return report
+    return replace(report, failure=at_own_end(report.failure, notice))
 
 
 def _receive(call: Call, client: MeetingClient, report: WorkerReport) -> Mapping[str, bytes] | None:

@@ -170,7 +170,9 @@ class KubernetesLauncher:
                 )
                 meet_seconds = max(_MEET_SECONDS, settings.patience)
                 try:
-                    return run_gang(meeting, job, hosts, on_event, watch.look, meet_seconds)
+                    return run_gang(
+                        meeting, job, hosts, on_event, watch.look, meet_seconds, watch.explain
+                    )
                 finally:
                     _close(list(watch.channels.values()))
 

@@ -19,6 +19,8 @@ FOLDER = "/tmp/tfdist"  # noqa: S108 (the pod has it to itself)
 _DISCARD_PORT = 9
 _DRIVER_SECONDS = 300.0
 _RELAY_SECONDS = 30.0
+# For a last checkpoint: whoever has nothing to keep ends at once.
+_GRACE_SECONDS = 120
 # Under the interpreter's own options: its current folder must not stand in for real modules.
 _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
@@ -41,7 +43,7 @@ def describe_job(settings: Settings, name: str, workers: int, wanted: str) -> di
     pod = {
         "subdomain": name,
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 10,
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "enableServiceLinks": False,
         "containers": [_describe_container(settings, wanted)],
         "volumes": [{"name": "work", "emptyDir": {}}],

@@ -15,6 +15,7 @@ from typing import IO, NoReturn
 import cloudpickle
 
 from pybackend.job.messages import Event, Failed, PrintedLine
+from pybackend.job.notice import Notice
 from pybackend.launchers.machine_share import count_cores
 from pybackend.launchers.remote.driver import follow_driver
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
@@ -67,10 +68,17 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     except Exception as error:  # a package that the image lacks
         meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return False
+    notice = Notice()
+
+    def take(number: int, frame: object) -> None:
+        notice.has_come = True
+
+    if task.member.job.checkpoint is not None:
+        signal.signal(signal.SIGTERM, take)
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
     reached = os.environ.get("TFDIST_ADDRESS")
     # Kubernetes shows a pod its own GPUs only: nobody has to divide them.
-    return take_part(task, rank, folder, meeting, cores, None, reached)
+    return take_part(task, rank, folder, meeting, cores, None, reached, notice)
 
 
 class _LoggedMeeting(MeetingClient):

@@ -26,6 +26,8 @@ _ASK_AGAIN_SECONDS = 0.5
 # Without an answer, while there is nobody else to ask.
 _SILENT_SECONDS = 120.0
 _SHOWN_REASONS = 3
+# Ends of which a worker is told before.
+_TOLD = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
 class Watch:
@@ -94,6 +96,20 @@ class Watch:
         if not self._has_started:
             self._check_start()
         return []
+
+    def explain(self, failure: Failure) -> Failure:
+        """Why a worker was told to end, which has left by itself."""
+        self._ask()
+        with suppress(ClusterError):
+            self._job = JobState(self._cluster.read_job(self._name))
+        pod = self._pods.get(failure.rank)
+        if pod is None or not (pod.is_over or pod.has_cause):
+            return failure
+        kind, message, advice = self._explain(pod)
+        if kind not in _TOLD:
+            return failure
+        message = f"{message}; {failure.message}"
+        return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _lost(self) -> list[int]:
         """Ranks whose pod or channel has ended without a report."""
@@ -193,10 +209,12 @@ class Watch:
             if channel is not None and channel.trouble is not None and pod.runs:
                 raise channel.trouble
 
+    def _explain(self, pod: PodState) -> tuple[str, str, str]:
+        return self._job.explain(pod) if pod.was_made_to_end else pod.describe_end()
+
     def _describe(self, rank: int) -> Failure:
         pod = self._pods[rank]
-        found = self._job.explain(pod) if pod.was_made_to_end else pod.describe_end()
-        kind, message, advice = found
+        kind, message, advice = self._explain(pod)
         return Failure(
             rank,
             pod.node,

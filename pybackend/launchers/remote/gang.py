@@ -30,6 +30,7 @@ def run_gang(
     on_event: Emit,
     look: Callable[[], Iterable[Failure]],
     meet_seconds: float = _MEET_SECONDS,
+    explain: Callable[[Failure], Failure] = lambda failure: failure,
 ) -> Outcome:
     """Follow workers that run `pybackend.launchers.remote.task.take_part`, to their end.
 
@@ -45,13 +46,15 @@ def run_gang(
         cannot come about or go on; what a worker has said about the cause goes before it.
     meet_seconds
         Time from the first worker's arrival to the last one's.
+    explain
+        Says why a worker was told to end, if the platform knows.
 
     Raises
     ------
     ClusterError, WorkerFailedError
         As `Launcher.launch`.
     """
-    return _Gang(meeting, job, hosts, on_event, meet_seconds).run(look)
+    return _Gang(meeting, job, hosts, on_event, meet_seconds, explain).run(look)
 
 
 class _Gang:
@@ -62,7 +65,9 @@ class _Gang:
         hosts: Sequence[str],
         on_event: Emit,
         meet_seconds: float,
+        explain: Callable[[Failure], Failure],
     ) -> None:
+        self._explain = explain
         self._meeting = meeting
         self._job = job
         self._hosts = hosts
@@ -117,9 +122,12 @@ class _Gang:
             rank = event.rank
             content = self._meeting.result(rank, REPORT)
             report = self._reports[rank] = read_report(content, rank, self._hosts[rank])
-            if report.failure is not None:
+            failure = report.failure
+            if failure is not None:
+                if failure.exception_type == "Preempted":
+                    failure = self._explain(failure)
                 self._failed.add(rank)
-                self._failures.add([report.failure])
+                self._failures.add([failure])
         else:
             self._failures(event)
 

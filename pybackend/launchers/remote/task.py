@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def take_part(
     cores: int,
     gpus: Sequence[str] | None,
     reached: str | None = None,
+    notice: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Run one worker to its end, and send the driver its report, and rank 0's model.
 
@@ -88,6 +89,8 @@ def take_part(
         As in `Group`.
     reached
         An address of this host at which others reach it, if one is known.
+    notice
+        As in `Child`.
 
     Returns
     -------
@@ -100,7 +103,7 @@ def take_part(
         if not member.loopback:
             hosts[rank] = find_own_address(task.hosts, rank, reached)
         group = RemoteGroup(rank, hosts, cores, gpus, meeting)
-        report, model = member.work(group, [folder], meeting)
+        report, model = member.work(group, [folder], meeting, notice=notice)
         if model is not None:
             meeting.send(MODEL + model[0], model[1])
         meeting.send(REPORT, encode(report).encode())

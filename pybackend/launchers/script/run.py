@@ -12,8 +12,11 @@ from pybackend.launchers.script.gang import Gang, Outcome
 from pybackend.launchers.script.output import Output, say
 from pybackend.launchers.script.plan import Plan
 from pybackend.launchers.script.signals import CaughtSignals
+from pybackend.launchers.slurm.requeue import requeue_told
 
 _END_SECONDS = 5.0
+# Slurm's notice comes that much before the grace begins, or a minute earlier.
+_LATE_SECONDS = 90.0
 _NOBODY_READS = 141  # as of a process that SIGPIPE has ended
 
 
@@ -46,15 +49,23 @@ def run_script(plan: Plan, is_dry: bool = False) -> int:
 
 
 def _run(plan: Plan, output: Output, signals: CaughtSignals) -> int:
+    late = plan.grace + _LATE_SECONDS
     for restart in range(plan.restarts + 1):
         outcome = Gang(plan, restart, output, signals).run()
         output.end_lines()
-        if _is_settled(outcome) or restart == plan.restarts:
+        requeued = "" if _is_well(outcome) else requeue_told(os.environ, late)
+        if _is_settled(outcome) or restart == plan.restarts or requeued:
             break
         say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
     if told := describe(outcome, plan):
         say(told)
+    if requeued:
+        say(requeued)
     return exit_status(outcome)
+
+
+def _is_well(outcome: Outcome) -> bool:
+    return outcome.fault is None and outcome.has_begun
 
 
 def _is_settled(outcome: Outcome) -> bool:

@@ -10,11 +10,14 @@ import sys
 from pybackend.errors import InputError
 from pybackend.launchers.script.command import read_script
 from pybackend.launchers.script.variables import split_variable
+from pybackend.launchers.slurm.notice import signal_option
+from pybackend.launchers.slurm.requeue import WANTED
 from pybackend.launchers.slurm.script import batch_script
 from pybackend.launchers.slurm.tasks import PER_NODE, as_count, check_tasks
 
 # Options of `tfdist run` with a value that mean the same in the job.
 _PASSED_ON = ("show", "output_dir", "grace", "max_restarts")
+_LAST_SECONDS = 20.0
 # Options of sbatch that would contradict those of `tfdist run`.
 _OURS = {
     "chdir": "use --cwd of `tfdist run`",
@@ -36,8 +39,13 @@ def describe_batch(options: argparse.Namespace) -> str:
         raise InputError("--sbatch needs the number of ranks, as in -w 8")
     if options.hosts or options.hostfile or options.index is not None:
         raise InputError("with --sbatch Slurm chooses the hosts: leave them and --index out")
-    head = {"job-name": "tfdist", "ntasks": options.workers}
     given = dict(_split(word) for word in shlex.split(options.sbatch))
+    head = {
+        "job-name": "tfdist",
+        "ntasks": options.workers,
+        # All ranks are told then, and have the grace to end; a last moment is for the rest.
+        "signal": signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
+    }
     check_tasks(options.workers, as_count(given.get("nodes")), as_count(given.get(PER_NODE)))
     words = ["--workers", str(options.workers), "--cwd", os.path.abspath(options.cwd or os.curdir)]
     for name in _PASSED_ON:
@@ -49,7 +57,8 @@ def describe_batch(options: argparse.Namespace) -> str:
     words += [*(["-m"] if script.kind == "module" else []), "--", script.name, *script.arguments]
     command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
     # What Slurm says to the batch script, it says to `tfdist run`.
-    return batch_script({**head, **given}, [f"exec {command}"])
+    wanted = [f"export {WANTED}=1"] if given.get("requeue") else []
+    return batch_script({**head, **given}, [*wanted, f"exec {command}"])
 
 
 def _split(word: str) -> tuple[str, str | bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pybackend.errors import ClusterError
+from pybackend.job.notice import RESTARTS
 from pybackend.launchers.slurm.queue import JobState, lost_nodes
 
 _CAUSES = {
@@ -44,6 +45,22 @@ def describe_end(state: JobState, host: str, said: str | None) -> tuple[str, str
         return "NodeFailed", "its node does not answer Slurm any more", "start again"
     message = f"its task ended without a report: {said or state.state.lower()}"
     return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(state: JobState, notice_seconds: float) -> tuple[str, str, str] | None:
+    """Why the workers of a job were told to end, as `describe_end`; None if Slurm does not know.
+
+    Parameters
+    ----------
+    notice_seconds
+        How long before the end of its time the job may be told so.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
 
 
 def _is_lost(state: JobState, host: str) -> bool:

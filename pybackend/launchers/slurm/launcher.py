@@ -22,6 +22,7 @@ from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
 from pybackend.launchers.slurm.guard import cancelled_in_the_end
 from pybackend.launchers.slurm.job_files import JobFiles
+from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import node_address, submit
 from pybackend.launchers.slurm.script import batch_script, srun
 from pybackend.launchers.slurm.settings import Settings, check_settings, with_resources
@@ -31,6 +32,8 @@ from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _SCRIPT = "job.sh"
+# For a last checkpoint before the end of the job's time.
+_NOTICE_SECONDS = 60
 # Not `python -m`: that would let files of the current directory stand in for real modules.
 _START = (
     "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
@@ -59,6 +62,9 @@ def slurm(
     Each call submits a job of one task per worker, shows its place in the queue and its progress,
     and returns the result. Ctrl-C cancels the job, and so does the end of this process. A call
     that does not say how many `workers` has one per node, or as many as ``ntasks-per-node`` says.
+    A training with `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds
+    before its time is over (limits of ten minutes and more), or as the option ``signal`` says:
+    ``"TERM@300"``.
 
     Parameters
     ----------
@@ -158,20 +164,22 @@ class SlurmLauncher:
             # Which hosts, the tasks learn from Slurm.
             contents = pack_task(RemoteTask(member, ()), folder, datasets)
             own = JobFiles(folder, job.workers)
-            script = _describe_job(settings, name, folder, own).encode()
+            options = _describe_job(settings, name, own, job.checkpoint is not None)
+            script = _describe_script(settings, folder, own, options).encode()
             Bundle({**contents, _SCRIPT: script}).write(folder)
             (folder / TASK).chmod(0o600)
             cancelled = stack.enter_context(cancelled_in_the_end(name))
             number = submit(folder / _SCRIPT)
-            watch = Watch(number, own, meeting, on_event, settings.patience)
-            outcome = run_gang(meeting, job, own, on_event, watch.look)
+            seconds = notice_seconds(options["signal"])
+            watch = Watch(number, own, meeting, on_event, settings.patience, seconds)
+            outcome = run_gang(meeting, job, own, on_event, watch.look, explain=watch.explain)
             cancelled.let_go()
             return outcome
 
 
-def _describe_job(settings: Settings, name: str, folder: Path, files: JobFiles) -> str:
-    """The batch script."""
-    options = {
+def _describe_job(settings: Settings, name: str, files: JobFiles, is_kept: bool) -> dict[str, Any]:
+    """sbatch's options."""
+    return {
         "job-name": name,
         "ntasks": len(files),
         "partition": settings.partition,
@@ -182,8 +190,15 @@ def _describe_job(settings: Settings, name: str, folder: Path, files: JobFiles) 
         "output": files.batch_log,
         # Its driver is told, and may start again.
         "no-requeue": True,
+        "signal": signal_option(settings.time, _NOTICE_SECONDS) if is_kept else None,
         **settings.options,
     }
+
+
+def _describe_script(
+    settings: Settings, folder: Path, files: JobFiles, options: Mapping[str, Any]
+) -> str:
+    """The batch script."""
     # srun takes it from sbatch's variables no more.
     step = {
         "cpus-per-task": settings.cpus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -14,10 +15,12 @@ from pathlib import Path
 from pybackend.errors import ClusterError
 from pybackend.launchers.slurm.explain import explain_refusal
 from pybackend.launchers.slurm.nodes import expand_nodes
+from pybackend.launchers.slurm.notice import read_minutes
 
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_READ = ("JobId", "JobState", "Reason", "StartTime", "TimeLimit", "NodeList", "PreemptTime")
 # Reasons for which a pending job will never start.
 _NEVER = (
     "AccountNotAllowed",
@@ -49,6 +52,8 @@ class JobState:
         Of the job, in Slurm's order.
     is_preempted
         Whether it has to give way to another job.
+    limit
+        Seconds that it may run.
     """
 
     number: str
@@ -57,6 +62,14 @@ class JobState:
     start: datetime | None = None
     nodes: tuple[str, ...] = ()
     is_preempted: bool = False
+    limit: float = math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Of its time, if it has started."""
+        if self.start is None:
+            return math.inf
+        return self.limit - (datetime.now() - self.start).total_seconds()
 
     @property
     def is_over(self) -> bool:
@@ -88,23 +101,25 @@ class JobState:
 def read_job(text: str) -> JobState:
     """The state in a line of ``scontrol show job --oneliner``."""
     found = {
-        name: match[1]
-        for name in ("JobId", "JobState", "Reason", "StartTime", "NodeList", "PreemptTime")
-        if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
+        name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
     nodes = found.get("NodeList", "(null)")
-    try:
-        start = datetime.fromisoformat(found.get("StartTime", ""))
-    except ValueError:  # "Unknown"
-        start = None
     return JobState(
         found["JobId"],
         found["JobState"],
         found.get("Reason", "None"),
-        start,
+        _read_time(found.get("StartTime", "")),
         () if nodes == "(null)" else tuple(expand_nodes(nodes)),
         found.get("PreemptTime", "None") != "None",
+        60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
     )
+
+
+def _read_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:  # "Unknown"
+        return None
 
 
 def submit(script: Path) -> str:

@@ -27,7 +27,7 @@ _OURS = {
     "ntasks": "use `workers` of the call",
     "output": "see `folder`",
     "partition": "use `partition`",
-    "requeue": "start the training again",
+    "requeue": "use `restarts` of the call",
     "time": "use `time`",
     "wrap": "use `setup`",
 }

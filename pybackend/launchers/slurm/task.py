@@ -31,16 +31,17 @@ def main(folder: Path) -> int:
     ClusterError
         The driver cannot be reached.
     """
-    # Leaving this way ends the worker and removes its folder.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Slurm or the driver has ended the job"))
+    end = _End()
+    signal.signal(signal.SIGTERM, end)
     if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch passes on the login node's
         del os.environ["TMPDIR"]
     # Made by the driver of its own objects, in a folder that is its user's alone.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
     task = replace(task, hosts=hosts_by_rank(os.environ))
+    end.may_wait = task.member.job.checkpoint is not None
     driver, token = task.member.driver, task.member.token
     rank = int(os.environ["SLURM_PROCID"])
-    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
+    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, end.at_once) as meeting:
         meeting.wait_until_settled(_DRIVER_SECONDS + 5)
         if meeting.error is not None:
             raise ClusterError(
@@ -48,7 +49,7 @@ def main(folder: Path) -> int:
                 "the `address` by which nodes reach the driver's machine"
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
-        is_well = take_part(task, rank, folder, meeting, cores, gpus)
+        is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=lambda: end.is_told)
         return 0 if is_well else 1
 
 
@@ -59,5 +60,27 @@ def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | N
     return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
 
 
-def _end_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+class _End:
+    """What SIGTERM does: it ends this task, or is passed on to a worker that keeps its training.
+
+    Attributes
+    ----------
+    may_wait
+        Whether it does so.
+    is_told
+        Whether the worker is to be told.
+    """
+
+    may_wait = False
+    is_told = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if not self.may_wait:
+            # Leaving this way ends the worker and removes its folder.
+            sys.exit("Slurm or the driver has ended the job")
+        self.is_told = True
+
+    def at_once(self) -> None:
+        """End this task: its driver is gone."""
+        self.may_wait = False
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.remote.task import REPORT
-from pybackend.launchers.slurm.ends import describe_end
+from pybackend.launchers.slurm.ends import describe_end, describe_notice
 from pybackend.launchers.slurm.explain import explain_log, explain_refusal
 from pybackend.launchers.slurm.job_files import JobFiles
 from pybackend.launchers.slurm.queue import JobState, lost_nodes, show_job
@@ -41,11 +42,20 @@ class Watch:
         Is told what becomes of the job in the queue.
     patience
         Seconds that the job may wait in the queue.
+    notice_seconds
+        How long before the end of its time the job may be told so.
     """
 
     def __init__(
-        self, number: str, files: JobFiles, meeting: MeetingServer, on_event: Emit, patience: float
+        self,
+        number: str,
+        files: JobFiles,
+        meeting: MeetingServer,
+        on_event: Emit,
+        patience: float,
+        notice_seconds: float,
     ) -> None:
+        self._notice_seconds = notice_seconds
         self._number = number
         self._files = files
         self._meeting = meeting
@@ -77,6 +87,18 @@ class Watch:
         elif not lost:
             self._check_start()
         return [self._describe(rank) for rank in lost]
+
+    def explain(self, failure: Failure) -> Failure:
+        """Why a worker was told to end, which has left by itself."""
+        self._ask()
+        if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
+            self._wait_for_cause()
+        found = describe_notice(self._state, self._notice_seconds)
+        if found is None:
+            return failure
+        kind, message, advice = found
+        message = f"{message} (Slurm job {self._number}); {failure.message}"
+        return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _is_empty(self) -> bool:
         """Whether no worker has come yet."""

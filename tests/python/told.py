@@ -1,0 +1,89 @@
+"""A training that is told to end while it runs, and then goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from conftest import wait_for
+
+import pybackend
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(160, 6)).astype("float32")
+Y = RNG.integers(0, 3, 160)
+PATIENCE = 60.0
+
+
+class UntilTold(keras.callbacks.Callback):
+    """Once, at the third step, has rank 0 wait until it is told to end."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = str(mark)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] != "0" or batch != 2 or Path(self.mark).exists():
+            return
+        import signal
+        import threading
+        import time
+
+        told: list[int] = []
+        handler = signal.getsignal(signal.SIGTERM)
+
+        def take(number: int, frame: Any) -> None:
+            handler(number, frame)
+            told.append(number)
+
+        signal.signal(signal.SIGTERM, take)
+        Path(self.mark).touch()
+        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+        while not told and time.monotonic() < deadline:
+            pause.wait(0.05)
+
+
+def build() -> Any:
+    layers = [keras.Input((6,)), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss)
+    return model
+
+
+def train(target: Any, folder: Path, **settings: Any) -> pybackend.TrainResult:
+    listed = [UntilTold(folder / "mark")]
+    defaults = {"workers": 2, "epochs": 2, "batch_size": 10, "seed": 5}
+    return pybackend.barrier_train(target, build, (X, Y), callbacks=listed, **defaults | settings)
+
+
+def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any) -> str:
+    """Have a training told to end, and started again; what it has shown of that.
+
+    Parameters
+    ----------
+    folder
+        Shared by this machine and those of the workers.
+    tell
+        Has whatever runs the workers tell them.
+    shown
+        The fixture ``capsys``.
+    """
+    kept = pybackend.Checkpoint(str(folder / "kept"))
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(train, target, folder, checkpoint=kept, restarts=1)
+        wait_for(lambda: (folder / "mark").exists() or training.done(), PATIENCE)
+        tell()
+        found = training.result()
+    expected = train(None, folder, verbose=0)
+    assert found.history == expected.history
+    assert found.workers[0].weights_sha256 == expected.workers[0].weights_sha256
+    said = str(shown.readouterr().out)
+    assert "all workers have left after epoch 1, step 4, of which there is a checkpoint" in said
+    assert "the training goes on from the checkpoint of epoch 1, step 4" in said
+    return said
