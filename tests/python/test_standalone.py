@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
-from conftest import RLIB, build_dense, largest_difference, needs_r, worker_processes
+from conftest import build_dense, largest_difference, needs_r, worker_processes
 from pythons import python_without
-from standalone import HOSTS, Cluster, executors, standalone_cluster
+from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
 from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
@@ -58,18 +56,6 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> float:
         assert time.monotonic() < began + seconds, f"it did not happen within {seconds:g} s"
         time.sleep(0.05)
     return time.monotonic() - began
-
-
-def low_port() -> int:
-    """A free port below those that the system gives to outgoing connections.
-
-    sparklyr tries to connect to its gateway until that listens, and to one of those ports such a
-    try may connect to itself.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def endless(started: Path) -> dict[str, Any]:
@@ -338,14 +324,6 @@ def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
 
 
 IN_R = """
-config <- sparklyr::spark_config()
-config[["sparklyr.shell.driver-memory"]] <- "1g"
-config[["sparklyr.gateway.port"]] <- as.integer(Sys.getenv("TEST_PORT"))
-config[["spark.driver.host"]] <- config[["spark.driver.bindAddress"]] <- Sys.getenv("TEST_DRIVER")
-config[["spark.cores.max"]] <- 3L
-config[["spark.executor.cores"]] <- 1L
-config[["spark.executor.memory"]] <- "512m"
-sc <- sparklyr::spark_connect(master = Sys.getenv("TEST_MASTER"), config = config)
 places <- tfdist::barrier_apply(sc, function(ctx) ctx$addresses[[ctx$rank + 1]], workers = 3)
 cat("hosts", sub(":.*", "", unlist(places)), "\\n")
 inputs <- 4L
@@ -367,21 +345,10 @@ sparklyr::spark_disconnect(sc)
 @needs_r
 @pytest.mark.launcher
 def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    import pyspark
-
     ended = subprocess.run(
-        ["Rscript", "-e", IN_R],
+        ["Rscript", "-e", CONNECT_IN_R + IN_R],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "R_LIBS": str(RLIB),
-            "RETICULATE_PYTHON": sys.executable,
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
-            "TEST_PORT": str(low_port()),
-            "TEST_DRIVER": cluster.driver,
-            "TEST_MASTER": cluster.master,
-        },
+        env={**os.environ, **cluster.variables_for_r()},
         capture_output=True,
         text=True,
         check=False,
