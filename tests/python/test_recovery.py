@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import wait_for, worker_processes
+from killing import KillAt
 
 from pybackend import (
     Checkpoint,
@@ -62,25 +63,6 @@ def build() -> Any:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
     return model
-
-
-class KillAt(keras.callbacks.Callback):
-    """Kills a worker, or another process, at the end of a step of that worker, once."""
-
-    def __init__(self, rank: int, epoch: int, step: int, mark: Path) -> None:
-        super().__init__()
-        self.moment, self.mark = (rank, epoch, step), str(mark)
-        self.epoch = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        now = (int(os.environ["TFDIST_RANK"]), self.epoch, batch)
-        if now == self.moment and not Path(self.mark).exists():
-            Path(self.mark).touch()
-            victim = Path(f"{self.mark}.victim")
-            os.kill(int(victim.read_text()) if victim.exists() else os.getpid(), signal.SIGKILL)
 
 
 def train(*callbacks: Any, **settings: Any) -> TrainResult:

@@ -17,11 +17,12 @@ from typing import Any
 import keras
 import pytest
 from conftest import build_dense, largest_difference, needs_r, worker_processes
+from killing import KillAt
 from pythons import python_without
 from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
-from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
+from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.spark.network import TOO_LONG
 
 pytestmark = pytest.mark.timeout(420)
@@ -68,12 +69,27 @@ def endless(started: Path) -> dict[str, Any]:
     return {"workers": HOSTS, "epochs": 10**6, "verbose": 0, "callbacks": callbacks}
 
 
-def test_arrays_give_the_weights_of_this_machine_from_three_hosts(
-    cluster: Cluster, spark: Any, data: Any, capsys: Any
+def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_is_lost(
+    cluster: Cluster, spark: Any, data: Any, capsys: Any, tmp_path: Path
 ) -> None:
     arguments: dict[str, Any] = {"workers": HOSTS, "epochs": 2, "batch_size": 20, "seed": 5}
     there = barrier_train(spark, build_dense, data, **arguments)
     assert "epoch 2/2" in capsys.readouterr().out  # live, from another host
+    (tmp_path / "mark.victim").write_text(str(executors(cluster.hosts[1])[0]))
+    again = barrier_train(
+        spark,
+        build_dense,
+        data,
+        **arguments,
+        callbacks=[KillAt(0, 1, 0, tmp_path / "mark")],
+        checkpoint=Checkpoint(str(tmp_path / "kept"), every=1),
+        restarts=1,
+    )
+    said = capsys.readouterr().out
+    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "goes on from the checkpoint of epoch 2, step 1" in said
+    assert again.history == there.history
+    assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
     here = barrier_train(None, build_dense, data, **arguments)
     assert largest_difference(there.model, here.model) <= 1e-6
     assert {w.host for w in there.workers} == {host.seen_as for host in cluster.hosts}
@@ -291,6 +307,7 @@ def test_a_lost_executor_is_named_and_nothing_is_tried_again(
 DRIVER = """
 import sys
 from pathlib import Path
+from killing import KillAt
 from pythons import python_without
 from standalone import Cluster
 from test_standalone import build_dense, endless
@@ -334,9 +351,27 @@ model_fn <- function() {
   model$compile("sgd", keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE))
   model
 }
-fit <- tfdist::barrier_train(
-  sc, model_fn = model_fn, data = iris, label = "Species", workers = 3, verbose = 1, seed = 1
-)
+killer <- reticulate::import_from_path("killing", Sys.getenv("TEST_MODULES"))
+mark <- file.path(getwd(), "mark")
+train <- function(...) {
+  tfdist::barrier_train(
+    sc,
+    model_fn = model_fn,
+    data = iris,
+    label = "Species",
+    workers = 3,
+    epochs = 2,
+    verbose = 1,
+    seed = 1,
+    callbacks = list(killer$KillAt(1L, 1L, 0L, mark)),
+    ...
+  )
+}
+again <- train(checkpoint = tfdist::checkpoint("kept", every = 1), restarts = 1)
+stopifnot(file.exists(mark))
+fit <- train()
+weights <- lapply(list(fit, again), function(one) one$model$get_weights())
+cat("equal", identical(weights[[1]], weights[[2]]), identical(fit$history, again$history), "\n")
 cat("rows", fit$workers$rows, "\\n")
 sparklyr::spark_disconnect(sc)
 """
@@ -344,11 +379,17 @@ sparklyr::spark_disconnect(sc)
 
 @needs_r
 @pytest.mark.launcher
-def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path: Path) -> None:
+def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     ended = subprocess.run(
         ["Rscript", "-e", CONNECT_IN_R + IN_R],
         cwd=tmp_path,
-        env={**os.environ, **cluster.variables_for_r()},
+        env={
+            **os.environ,
+            **cluster.variables_for_r(),
+            "TEST_MODULES": str(Path(__file__).parent),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -358,6 +399,8 @@ def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path:
     shown = ended.stdout
     hosts = next(line for line in shown.splitlines() if line.startswith("hosts"))
     assert set(hosts.split()[1:]) == {host.seen_as for host in cluster.hosts}
-    assert "epoch 1/1" in shown  # live
+    assert "epoch 1/2" in shown  # live
+    assert "SIGKILL; starting again from the newest checkpoint (restart 1 of 1)" in shown
+    assert "equal TRUE TRUE" in shown
     assert "rows 50 50 50" in shown
     assert cluster.leftovers() == []
