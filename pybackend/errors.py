@@ -83,6 +83,7 @@ class PeerLostError(TfdistError):
 
 # What launchers say of a process that was killed, stopped, or is gone with its machine.
 _LOSSES = {
+    "Disrupted",
     "Evicted",
     "ExecutorLost",
     "HostLost",
