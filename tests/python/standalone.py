@@ -8,20 +8,33 @@ addresses: the same cluster, but no firewall between its hosts.
 from __future__ import annotations
 
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conftest import spark_session
+from conftest import R_VARIABLES, spark_session
 from namespaces import Host, isolated, network, no_namespaces
 
 HOSTS = 3
+# R that makes `sc`, a connection of sparklyr's; see `Cluster.variables_for_r`.
+CONNECT_IN_R = """
+config <- sparklyr::spark_config()
+config[["sparklyr.shell.driver-memory"]] <- "1g"
+config[["sparklyr.gateway.port"]] <- as.integer(Sys.getenv("TEST_PORT"))
+config[["spark.driver.host"]] <- config[["spark.driver.bindAddress"]] <- Sys.getenv("TEST_DRIVER")
+config[["spark.cores.max"]] <- 3L
+config[["spark.executor.cores"]] <- 1L
+config[["spark.executor.memory"]] <- "512m"
+sc <- sparklyr::spark_connect(master = Sys.getenv("TEST_MASTER"), config = config)
+"""
 _START_SECONDS = 60.0
 
 
@@ -33,6 +46,7 @@ class Cluster:
     driver: str
     hosts: tuple[Host, ...]
     work: Path
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @contextmanager
     def session(self, python: str = sys.executable, **settings: str) -> Iterator[Any]:
@@ -57,6 +71,25 @@ class Cluster:
         with isolated([self.hosts[number] for number in hosts]):
             yield
 
+    def revive(self) -> None:
+        """Start Spark's worker again on each host where it has ended, as a supervisor does."""
+        for place, process in enumerate(self.workers):
+            if process.poll() is not None:
+                self.workers[place] = _start_worker(self, self.hosts[place])
+
+    def variables_for_r(self) -> dict[str, str]:
+        """What the environment of an R session needs, for `CONNECT_IN_R`."""
+        import pyspark
+
+        return {
+            **R_VARIABLES,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "TEST_PORT": str(low_port()),
+            "TEST_DRIVER": self.driver,
+            "TEST_MASTER": self.master,
+        }
+
     def leftovers(self) -> list[Path]:
         """Folders of tfdist's workers that are still there."""
         return list(self.work.glob("tmp/tfdist-*"))
@@ -68,15 +101,16 @@ def standalone_cluster(work: Path) -> Iterator[Cluster]:
     (work / "tmp").mkdir(parents=True)
     with ExitStack() as stack:
         driver, hosts = stack.enter_context(_network())
-        log = _daemon(stack, work, [], driver, "master.Master", ["--webui-port", "0"])
+        log = work / "master.log"
+        stack.callback(_end, _daemon(log, work, [], driver, "master.Master", ["--webui-port", "0"]))
         master = _logged(log, r"Starting Spark master at (spark://\S+)")
+        cluster = Cluster(master, driver, tuple(hosts), work)
+        stack.callback(lambda: [_end(worker) for worker in cluster.workers])
         for host in hosts:
-            options = ["--cores", "2", "--memory", "2g", "--webui-port", "0"]
-            options += ["--work-dir", str(work / f"executors-{host.address}"), master]
-            _daemon(stack, work, host.enter, host.address, "worker.Worker", options)
+            cluster.workers.append(_start_worker(cluster, host))
         for host in hosts:
             _logged(log, rf"Registering worker ({re.escape(host.address)}):")
-        yield Cluster(master, driver, tuple(hosts), work)
+        yield cluster
 
 
 @contextmanager
@@ -95,31 +129,32 @@ def _network() -> Iterator[tuple[str, list[Host]]]:
         yield made.address, list(made.hosts)
 
 
+def _start_worker(cluster: Cluster, host: Host) -> subprocess.Popen[bytes]:
+    work, address = cluster.work, host.address
+    options = ["--cores", "2", "--memory", "2g", "--webui-port", "0"]
+    options += ["--work-dir", str(work / f"executors-{address}"), cluster.master]
+    return _daemon(
+        work / f"worker-{address}.log", work, host.enter, address, "worker.Worker", options
+    )
+
+
 def _daemon(
-    stack: ExitStack,
-    work: Path,
-    enter: Sequence[str],
-    address: str,
-    name: str,
-    options: Sequence[str],
-) -> Path:
-    """Start a master or a worker; returns its log."""
+    log: Path, work: Path, enter: Sequence[str], address: str, name: str, options: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    """Start a master or a worker."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    log = work / f"{name}-{address}.log"
     # A test run that is killed must not leave a cluster behind.
     mortal = ["setpriv", "--pdeathsig", "KILL"]
     command = [*mortal, *enter, f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
+    with log.open("ab") as output:
+        return subprocess.Popen(
             [*command, "--host", address, "--port", "0", *options],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(home, work, address),
         )
-    stack.callback(_end, process)
-    return log
 
 
 def _environment(home: Path, work: Path, address: str) -> Mapping[str, str]:
@@ -150,6 +185,18 @@ def _logged(log: Path, pattern: str) -> str:
         assert time.monotonic() < deadline, f"no {pattern!r} in\n{log.read_text()[-3000:]}"
         time.sleep(0.1)
     return found[1]
+
+
+def low_port() -> int:
+    """A free port below those that the system gives to outgoing connections.
+
+    sparklyr tries to connect to its gateway until that listens, and to one of those ports such a
+    try may connect to itself.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def executors(host: Host) -> list[int]:

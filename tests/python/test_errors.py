@@ -87,6 +87,15 @@ def test_a_failed_worker_is_told_with_cause_traceback_log_and_consequences() -> 
     assert error.others == OTHERS
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_loss"),
+    [("ProcessDied", True), ("Disrupted", True), ("Deleted", False), ("ProcessLost", False)],
+)
+def test_what_was_lost_may_be_started_again(kind: str, is_loss: bool) -> None:
+    failures = [Failure(0, "h", kind, ""), Failure(1, "h", "PeerLostError", "")]
+    assert WorkerFailedError(failures).is_loss is is_loss
+
+
 def test_a_lone_failure_is_one_line() -> None:
     error = WorkerFailedError([Failure(0, "h", "ProcessDied", "ended by SIGKILL")])
     assert str(error) == "worker 0 on h failed: ProcessDied: ended by SIGKILL"

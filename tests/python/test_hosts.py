@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from cloudpickle import register_pickle_by_value
 from conftest import build_dense, needs_r, wait_for
+from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import run as run_command
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
@@ -70,7 +71,9 @@ def test_mnist_from_r(there: SshHosts, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "hosts", hosts="a,b", ssh_options=there.options)
 
 
-def test_workers_that_all_have_all_rows(there: SshHosts, dense_model: Any, rows: Any) -> None:
+def test_workers_that_all_have_all_rows_and_one_is_killed(
+    there: SshHosts, dense_model: Any, rows: Any, tmp_path: Path, capsys: Any
+) -> None:
     results = [
         pybackend.barrier_train(
             place,
@@ -81,10 +84,14 @@ def test_workers_that_all_have_all_rows(there: SshHosts, dense_model: Any, rows:
             seed=3,
             shuffle="global",
             validation_split=0.2,
-            verbose=0,
+            callbacks=[KillAt(1, 1, 2, tmp_path / "mark")],
+            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
+            restarts=1 - number,
         )
-        for place in (pybackend.hosts("b:2", ssh_options=there.options), "local")
+        for number, place in enumerate((pybackend.hosts("b:2", ssh_options=there.options), "local"))
     ]
+    shown = capsys.readouterr().out
+    assert shown.count("SIGKILL; starting again from the newest checkpoint (restart 1 of 1)") == 1
     digests = {worker.weights_sha256 for result in results for worker in result.workers}
     assert len(digests) == 1
     assert results[0].history == results[1].history

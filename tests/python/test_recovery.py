@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import keras
 import numpy as np
 import pytest
 from conftest import wait_for, worker_processes
+from killing import KillAt
+from replicas import Case, Trained, train_all
 
 from pybackend import (
     Checkpoint,
+    Exchange,
     InputError,
+    LocalSteps,
     TrainResult,
     WorkerFailedError,
     barrier_train,
@@ -43,46 +48,33 @@ class Growing(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         if training:
             self.steps.assign_add(1.0)
-        return inputs * (1 + 0.01 * self.steps)
+        return inputs * keras.ops.cast(1 + 0.01 * self.steps, inputs.dtype)
 
 
 def build() -> Any:
     """What has a state of every kind: dropout, moving averages, momenta."""
+    return build_with()
+
+
+def build_with(policy: str = "float32", accumulated: int | None = None, **settings: Any) -> Any:
+    """The same with a dtype policy, accumulated gradients, and settings of `compile`."""
     layers = keras.layers
     model = keras.Sequential(
         [
             keras.Input((6,)),
-            layers.Dense(12, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Dropout(0.3),
-            Growing(),
-            layers.Dense(3),
+            layers.Dense(12, activation="relu", dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.Dropout(0.3, dtype=policy),
+            Growing(dtype=policy),
+            layers.Dense(3, dtype=policy),
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    optimizer = keras.optimizers.Adam(0.02, gradient_accumulation_steps=accumulated)
+    if policy == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, dynamic_growth_steps=3)
+    model.compile(optimizer, loss, metrics=["accuracy"], **settings)
     return model
-
-
-class KillAt(keras.callbacks.Callback):
-    """Kills a worker, or another process, at the end of a step of that worker, once."""
-
-    def __init__(
-        self, rank: int, epoch: int, step: int, mark: Path, number: int = signal.SIGKILL
-    ) -> None:
-        super().__init__()
-        self.moment, self.mark, self.number = (rank, epoch, step), str(mark), int(number)
-        self.epoch = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        now = (int(os.environ["TFDIST_RANK"]), self.epoch, batch)
-        if now == self.moment and not Path(self.mark).exists():
-            Path(self.mark).touch()
-            victim = Path(f"{self.mark}.victim")
-            os.kill(int(victim.read_text()) if victim.exists() else os.getpid(), self.number)
 
 
 def train(*callbacks: Any, **settings: Any) -> TrainResult:
@@ -108,15 +100,20 @@ def check_same(found: TrainResult, expected: TrainResult) -> None:
     assert [w.steps for w in found.workers] == [w.steps for w in expected.workers]
 
 
-@pytest.mark.parametrize(("every", "draw"), [(3, 1), ("epoch", 3), ("0.01s", 4)])
+@pytest.mark.parametrize(
+    ("every", "draw", "transport"), [(3, 1, "tcp"), ("epoch", 3, "tcp"), ("0.01s", 4, "tf")]
+)
 def test_killed_at_a_random_step_it_ends_the_same(
-    every: Any, draw: int, undisturbed: TrainResult, tmp_path: Path, capsys: Any
+    every: Any, draw: int, transport: Any, undisturbed: TrainResult, tmp_path: Path, capsys: Any
 ) -> None:
     random = np.random.default_rng(draw)
     moment = [int(random.integers(most)) for most in (2, EPOCHS, STEPS)]
     kept = Checkpoint(str(tmp_path / "kept"), every=every)
     callbacks = [KillAt(*moment, tmp_path / "mark"), log_to(tmp_path)]
-    found = train(*callbacks, checkpoint=kept, restarts=1, verbose=1)
+    exchange = Exchange(transport=transport)
+    found = train(*callbacks, checkpoint=kept, restarts=1, exchange=exchange, verbose=1)
+    if transport == "tf":  # which rounds otherwise
+        undisturbed = train(KillAt(-1, 0, 0, Path("never")), exchange=exchange)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     assert capsys.readouterr().out.count("SIGKILL; starting again from the newest checkpoint") == 1
@@ -193,3 +190,64 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     check_same(train(never, checkpoint=tmp_path, resume=True), undisturbed)
     more = train(never, checkpoint=tmp_path, resume=True, workers=3, epochs=EPOCHS + 1)
     assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history
+
+
+VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "averaged weights": (build, {"exchange": LocalSteps(3, compression="bf16")}),
+    "bf16 on the wire": (
+        partial(build_with, "mixed_bfloat16"),
+        {"exchange": Exchange(compression="bf16")},
+    ),
+    "scaled losses": (partial(build_with, "mixed_float16"), {}),
+    "accumulated gradients": (partial(build_with, accumulated=3), {}),
+    "steps per execution, rows of all": (
+        partial(build_with, steps_per_execution=3),
+        {"shuffle": "global"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All of them trained as a whole, and resumed from what one that was killed has left."""
+    folder = tmp_path_factory.mktemp("variants")
+
+    def cases(resume: bool) -> dict[str, Case]:
+        return {
+            name: Case(
+                make,
+                (X, Y),
+                epochs=2,
+                batch_size=10,
+                settings={
+                    **settings,
+                    "checkpoint": Checkpoint(str(folder / name), every=3, keep=99),
+                    "resume": resume,
+                },
+                callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05)],
+            )
+            for name, (make, settings) in VARIANTS.items()
+        }
+
+    whole = train_all(cases(False), folder / "whole")
+    for name in VARIANTS:
+        kept = sorted((folder / name).glob("*.json"))
+        within = [path for path in kept if path.stem >= "checkpoint-000001-000000001"]
+        for later in within[1:]:
+            later.unlink()
+        assert not within[0].stem.endswith("-000000000")
+    return whole, train_all(cases(True), folder / "resumed")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_resumes_bit_for_bit(name: str, variants: tuple[Any, Any]) -> None:
+    whole, resumed = (found[name] for found in variants)
+    assert isinstance(whole, Trained), whole
+    assert isinstance(resumed, Trained), resumed
+    assert any("goes on from the checkpoint of epoch 2, step " in note for note in resumed.notes)
+    assert resumed.history == whole.history
+    assert resumed.digests == whole.digests
+    optimizers = [
+        [v.numpy().tobytes() for v in one.model.optimizer.variables] for one in (whole, resumed)
+    ]
+    assert optimizers[0] == optimizers[1]

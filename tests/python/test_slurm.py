@@ -12,8 +12,9 @@ from typing import Any
 
 import mnist_case
 import pytest
-from conftest import needs_r, wait_for
+from conftest import build_dense, needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from slurm import Slurm, needs_slurm, slurm_cluster
 from told import check_goes_on
@@ -94,6 +95,28 @@ def test_mnist_as_on_this_machine(cluster: Slurm, capsys: pytest.CaptureFixture[
     assert "running on n2, n10" in shown
     assert "epoch 1/1" in shown
     mnist_case.check(result.model)
+
+
+def test_a_training_goes_on_when_a_worker_was_killed(
+    cluster: Slurm, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [
+        pybackend.barrier_train(
+            place,
+            build_dense,
+            rows,
+            workers=2,
+            epochs=2,
+            seed=3,
+            callbacks=[KillAt(1, 1, 2, tmp_path / "mark")],
+            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
+            restarts=1 - number,
+        )
+        for number, place in enumerate((pybackend.slurm(nodes=2, folder=jobs(cluster)), "local"))
+    ]
+    assert "starting again from the newest checkpoint" in capsys.readouterr().out
+    assert results[0].history == results[1].history
+    assert results[0].workers[0].weights_sha256 == results[1].workers[0].weights_sha256
 
 
 @needs_r

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
-from conftest import RLIB, build_dense, largest_difference, needs_r, worker_processes
+from conftest import build_dense, largest_difference, needs_r, worker_processes
+from killing import KillAt
 from pythons import python_without
-from standalone import HOSTS, Cluster, executors, standalone_cluster
+from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
-from pybackend import ClusterError, WorkerFailedError, barrier_run, barrier_train
+from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.spark.network import TOO_LONG
 
 pytestmark = pytest.mark.timeout(420)
@@ -60,18 +59,6 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> float:
     return time.monotonic() - began
 
 
-def low_port() -> int:
-    """A free port below those that the system gives to outgoing connections.
-
-    sparklyr tries to connect to its gateway until that listens, and to one of those ports such a
-    try may connect to itself.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 def endless(started: Path) -> dict[str, Any]:
     """Arguments of a training that tells by a file that it has begun, and does not end."""
 
@@ -82,12 +69,27 @@ def endless(started: Path) -> dict[str, Any]:
     return {"workers": HOSTS, "epochs": 10**6, "verbose": 0, "callbacks": callbacks}
 
 
-def test_arrays_give_the_weights_of_this_machine_from_three_hosts(
-    cluster: Cluster, spark: Any, data: Any, capsys: Any
+def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_is_lost(
+    cluster: Cluster, spark: Any, data: Any, capsys: Any, tmp_path: Path
 ) -> None:
     arguments: dict[str, Any] = {"workers": HOSTS, "epochs": 2, "batch_size": 20, "seed": 5}
     there = barrier_train(spark, build_dense, data, **arguments)
     assert "epoch 2/2" in capsys.readouterr().out  # live, from another host
+    (tmp_path / "mark.victim").write_text(str(executors(cluster.hosts[1])[0]))
+    again = barrier_train(
+        spark,
+        build_dense,
+        data,
+        **arguments,
+        callbacks=[KillAt(0, 1, 0, tmp_path / "mark")],
+        checkpoint=Checkpoint(str(tmp_path / "kept"), every=1),
+        restarts=1,
+    )
+    said = capsys.readouterr().out
+    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "goes on from the checkpoint of epoch 2, step 1" in said
+    assert again.history == there.history
+    assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
     here = barrier_train(None, build_dense, data, **arguments)
     assert largest_difference(there.model, here.model) <= 1e-6
     assert {w.host for w in there.workers} == {host.seen_as for host in cluster.hosts}
@@ -305,6 +307,7 @@ def test_a_lost_executor_is_named_and_nothing_is_tried_again(
 DRIVER = """
 import sys
 from pathlib import Path
+from killing import KillAt
 from pythons import python_without
 from standalone import Cluster
 from test_standalone import build_dense, endless
@@ -338,14 +341,6 @@ def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
 
 
 IN_R = """
-config <- sparklyr::spark_config()
-config[["sparklyr.shell.driver-memory"]] <- "1g"
-config[["sparklyr.gateway.port"]] <- as.integer(Sys.getenv("TEST_PORT"))
-config[["spark.driver.host"]] <- config[["spark.driver.bindAddress"]] <- Sys.getenv("TEST_DRIVER")
-config[["spark.cores.max"]] <- 3L
-config[["spark.executor.cores"]] <- 1L
-config[["spark.executor.memory"]] <- "512m"
-sc <- sparklyr::spark_connect(master = Sys.getenv("TEST_MASTER"), config = config)
 places <- tfdist::barrier_apply(sc, function(ctx) ctx$addresses[[ctx$rank + 1]], workers = 3)
 cat("hosts", sub(":.*", "", unlist(places)), "\\n")
 inputs <- 4L
@@ -356,9 +351,27 @@ model_fn <- function() {
   model$compile("sgd", keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE))
   model
 }
-fit <- tfdist::barrier_train(
-  sc, model_fn = model_fn, data = iris, label = "Species", workers = 3, verbose = 1, seed = 1
-)
+killer <- reticulate::import_from_path("killing", Sys.getenv("TEST_MODULES"))
+mark <- file.path(getwd(), "mark")
+train <- function(...) {
+  tfdist::barrier_train(
+    sc,
+    model_fn = model_fn,
+    data = iris,
+    label = "Species",
+    workers = 3,
+    epochs = 2,
+    verbose = 1,
+    seed = 1,
+    callbacks = list(killer$KillAt(1L, 1L, 0L, mark)),
+    ...
+  )
+}
+again <- train(checkpoint = tfdist::checkpoint("kept", every = 1), restarts = 1)
+stopifnot(file.exists(mark))
+fit <- train()
+weights <- lapply(list(fit, again), function(one) one$model$get_weights())
+cat("equal", identical(weights[[1]], weights[[2]]), identical(fit$history, again$history), "\n")
 cat("rows", fit$workers$rows, "\\n")
 sparklyr::spark_disconnect(sc)
 """
@@ -366,21 +379,16 @@ sparklyr::spark_disconnect(sc)
 
 @needs_r
 @pytest.mark.launcher
-def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    import pyspark
-
+def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     ended = subprocess.run(
-        ["Rscript", "-e", IN_R],
+        ["Rscript", "-e", CONNECT_IN_R + IN_R],
         cwd=tmp_path,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "R_LIBS": str(RLIB),
-            "RETICULATE_PYTHON": sys.executable,
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
-            "TEST_PORT": str(low_port()),
-            "TEST_DRIVER": cluster.driver,
-            "TEST_MASTER": cluster.master,
+            **cluster.variables_for_r(),
+            "TEST_MODULES": str(Path(__file__).parent),
         },
         capture_output=True,
         text=True,
@@ -391,6 +399,8 @@ def test_sparklyr_runs_functions_of_r_on_three_hosts(cluster: Cluster, tmp_path:
     shown = ended.stdout
     hosts = next(line for line in shown.splitlines() if line.startswith("hosts"))
     assert set(hosts.split()[1:]) == {host.seen_as for host in cluster.hosts}
-    assert "epoch 1/1" in shown  # live
+    assert "epoch 1/2" in shown  # live
+    assert "SIGKILL; starting again from the newest checkpoint (restart 1 of 1)" in shown
+    assert "equal TRUE TRUE" in shown
     assert "rows 50 50 50" in shown
     assert cluster.leftovers() == []
