@@ -281,6 +281,19 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
     wait_for(lambda: not _marked(tmp_path.name) and not list(tmp_path.iterdir()))
 
 
+@pytest.mark.launcher
+@pytest.mark.parametrize(("victim", "survivor"), [(0, 1), (1, 0)])
+def test_a_process_that_is_stopped_with_its_worker_is_named(victim: int, survivor: int) -> None:
+    addresses = free_addresses(2)
+    started = [Process(index, addresses, breaks=(victim, "stop"), timeout=6) for index in range(2)]
+    with gang(*started):
+        text = started[survivor].failure()
+        assert f"worker {victim} on" in text.splitlines()[0]
+        assert "WorkerStalled" in text
+        started[victim].process.send_signal(signal.SIGCONT)
+        assert "Error" in started[victim].failure()
+
+
 def _marked(mark: str) -> list[str]:
     """Processes that carry a mark in their environment."""
     found = []

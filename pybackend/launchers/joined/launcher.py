@@ -29,6 +29,7 @@ from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Reported
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import describe_silence
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
@@ -125,8 +126,11 @@ def _lead(call: Call) -> Outcome:
     with ExitStack() as stack:
         server = stack.enter_context(open_server(place))
         meeting = stack.enter_context(
-            MeetingServer("", member.token, place.size, server=server.dup())
+            MeetingServer(
+                "", member.token, place.size, server=server.dup(), silence=member.job.timeout
+            )
         )
+        meeting.start_beating(member.job.timeout)
         gang = Gang(call, AtItself(call, meeting))
         others = _Others(call, meeting)
         report, model = member.work(gang, (), call.emit, server=server, give_up=others.give_up)
@@ -145,13 +149,20 @@ def _lead(call: Call) -> Outcome:
 def _follow(call: Call) -> Outcome:
     """Run any other process: its worker, whose report goes to the first one."""
     place, member = call.place, call.member
+    timeout = member.job.timeout
     with ExitStack() as stack:
         server = stack.enter_context(open_server(place))
         client = stack.enter_context(
             MeetingClient(
-                find_meeting(place), member.token, place.rank, member.job.timeout, is_early=True
+                find_meeting(place),
+                member.token,
+                place.rank,
+                timeout,
+                is_early=True,
+                silence=timeout,
             )
         )
+        client.start_beating(timeout)
 
         def give_up() -> str | None:
             return f"{place.name(0)} has ended the call" if client.has_ended else None
@@ -161,6 +172,8 @@ def _follow(call: Call) -> Outcome:
         if gang.error is not None:
             raise gang.error
         received = _receive(call, client, report)
+        if received is None and client.is_silent:
+            raise WorkerFailedError([describe_silence(0, _host(place, 0), timeout)])
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
@@ -223,6 +236,7 @@ class _Others:
     def _look(self) -> None:
         # First who has left, then what they have sent before.
         left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
+        silent = self._meeting.silent()
         with suppress(queue.Empty):
             while True:
                 event = self._meeting.queue.get_nowait()
@@ -230,7 +244,9 @@ class _Others:
                     content = self._meeting.result(event.rank, _REPORT) or b""
                     self._add(event.rank, decode(content, WorkerReport))
         for rank in left:
-            if rank not in self._reports:
+            if rank in silent and rank not in self._reports:
+                self._add(rank, _stalled(self._call, rank))
+            elif rank not in self._reports:
                 reason = "has ended without a report: it was interrupted, or killed"
                 self._add(rank, _lost(self._call.place, rank, reason))
 
@@ -241,12 +257,22 @@ class _Others:
 
 
 def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
-    host = split_host(place.peers[rank]) if place.peers else "its host"
+    host = _host(place, rank)
     advice = "see what that process printed, and start all of them again"
     failure = Failure(
         rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
     )
     return WorkerReport(rank, host, 0, failure=failure)
+
+
+def _stalled(call: Call, rank: int) -> WorkerReport:
+    host = _host(call.place, rank)
+    failure = describe_silence(rank, host, call.member.job.timeout)
+    return WorkerReport(rank, host, 0, failure=failure)
+
+
+def _host(place: Place, rank: int) -> str:
+    return split_host(place.peers[rank]) if place.peers else "its host"
 
 
 def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
