@@ -238,12 +238,17 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
     return Failure(
         rank,
         host,
-        exception_type=type(error).__name__,
+        exception_type=_name(error),
         message=_shorten(_message(error), 20_000),
         traceback=_shorten(_traceback(error), 60_000),
         time=time.time(),
         advice=_advice(error),
     )
+
+
+def _name(error: BaseException) -> str:
+    # numpy has one of its own, which is not public.
+    return "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
 
 
 def _message(error: BaseException) -> str:
@@ -275,8 +280,9 @@ def _advice(error: BaseException) -> str:
         return "see the log of the worker that was lost, and the network between the two hosts"
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
-    if isinstance(error, MemoryError):
-        return "lower batch_size, or give each worker more memory"
+    # TensorFlow's, of a GPU's memory or of the machine's.
+    if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
+        return "memory ran out: lower batch_size, or give each worker more memory"
     if isinstance(error, ClusterError):
         return "see the message"
     if isinstance(error, SerializationError):
