@@ -160,6 +160,7 @@ def _train(worker: Worker) -> WorkerReport:
         rows=trained.rows,
         steps=trained.steps,
         seconds=trained.seconds,
+        waited=trained.waited,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
         model_sha256=trained.model_sha256,

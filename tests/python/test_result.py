@@ -138,6 +138,20 @@ def test_the_summary_has_last_figures_and_workers() -> None:
     ]
 
 
+def test_the_summary_names_the_worker_for_which_the_others_waited() -> None:
+    def of(*waits: float | None) -> Any:
+        reports = enumerate(waits)
+        return result(workers=[WorkerReport(r, "h", 1, seconds=9.0, waited=w) for r, w in reports])
+
+    assert of(6.0, 0.25, 5.5).straggler == (1, 5.5)
+    assert of(6.0, 0.25, 5.5).summary().splitlines()[-2:] == [
+        "  worker 2 on h (pid 1): 0 rows, 0 steps, 9.0 s, 5.5 s of them waiting",
+        "the others waited 5.5 s for worker 1",
+    ]
+    # Of a little, of one worker alone, and where it is not known, there is nothing to say.
+    assert [of(*waits).straggler for waits in [(0.5, 0.25), (7.0,), (7.0, None)]] == [None] * 3
+
+
 def test_the_summary_of_one_worker_and_a_metric_per_class() -> None:
     found = result(
         workers=[WorkerReport(0, "h", 1, rows=9, steps=1)], epochs=1, history={"f1": [[0.5, 0.25]]}
