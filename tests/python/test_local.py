@@ -342,7 +342,10 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
         )
 
     if how == "slow":
-        assert train().epochs == 1
+        result = train()
+        assert result.epochs == 1
+        assert result.straggler is not None
+        assert result.straggler[0] == 0
     else:
         with pytest.raises(WorkerFailedError) as caught:
             train()
