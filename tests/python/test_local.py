@@ -344,8 +344,8 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
     if how == "slow":
         result = train()
         assert result.epochs == 1
-        assert result.straggler is not None
-        assert result.straggler[0] == 0
+        # On a busy machine the other one may be late, too, but not by all of the pause.
+        assert result.workers[1].waited > 1
     else:
         with pytest.raises(WorkerFailedError) as caught:
             train()
