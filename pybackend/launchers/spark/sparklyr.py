@@ -103,7 +103,7 @@ class SparklyrWorkers:
             lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
-            watch = stack.enter_context(_Watch(spark_job, meeting, job.timeout, on_event))
+            watch = stack.enter_context(_Watch(spark_job, meeting, on_event, job.timeout))
             error = None
             cores = cores_of_task(session, job.workers)
             try:
@@ -180,7 +180,7 @@ class _Watch:
     """Passes on events while R waits for Spark, and cancels a job that cannot go on."""
 
     def __init__(
-        self, job: ClassicJob, meeting: MeetingServer, silence: float, on_event: Emit
+        self, job: ClassicJob, meeting: MeetingServer, on_event: Emit, silence: float
     ) -> None:
         self.failures = Failures(on_event)
         self._silence = silence
