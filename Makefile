@@ -155,6 +155,10 @@ $(BENCH_STAMP): $(DEV_STAMP)
 bench: $(BENCH_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
 
+.PHONY: soak
+soak: $(BENCH_STAMP) ## the long setting of what runs on and on, or fails (an hour)
+	$(PY) benchmarks/run.py --long soak
+
 .PHONY: k8s-smoke
 k8s-smoke: $(DEV_STAMP) ## train MNIST on kubectl's current cluster; TFDIST_K8S_IMAGE=...
 	$(PY) scripts/k8s-smoke.py

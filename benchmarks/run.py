@@ -24,6 +24,7 @@ import machines
 import memory
 import returning
 import single
+import soak
 import step
 import tfrecord
 import wan
@@ -48,7 +49,9 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "wan": wan.measure,
     "wire": wire.measure,
     "machines": machines.measure,
+    "soak": lambda rounds: soak.measure(is_long=False),
 }
+LONG = {"soak": lambda: soak.measure(is_long=True)}
 
 
 def main() -> None:
@@ -56,11 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--only", choices=PARTS, help="measure this part, keep the other tables")
+    parser.add_argument("--long", choices=LONG, help="the long setting of this part; as --only")
     asked = parser.parse_args()
+    asked.only = asked.long or asked.only
     results = kept() if asked.only else {"machine": machine(), "rounds": {}}
     for part in [asked.only] if asked.only else PARTS:
-        tables = PARTS[part](asked.rounds)
-        results["rounds"][part] = asked.rounds
+        tables = LONG[part]() if asked.long else PARTS[part](asked.rounds)
+        results["rounds"][part] = 1 if part in LONG else asked.rounds
         results |= tables
         for title, rows in tables.items():
             print_table(title, rows)

@@ -15,6 +15,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import NoReturn
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
@@ -82,9 +84,13 @@ def main(arguments: list[str]) -> None:
         open_end(second, second_address, first_address),
     )
     speed = float(delay_ms) / 1e3, float(mbit) * 1e6 / 8
-    ways = {ends[0]: Direction(ends[1], *speed), ends[1]: Direction(ends[0], *speed)}
+    carry({ends[0]: Direction(ends[1], *speed), ends[1]: Direction(ends[0], *speed)})
+
+
+def carry(ways: Mapping[int, Direction]) -> NoReturn:
+    """Carry packets, each that comes out of a device on its way, until this process is ended."""
     poller = select.poll()
-    for end in ends:
+    for end in ways:
         poller.register(end, select.POLLIN)
     print("up", flush=True)
     while True:

@@ -161,6 +161,7 @@ def _train(worker: Worker) -> WorkerReport:
         rows=trained.rows,
         steps=trained.steps,
         seconds=trained.seconds,
+        waited=trained.waited,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
         model_sha256=trained.model_sha256,
@@ -236,7 +237,7 @@ def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[Order]) -> None
 
 
 def _failure(rank: int, host: str, error: BaseException) -> Failure:
-    kind, message = type(error).__name__, _message(error)
+    kind, message = _name(error), _message(error)
     if isinstance(error, PreemptedError):
         kind, message = error.describe(rank)
     return Failure(
@@ -248,6 +249,11 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
         time=time.time(),
         advice=_advice(error),
     )
+
+
+def _name(error: BaseException) -> str:
+    # numpy has one of its own, which is not public.
+    return "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
 
 
 def _message(error: BaseException) -> str:
@@ -281,8 +287,9 @@ def _advice(error: BaseException) -> str:
         return RESTARTS
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
-    if isinstance(error, MemoryError):
-        return "lower batch_size, or give each worker more memory"
+    # TensorFlow's, of a GPU's memory or of the machine's.
+    if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
+        return "memory ran out: lower batch_size, or give each worker more memory"
     if isinstance(error, ClusterError):
         return "see the message"
     if isinstance(error, SerializationError):

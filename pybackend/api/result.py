@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pybackend.api.plots import plot_history
 from pybackend.data.files import read_file
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.report import WorkerReport
+
+# Of a training's seconds: workers wait for each other a little all the time.
+_SHARE_OF_NOTE = 0.05
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,21 @@ class TrainResult:
         chosen = self.validation_freq
         return [e for e in epochs if (e % chosen == 0 if isinstance(chosen, int) else e in chosen)]
 
+    @property
+    def straggler(self) -> tuple[int, float] | None:
+        """The rank for which the others waited, and for how many seconds each; None if for none.
+
+        The worker that all wait for waits least itself: what is shown is by how much.
+        """
+        waits = [worker.waited for worker in self.workers if worker.waited is not None]
+        if len(waits) < max(2, len(self.workers)):
+            return None
+        least = min(waits)
+        rank = waits.index(least)
+        excess = median(waits[:rank] + waits[rank + 1 :]) - least
+        is_worth_a_word = excess >= max(1.0, _SHARE_OF_NOTE * self.workers[rank].seconds)
+        return (self.workers[rank].rank, excess) if is_worth_a_word else None
+
     def plot(self) -> Any:
         """The history as a figure, a panel per metric; needs the extra ``plots``.
 
@@ -148,8 +167,12 @@ class TrainResult:
         lines += [
             f"  worker {w.rank} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
             f"{w.seconds:.1f} s"
+            + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
             for w in self.workers
         ]
+        if self.straggler is not None:
+            rank, seconds = self.straggler
+            lines.append(f"the others waited {seconds:.1f} s for worker {rank}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,6 +187,7 @@ class TrainResult:
             "seed": self.seed,
             "epochs": self.epochs,
             "epochs_of": {name: self.epochs_of(name) for name in self.history},
+            "straggler": list(self.straggler) if self.straggler else None,
             "metrics": self.metrics,
             "model_uri": self.model_uri,
             "levels": self.levels,

@@ -34,6 +34,10 @@ class Collective(Protocol):
     rank: int
     world_size: int
 
+    @property
+    def waited(self) -> float:
+        """Seconds in which this rank has waited for others, all in all."""
+
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous 1-D buffer with its sum over all ranks, the same bits on each."""
 
@@ -55,6 +59,7 @@ class Alone:
 
     rank = 0
     world_size = 1
+    waited = 0.0
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Keep the buffer: it is the sum over one rank."""

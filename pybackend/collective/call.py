@@ -137,6 +137,8 @@ class Call:
             if receiving.index != before:
                 may_send += self._complete(into, theirs, before, receiving.index, arrived)
             if moved:
+                if since is not None:
+                    self._patience.waited += time.monotonic() - since
                 since = None
                 continue
             since = since or time.monotonic()

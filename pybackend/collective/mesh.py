@@ -76,6 +76,11 @@ class Mesh:
         before, after = (rank - 1) % world_size, (rank + 1) % world_size
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
 
+    @property
+    def waited(self) -> float:
+        """See `Collective`."""
+        return self._patience.waited
+
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous buffer with its sum over all ranks, the same bits on each.
 

@@ -26,10 +26,16 @@ class Patience:
         whether that is the second word about the same minute, by which all ranks have said theirs.
     longest
         Seconds after which a peer counts as lost though its machine answers.
+
+    Attributes
+    ----------
+    waited
+        Seconds in which this rank could not go on, all in all.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
     longest: float = LONGEST_SECONDS
+    waited: float = 0.0
     _next: float = _FIRST_WORD_SECONDS
     _since: float = 0.0
     _is_second: bool = False

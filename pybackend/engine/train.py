@@ -75,6 +75,7 @@ class Training:
     weights_sha256: str
     model_sha256: str | None
     inputs: Any
+    waited: float | None
     discard: Callable[[], None] | None = None
 
 
@@ -146,12 +147,12 @@ def train(
             # They have values to be restored. XLA fuses a step otherwise that makes them first.
             build_metrics(model, rows)
             model.make_test_function(force=True)
-    began = time.monotonic()
+    began, waited = time.monotonic(), collective.waited
     with catch_notice(checkpoints is not None) as notice:
         history, steps = fit(
             model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
         )
-    seconds = time.monotonic() - began
+    seconds, waited = time.monotonic() - began, collective.waited - waited
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
@@ -172,6 +173,7 @@ def train(
         weights_sha256=weights,
         model_sha256=digest,
         inputs=inputs,
+        waited=None if job.needs_tensorflow_server else waited,
         discard=discard,
     )
 

@@ -31,6 +31,9 @@ class WorkerReport:
         Optimizer steps taken.
     seconds
         Wall time of the training itself, without start-up.
+    waited
+        Of these the seconds in which it waited for other workers (training); None if that is not
+        known: TensorFlow's own collectives do not tell.
     value
         What the function returned (`barrier_run`), or the history (training).
     weights_sha256
@@ -49,6 +52,7 @@ class WorkerReport:
     rows: int = 0
     steps: int = 0
     seconds: float = 0.0
+    waited: float | None = None
     value: Any = None
     weights_sha256: str | None = None
     model_sha256: str | None = None

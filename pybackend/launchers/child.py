@@ -313,7 +313,10 @@ class Child:
 
     def _describe_end(self, status: int) -> Failure:
         if status == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
-            message = "the system's OOM killer ended the process: the machine's memory ran out"
+            message = (
+                "the system's OOM killer ended the process: the machine, or the container in which "
+                "it ran, had no memory left"
+            )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
             return self._fail("Preempted", TOLD, _TOLD_ADVICE if self.job.kind == "train" else "")

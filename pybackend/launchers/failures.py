@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 
 from pybackend.errors import Failure, WorkerFailedError, root_cause_first
 from pybackend.job.messages import Emit, Event, Failed
+
+
+def describe_silence(rank: int, host: str, seconds: float) -> Failure:
+    """The failure of a worker whose launcher has shown no sign of life for so long."""
+    return Failure(
+        rank,
+        host,
+        exception_type="WorkerStalled",
+        message=f"the process that runs the worker has shown no sign of life for {seconds:g} s, "
+        "though its host answers: it was stopped, or its container frozen",
+        time=time.time(),
+        advice="see who stops processes on that host (kill -STOP, docker pause, a suspended "
+        "machine), and continue them within `timeout` seconds, or raise `timeout`",
+    )
 
 
 class Failures:

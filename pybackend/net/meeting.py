@@ -27,6 +27,8 @@ from typing import get_args
 
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event
+from pybackend.net.connection_errors import SilentError
+from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.rendezvous import Acceptor, address_of, listen
 from pybackend.net.stream import Lines
 
@@ -95,6 +97,9 @@ class MeetingServer:
     server
         A listening socket to use in place of one on ``host``. It is left to others, and may be
         another process's, as soon as all have joined.
+    silence
+        Seconds without a sign of life after which a member counts as lost; infinite where its
+        connection tells.
 
     Attributes
     ----------
@@ -112,7 +117,9 @@ class MeetingServer:
         announced: str | None = None,
         patience: float = math.inf,
         server: socket.socket | None = None,
+        silence: float = math.inf,
     ) -> None:
+        self._silence = silence
         self.queue: queue.Queue[Event] = queue.Queue()
         self._workers = workers
         self._patience = patience
@@ -125,6 +132,8 @@ class MeetingServer:
         self._first = math.inf
         self._closed = threading.Event()
         self._left: set[int] = set()
+        self._silent: set[int] = set()
+        self._sending = threading.Lock()
         self._decided: queue.Queue[Everyone | MeetElsewhere | Refused] = queue.Queue()
         self._is_shared = server is not None
         if server is None and host is not None:
@@ -177,6 +186,22 @@ class MeetingServer:
         with self._lock:
             return rank in self._left
 
+    def silent(self) -> list[int]:
+        """Ranks of those among them that were silent for too long: their processes were stopped."""
+        with self._lock:
+            return sorted(self._silent)
+
+    def start_beating(self, silence: float) -> None:
+        """Show all members, several times in so many seconds, that this process runs."""
+        line = encode(Beat()).encode() + b"\n"
+
+        def beat() -> None:
+            with self._lock:
+                streams = [s for rank, s in self._streams.items() if rank not in self._left]
+            self._send_to_all(streams, line)
+
+        start_beating(beat, silence, self._closed)
+
     def adopt(self, stream: Lines, rank: int) -> None:
         """Take in a member whose connection is authenticated already, by ssh for example."""
         self._welcome(stream, rank)
@@ -211,7 +236,7 @@ class MeetingServer:
 
     def _send_to_all(self, streams: Sequence[Lines], line: bytes) -> None:
         if streams:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
+            with self._sending, ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
                 list(pool.map(lambda stream: _send(stream, line), streams))
 
     def _welcome(self, stream: Lines, rank: int) -> None:
@@ -231,7 +256,7 @@ class MeetingServer:
         self._readers.append(reader)
         reader.start()
         if answer is not None:
-            _send(stream, answer)
+            self._send_to_all([stream], answer)
         if is_first and math.isfinite(self._patience):
             threading.Thread(target=self._wait_for_all, daemon=True).start()
 
@@ -244,8 +269,11 @@ class MeetingServer:
 
     def _read(self, stream: Lines, rank: int) -> None:
         try:
-            while line := stream.read_line(_LONGEST_LINE):
+            for line in read_lines(stream, _LONGEST_LINE, self._silence):
                 self._take(rank, line)
+        except SilentError:
+            with self._lock:
+                self._silent.add(rank)
         except (OSError, ValueError):  # the member is gone, or what it sends makes no sense
             pass
         finally:
@@ -257,14 +285,14 @@ class MeetingServer:
                 self._decide(MeetElsewhere())
 
     def _take(self, rank: int, line: bytes) -> None:
-        message: Join | Part | Event = decode(line, Join, Part, *get_args(Event))
+        message: Join | Part | Beat | Event = decode(line, Join, Part, Beat, *get_args(Event))
         if isinstance(message, Part):
             with self._lock:
                 content = self._parts.setdefault((rank, message.name), bytearray())
                 content += base64.b64decode(message.data)
         elif isinstance(message, Join):
             self._join(rank, message.message)
-        else:
+        elif not isinstance(message, Beat):
             self.queue.put(replace(message, rank=rank))
 
     def _join(self, rank: int, message: str) -> None:

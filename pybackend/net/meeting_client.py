@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import queue
 import socket
 import threading
@@ -15,8 +16,9 @@ from typing import Any
 from pybackend.errors import ClusterError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event
-from pybackend.net.connection_errors import AlteredError
+from pybackend.net.connection_errors import AlteredError, SilentError
 from pybackend.net.greeting import RejectedError
+from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.meeting import (
     PURPOSE,
     Everyone,
@@ -63,6 +65,9 @@ class MeetingClient:
         Whether the driver may not listen yet: then a refused connection is tried again, too.
     stream
         A connection to the driver that is authenticated already, in place of an address.
+    silence
+        Seconds without a sign of life after which the driver counts as lost; infinite if it shows
+        none.
     """
 
     def __init__(
@@ -74,7 +79,11 @@ class MeetingClient:
         on_lost: Callable[[], None] = lambda: None,
         is_early: bool = False,
         stream: Lines | None = None,
+        silence: float = math.inf,
     ) -> None:
+        self._silence = silence
+        self.is_silent = False
+        """Whether the driver was lost so."""
         self._is_early = is_early
         self._parts: dict[str, bytearray] = {}
         self._finished = threading.Event()
@@ -140,6 +149,11 @@ class MeetingClient:
     def has_ended(self) -> bool:
         """Whether the connection has ended, or the driver has nothing more to send."""
         return self._has_ended.is_set() or self._finished.is_set()
+
+    def start_beating(self, silence: float) -> None:
+        """Show the driver, several times in so many seconds, that this process runs."""
+        line = _line(Beat())
+        start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
         """Meet the others, once; ``on_wait`` is called again and again meanwhile.
@@ -268,8 +282,11 @@ class MeetingClient:
 
     def _read(self, stream: Lines) -> None:
         try:
-            while line := stream.read_line(_LONGEST_ANSWER):
-                self._take(decode(line, Everyone, MeetElsewhere, Refused, Part, Finished))
+            for line in read_lines(stream, _LONGEST_ANSWER, self._silence):
+                self._take(decode(line, Everyone, MeetElsewhere, Refused, Part, Finished, Beat))
+        except SilentError as error:
+            self.is_silent = True
+            self._loss = str(error)
         except AlteredError as error:
             self._loss = f"{error}: something between the two hosts changes what passes"
         except (OSError, ValueError):
@@ -285,7 +302,7 @@ class MeetingClient:
             content += base64.b64decode(message.data)
         elif isinstance(message, Finished):
             self._finished.set()
-        else:
+        elif not isinstance(message, Beat):
             self._answers.put(message)
 
     def _connect(self, address: str, token: str, rank: int) -> Stream:

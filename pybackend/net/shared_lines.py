@@ -73,6 +73,11 @@ class _Connection:
         self._waiting: queue.Queue[bytes] = queue.Queue()
         self._has_ended = False
 
+    @property
+    def heard(self) -> float:
+        """As in `Lines`, of any member: all of them are in one process."""
+        return self._shared.heard
+
     def put(self, line: bytes) -> None:
         """Add a line that has come; an empty one is the end."""
         self._waiting.put(line)

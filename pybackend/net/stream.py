@@ -32,6 +32,10 @@ _SEALED_BLOCK = 1 << 18
 class Lines(Protocol):
     """A connection as far as messages, one per line, need one; as in `Stream`."""
 
+    @property
+    def heard(self) -> float:
+        """When something has last come, by `time.monotonic`."""
+
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
 
@@ -56,10 +60,16 @@ class Stream:
     ----------
     connection
         A connected TCP socket, closed with this stream.
+
+    Attributes
+    ----------
+    heard
+        When something has last come, by `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        self.heard = time.monotonic()
         self._ahead = bytearray()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -314,6 +324,7 @@ class Stream:
             return 0
         if count == 0:
             raise StreamEndError("the other end has closed the connection")
+        self.heard = time.monotonic()
         return count
 
     def _receive_in_time(self, buffer: memoryview, deadline: float | None) -> int:

@@ -9,7 +9,10 @@
 #' * `history`: a named list with one number per epoch for each metric. A metric with several values
 #'   has an entry for each of them: `f1_score_1`, `f1_score_2`, ...;
 #' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
-#'   `seconds`, `ok`;
+#'   `seconds`, `waited` (those of them in which it waited for other workers; `NA` if that is not
+#'   known), `ok`;
+#' * `straggler`: the rank of the worker for which the others waited, and for how many `seconds`, as
+#'   a list; `NULL` if for none;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
@@ -43,6 +46,7 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
     list(
       history = plain_history(fields$history),
       workers = worker_frame(fields$workers),
+      straggler = plain_straggler(fields$straggler),
       metrics = fields$metrics,
       epochs = fields$epochs,
       numbered = number_epochs(fields$epochs_of),
@@ -63,6 +67,10 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
     ),
     class = "tfdist_fit"
   )
+}
+
+plain_straggler <- function(straggler) {
+  if (!is.null(straggler)) list(rank = straggler[[1L]], seconds = straggler[[2L]])
 }
 
 # Strings or numbers; a list if Python has both.
@@ -99,7 +107,7 @@ epochs_of <- function(fit) {
 }
 
 worker_frame <- function(reports) {
-  fields <- c("rank", "host", "pid", "rows", "steps", "seconds", "ok")
+  fields <- c("rank", "host", "pid", "rows", "steps", "seconds", "waited", "ok")
   columns <- lapply(fields, function(field) {
     unlist(lapply(reports, function(report) report[[field]] %||% NA))
   })
@@ -167,6 +175,13 @@ summary.tfdist_fit <- function(object, ...) {
   print(wide_history(object), row.names = FALSE, digits = 4)
   cat("\nWorkers\n")
   print(object$workers, row.names = FALSE, digits = 3)
+  if (!is.null(object$straggler)) {
+    cat(sprintf(
+      "The others waited %.1f s for worker %d\n",
+      object$straggler$seconds,
+      object$straggler$rank
+    ))
+  }
   invisible(object)
 }
 

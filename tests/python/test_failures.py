@@ -61,3 +61,13 @@ def test_a_lost_executor_is_a_failure_of_its_worker() -> None:
     (found,) = find_failures(message)
     assert (found.rank, found.exception_type) == (2, "ExecutorLost")
     assert "code 137" in found.message
+
+
+def test_a_task_whose_python_has_died_is_a_failure_of_its_worker() -> None:
+    message = (
+        "Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage "
+        "failed because barrier task ResultTask(0, 1) finished unsuccessfully.\n"
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider"
+    )
+    (found,) = find_failures(message)
+    assert (found.rank, found.exception_type) == (1, "ProcessDied")

@@ -283,6 +283,17 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
     wait_for(lambda: not _marked(tmp_path.name) and not list(tmp_path.iterdir()))
 
 
+@pytest.mark.launcher
+def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
+    addresses = free_addresses(2)
+    started = [Process(index, addresses, breaks=(0, "stop"), timeout=6) for index in range(2)]
+    with gang(*started):
+        text = started[1].failure()
+        assert "worker 0 on 127.0.0.1 failed: WorkerStalled" in text.splitlines()[0]
+        started[0].process.send_signal(signal.SIGCONT)
+        assert "Error" in started[0].failure()
+
+
 def _marked(mark: str) -> list[str]:
     """Processes that carry a mark in their environment."""
     found = []

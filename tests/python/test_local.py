@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cloudpickle import dumps
-from conftest import build_dense, stop_at_end, wait_for, worker_processes
+from conftest import FORGE, build_dense, stop_at_end, wait_for, worker_processes
+from failing import KINDS, fail, nothing_left
 from leaks import find_in_commands, know_token
 
 from pybackend import (
@@ -34,6 +35,7 @@ from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
 from pybackend.launchers import local
 from pybackend.launchers.local import LocalLauncher
+from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher
 
@@ -302,6 +304,13 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
     assert caught.value.exception_type == "WorkerStalled"
 
 
+def test_the_end_of_memory_has_advice() -> None:
+    from tensorflow.errors import ResourceExhaustedError
+
+    for error in (MemoryError(), ResourceExhaustedError(None, None, "OOM when allocating")):
+        assert "lower batch_size" in worker_failure(1, "host", error).advice
+
+
 @pytest.mark.parametrize("how", ["slow", "stopped"])
 def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: str) -> None:
     import keras
@@ -323,7 +332,10 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
         )
 
     if how == "slow":
-        assert train().epochs == 1
+        result = train()
+        assert result.epochs == 1
+        # On a busy machine the other one may be late, too, but not by all of the pause.
+        assert result.workers[1].waited > 1
     else:
         with pytest.raises(WorkerFailedError) as caught:
             train()
@@ -377,6 +389,16 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
     for _ in range(2):
         outcome = launcher.launch(job, files, {}, print)
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
+
+
+@pytest.mark.launcher(False)
+def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
+    FORGE.start()
+    fail("kill")  # what is made once for all runs
+    mark = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
+    with nothing_left(mark, tmp_path):
+        for kind in [*KINDS, "kill", "exit with status 0", "raise in a function"]:
+            fail(kind)
 
 
 @pytest.fixture

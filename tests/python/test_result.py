@@ -58,6 +58,7 @@ reports = st.builds(
     rows=st.integers(0),
     steps=st.integers(0),
     seconds=st.floats(0, 1e9),
+    waited=st.none() | st.floats(0, 1e9),
     value=st.none() | texts | st.dictionaries(texts, st.lists(st.floats(allow_nan=False))),
     weights_sha256=st.none() | texts,
     failure=st.none() | failures,
@@ -138,6 +139,20 @@ def test_the_summary_has_last_figures_and_workers() -> None:
     ]
 
 
+def test_the_summary_names_the_worker_for_which_the_others_waited() -> None:
+    def of(*waits: float | None) -> Any:
+        reports = enumerate(waits)
+        return result(workers=[WorkerReport(r, "h", 1, seconds=9.0, waited=w) for r, w in reports])
+
+    assert of(6.0, 0.25, 5.5).straggler == (1, 5.5)
+    assert of(6.0, 0.25, 5.5).summary().splitlines()[-2:] == [
+        "  worker 2 on h (pid 1): 0 rows, 0 steps, 9.0 s, 5.5 s of them waiting",
+        "the others waited 5.5 s for worker 1",
+    ]
+    # Of a little, of one worker alone, and where it is not known, there is nothing to say.
+    assert [of(*waits).straggler for waits in [(0.5, 0.25), (7.0,), (7.0, None)]] == [None] * 3
+
+
 def test_the_summary_of_one_worker_and_a_metric_per_class() -> None:
     found = result(
         workers=[WorkerReport(0, "h", 1, rows=9, steps=1)], epochs=1, history={"f1": [[0.5, 0.25]]}
@@ -171,6 +186,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "seed",
         "epochs",
         "epochs_of",
+        "straggler",
         "metrics",
         "model_uri",
         "levels",

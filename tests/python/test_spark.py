@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,6 +46,7 @@ from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark import log
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
+from pybackend.launchers.spark.barrier import SparkLauncher
 from pybackend.net.meeting import MeetingServer
 
 
@@ -420,6 +422,51 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(
     assert caught.value.host == "127.0.0.1"
     wait_for(lambda: not worker_processes())
     assert list(Path(tempfile.gettempdir()).glob("tfdist-[01]-*")) == []
+
+
+def relations(pid: int) -> tuple[int, int]:
+    """Spark's task that has started a process, and the daemon from which that was forked."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    task = int(stat.rpartition(")")[2].split()[1])
+    return task, int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.launcher
+def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
+    spark: Any,
+) -> None:
+    def work(context: WorkerContext) -> None:
+        import time
+
+        if context.rank == 0:
+            for pid in (os.getppid(), os.getpid()):
+                os.kill(pid, signal.SIGSTOP)
+        time.sleep(60)
+
+    job = replace(make_job("run", {"workers": 2, "verbose": 0}), timeout=2.5)
+    with pytest.raises(WorkerFailedError, match=r"no sign of life for 2\.5 s") as caught:
+        SparkLauncher(spark).launch(job, {FUNCTION: dumps((work, ()))}, {}, print)
+    assert (caught.value.rank, caught.value.host) == (0, "127.0.0.1")
+    assert caught.value.exception_type == "WorkerStalled"
+    assert caught.value.others == []
+    wait_for(lambda: not worker_processes(), 20)
+
+
+@pytest.mark.launcher
+def test_the_end_of_sparks_own_python_is_outlived_or_named(spark: Any) -> None:
+    def work(context: WorkerContext, victim: int) -> int:
+        if context.rank == 1:
+            os.kill(relations(os.getpid())[victim], signal.SIGKILL)
+        if victim == 0:
+            signal.pause()
+        return context.rank
+
+    # Of the daemon, tasks that run already need nothing.
+    assert barrier_run(spark, work, 1, workers=2, verbose=0) == [0, 1]
+    with pytest.raises(WorkerFailedError, match="Spark's task") as caught:
+        barrier_run(spark, work, 0, workers=2, verbose=0)
+    assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
+    wait_for(lambda: not worker_processes(), 20)
 
 
 class Watched(MeetingServer):

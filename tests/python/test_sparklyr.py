@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.job.messages import Note
 from pybackend.launchers.spark import sparklyr
 from pybackend.launchers.spark.sparklyr import _explain, _Watch
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import new_token
 
 PROTOBUF = "java.lang.ClassNotFoundException: com.google.protobuf.MessageOrBuilder"
 
@@ -67,6 +70,9 @@ class Meeting:
     def missing(self) -> tuple[list[int], float]:
         return [0], 0.0
 
+    def silent(self) -> list[int]:
+        return []
+
 
 class Idle:
     is_busy = False
@@ -85,12 +91,27 @@ def test_events_are_passed_on_after_a_job_could_not_be_cancelled(
     job: Any = SilentJob()
     meeting: Any = Meeting()
     seen: list[Any] = []
-    with _Watch(job, meeting, seen.append) as watch:
+    with _Watch(job, meeting, seen.append, 60.0) as watch:
         assert job.cancelling.wait(10)
         meeting.queue.put(Note("later"))
         wait_for(lambda: seen)
         with pytest.raises(ClusterError, match="no task runs"):
             watch.raise_any("")
+
+
+def test_a_task_that_shows_no_sign_of_life_is_named_and_the_job_cancelled() -> None:
+    job: Any = SilentJob()
+    token = new_token()
+    with (
+        MeetingServer("127.0.0.1", token, 2, silence=0.5) as meeting,
+        MeetingClient(meeting.address, token, 1, 10) as stopped,
+        _Watch(job, meeting, print, 0.5) as watch,
+    ):
+        stopped.require()
+        assert job.cancelling.wait(10)
+        with pytest.raises(WorkerFailedError, match="no sign of life") as caught:
+            watch.raise_any("")
+    assert (caught.value.rank, caught.value.exception_type) == (1, "WorkerStalled")
 
 
 def test_a_slow_driver_is_not_asked_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

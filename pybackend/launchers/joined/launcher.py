@@ -30,6 +30,7 @@ from pybackend.job.messages import Emit, Reported
 from pybackend.job.notice import Notice, at_own_end, catch_notice
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
+from pybackend.launchers.failures import describe_silence
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
@@ -127,8 +128,11 @@ def _lead(call: Call, notice: Notice) -> Outcome:
     with ExitStack() as stack:
         server = stack.enter_context(open_server(place))
         meeting = stack.enter_context(
-            MeetingServer("", member.token, place.size, server=server.dup())
+            MeetingServer(
+                "", member.token, place.size, server=server.dup(), silence=member.job.timeout
+            )
         )
+        meeting.start_beating(member.job.timeout)
         gang = Gang(call, AtItself(call, meeting))
         others = _Others(call, meeting)
         report, model = member.work(gang, (), call.emit, None, server, others.give_up, notice)
@@ -148,13 +152,20 @@ def _lead(call: Call, notice: Notice) -> Outcome:
 def _follow(call: Call, notice: Notice) -> Outcome:
     """Run any other process: its worker, whose report goes to the first one."""
     place, member = call.place, call.member
+    timeout = member.job.timeout
     with ExitStack() as stack:
         server = stack.enter_context(open_server(place))
         client = stack.enter_context(
             MeetingClient(
-                find_meeting(place), member.token, place.rank, member.job.timeout, is_early=True
+                find_meeting(place),
+                member.token,
+                place.rank,
+                timeout,
+                is_early=True,
+                silence=timeout,
             )
         )
+        client.start_beating(timeout)
 
         def give_up() -> str | None:
             return f"{place.name(0)} has ended the call" if client.has_ended else None
@@ -165,6 +176,8 @@ def _follow(call: Call, notice: Notice) -> Outcome:
             raise gang.error
         report = _at_own_end(report, notice)
         received = _receive(call, client, report)
+        if received is None and client.is_silent:
+            raise WorkerFailedError([describe_silence(0, _host(place, 0), timeout)])
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
@@ -235,6 +248,7 @@ class _Others:
     def _look(self) -> None:
         # First who has left, then what they have sent before.
         left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
+        silent = self._meeting.silent()
         with suppress(queue.Empty):
             while True:
                 event = self._meeting.queue.get_nowait()
@@ -243,7 +257,9 @@ class _Others:
                     host = _host(self._call.place, event.rank)
                     self._add(event.rank, read_report(content, event.rank, host))
         for rank in left:
-            if rank not in self._reports:
+            if rank in silent and rank not in self._reports:
+                self._add(rank, _stalled(self._call, rank))
+            elif rank not in self._reports:
                 reason = "has ended without a report: it was interrupted, or killed"
                 self._add(rank, _lost(self._call.place, rank, reason))
 
@@ -259,6 +275,12 @@ def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
     failure = Failure(
         rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
     )
+    return WorkerReport(rank, host, 0, failure=failure)
+
+
+def _stalled(call: Call, rank: int) -> WorkerReport:
+    host = _host(call.place, rank)
+    failure = describe_silence(rank, host, call.member.job.timeout)
     return WorkerReport(rank, host, 0, failure=failure)
 
 

@@ -24,7 +24,7 @@ from pybackend.job.job import Job, argument_of
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import Failures
+from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier_task import (
@@ -42,7 +42,7 @@ from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
-from pybackend.launchers.spark.task_failure import find_failures
+from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.deadline import within
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.meeting import MeetingServer
@@ -89,7 +89,7 @@ class SparkLauncher:
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
-            server = _meeting_server(stack, session, token, job.workers)
+            server = _meeting_server(stack, session, token, job)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
             task = Task(member, cores_of_task(session, job.workers))
@@ -101,7 +101,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
                 size,
             )
-            rows = _collect(session, plan, server, on_event)
+            rows = _collect(session, plan, server, on_event, silence=job.timeout)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -255,9 +255,7 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     return bound or host, host
 
 
-def _meeting_server(
-    stack: ExitStack, session: Any, token: str, workers: int
-) -> MeetingServer | None:
+def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> MeetingServer | None:
     """Listen on an address by which executors may reach this process; None if there is none."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
@@ -266,7 +264,9 @@ def _meeting_server(
     if not host:
         return None
     try:
-        server = MeetingServer(host, token, workers, announced, patience=_MEET_SECONDS)
+        server = MeetingServer(
+            host, token, job.workers, announced, patience=_MEET_SECONDS, silence=job.timeout
+        )
         return stack.enter_context(server)
     except ClusterError:  # the driver is behind an address that is not its own: no live progress
         return None
@@ -278,8 +278,12 @@ def _collect(
     server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
+    silence: float = math.inf,
 ) -> list[Any]:
-    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
+    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``.
+
+    ``silence`` is how long ``server`` waits for a member's sign of life.
+    """
     deadline = time.monotonic() + seconds
     events: queue.Queue[Event] = server.queue if server else queue.Queue()
     failures = Failures(on_event)
@@ -298,6 +302,10 @@ def _collect(
             handle(_LOOK_SECONDS)
         if time.monotonic() > deadline:
             raise ClusterError(TOO_LONG + advise_on_network())
+        if server and (silent := server.silent()):
+            found = [describe_silence(rank, UNKNOWN_HOST, silence) for rank in silent]
+            failures.add(_name_hosts(found, server))
+            failures.raise_any()
 
     with quiet_log(session):
         finished = run_watched(session, collect, pause)
@@ -319,8 +327,8 @@ def _collect(
 def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
     """The same, with the hosts that the workers have named, where Spark names an executor."""
     return [
-        replace(failure, host=_host_of(failure.rank, server, failure.host))
-        if failure.exception_type == "ExecutorLost"
+        replace(failure, host=host_of(failure.rank, server, failure.host))
+        if failure.host == UNKNOWN_HOST or failure.exception_type == "ExecutorLost"
         else failure
         for failure in failures
     ]
@@ -332,7 +340,7 @@ def read_reports(
     """The reports of all workers, by rank; `WorkerFailedError` if one cannot be read."""
     failures = Failures(print)
     reports = [
-        read_report(texts.get(rank), rank, _host_of(rank, server, "its executor"))
+        read_report(texts.get(rank), rank, host_of(rank, server, UNKNOWN_HOST))
         for rank in range(workers)
     ]
     failures.add(report.failure for report in reports if report.failure is not None)
@@ -340,7 +348,7 @@ def read_reports(
     return reports
 
 
-def _host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
+def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
     """The host that a worker has named when it met the others."""
     said = server.messages.get(rank) if server else None
     with suppress(ClusterError):

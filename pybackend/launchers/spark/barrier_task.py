@@ -75,6 +75,7 @@ class Task:
                 f"{member.job.workers}"
             )
         with MeetingClient(member.driver, member.token, rank, _DRIVER_SECONDS) as meeting:
+            meeting.start_beating(member.job.timeout)
             group = BarrierGroup(context, meeting, self.cores)
             report, model = member.work(group, batches, meeting)
             if report.failure is not None:

@@ -27,13 +27,14 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import Failures
+from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier import (
     check_hosts,
     driver_addresses,
+    host_of,
     input_frame,
     read_reports,
 )
@@ -42,7 +43,7 @@ from pybackend.launchers.spark.session import ask
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
-from pybackend.launchers.spark.task_failure import find_failures
+from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
@@ -100,13 +101,13 @@ class SparklyrWorkers:
         check_hosts(session, job, datasets)
         with ExitStack() as stack:
             frame, source, counts = input_frame(session, job, datasets)
-            meeting = stack.enter_context(_meeting(host, token, job.workers, announced))
+            meeting = stack.enter_context(_meeting(host, token, job, announced))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
             lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
-            watch = stack.enter_context(_Watch(spark_job, meeting, on_event))
+            watch = stack.enter_context(_Watch(spark_job, meeting, on_event, job.timeout))
             error = None
             cores = cores_of_task(session, job.workers)
             try:
@@ -128,11 +129,11 @@ class SparklyrWorkers:
             return _outcome(meeting, job.workers, bool(datasets))
 
 
-def _meeting(host: str | None, token: str, workers: int, announced: str | None) -> MeetingServer:
+def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> MeetingServer:
     try:
         if host is None:
             raise ClusterError("the session does not show spark.driver.host")
-        return MeetingServer(host, token, workers, announced)
+        return MeetingServer(host, token, job.workers, announced, silence=job.timeout)
     except ClusterError as error:
         raise ClusterError(
             f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
@@ -182,8 +183,11 @@ def _view(session: Any, frame: Any) -> Iterator[str]:
 class _Watch:
     """Passes on events while R waits for Spark, and cancels a job that cannot go on."""
 
-    def __init__(self, job: ClassicJob, meeting: MeetingServer, on_event: Emit) -> None:
+    def __init__(
+        self, job: ClassicJob, meeting: MeetingServer, on_event: Emit, silence: float
+    ) -> None:
         self.failures = Failures(on_event)
+        self._silence = silence
         self.trouble: ClusterError | None = None
         self._job = job
         self._meeting = meeting
@@ -219,6 +223,10 @@ class _Watch:
         while not self._stopped.is_set():
             with suppress(queue.Empty):
                 self._pass_on(self._meeting.queue.get(timeout=0.1))
+            if not self.failures and (silent := self._meeting.silent()):
+                hosts = {rank: host_of(rank, self._meeting, UNKNOWN_HOST) for rank in silent}
+                self.failures.add(describe_silence(*who, self._silence) for who in hosts.items())
+                _start_cancel(self._job)
             try:
                 if self.trouble is None:
                     self._look(idle)

@@ -59,6 +59,7 @@ def main(archive: str, rows: str, options: str) -> None:
     token, rank = member.token, given["rank"]
     with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
         meeting.require()
+        meeting.start_beating(member.job.timeout)
         hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
         # R does not know which GPUs are the task's.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)

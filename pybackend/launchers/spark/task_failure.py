@@ -15,6 +15,8 @@ from pybackend.errors import Failure
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Emit, Failed
 
+# Until the driver, whom the members have told theirs, puts it there.
+UNKNOWN_HOST = "its executor"
 # Encloses a failure's description in an exception's message.
 _MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
@@ -22,6 +24,10 @@ _CAUSE_FIRST_SECONDS = 2.0
 _EXECUTOR_LOST = re.compile(
     r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
     r"[^)]*\)(?: Reason: (.*))?"
+)
+_TASK_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s+"
+    r"\S+: Python worker exited unexpectedly"
 )
 
 
@@ -56,7 +62,8 @@ def find_failures(message: str) -> list[Failure]:
     for text in texts:
         with suppress(ValueError):  # Spark's own words are left
             sent.append(decode(base64.b64decode(text), Failure))
-    return sent + [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
+    executors = [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
+    return sent + executors + [_describe_end(rank) for rank in _TASK_LOST.findall(message)[:1]]
 
 
 def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
@@ -72,4 +79,18 @@ def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
             "see that executor's log in Spark's web interface. Exit code 137 usually means that "
             "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
         ),
+    )
+
+
+def _describe_end(rank: str) -> Failure:
+    """Nor can a task whose Python was killed say so."""
+    return Failure(
+        int(rank),
+        UNKNOWN_HOST,
+        exception_type="ProcessDied",
+        message="the Python process of Spark's task, which looked after the worker, was killed, or "
+        "crashed",
+        time=time.time(),
+        advice="see whether memory ran out on that host, or somebody ends processes there: lower "
+        "batch_size, or raise spark.executor.memoryOverhead",
     )

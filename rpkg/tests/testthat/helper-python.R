@@ -96,6 +96,7 @@ example_fit <- function(validation = TRUE, levels = NULL) {
       rows = 50L,
       steps = 4L,
       seconds = 1.5,
+      waited = 1.25 * rank,
       ok = TRUE
     )
   }
@@ -106,6 +107,7 @@ example_fit <- function(validation = TRUE, levels = NULL) {
     epochs = 2L,
     seconds = 3.25,
     seed = 1L,
+    straggler = list(0L, 1.25),
     model_base64 = strrep("QUJD", 1000),
     model_format = "h5",
     model_sha256 = strrep("0123456789abcdef", 4)
