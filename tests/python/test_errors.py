@@ -93,7 +93,7 @@ def test_a_failed_worker_is_told_with_cause_traceback_log_and_consequences() -> 
 )
 def test_what_was_lost_may_be_started_again(kind: str, is_loss: bool) -> None:
     failures = [Failure(0, "h", kind, ""), Failure(1, "h", "PeerLostError", "")]
-    assert WorkerFailedError(failures).is_loss is is_loss
+    assert WorkerFailedError(failures).is_loss(is_kept=False) is is_loss
 
 
 def test_a_lone_failure_is_one_line() -> None:
