@@ -8,8 +8,8 @@
 #' A checkpoint holds the weights, the optimizer's state, each worker's random generators, what
 #' callbacks keep in attributes of plain data, and the history. It is written beside the training,
 #' and is complete or not there at all. A damaged one is passed over for the one before it. If a
-#' worker is told to end by SIGTERM, as before a preemption, all workers keep one more checkpoint, of
-#' the same step, and leave.
+#' worker is told to end by SIGTERM, as before a preemption, all workers keep one more checkpoint,
+#' of the same step, and leave.
 #'
 #' @param uri A folder of this training's own: a path that the machines of all workers share, or a
 #'   URI with a scheme that Python's fsspec knows. On one machine any path will do.

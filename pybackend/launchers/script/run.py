@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
+from pybackend.errors import ClusterError
 from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
 from pybackend.launchers.script.dry_run import describe_plan
 from pybackend.launchers.script.ending import describe, exit_status
@@ -15,6 +17,7 @@ from pybackend.launchers.script.signals import CaughtSignals
 from pybackend.launchers.slurm.requeue import requeue_told
 
 _END_SECONDS = 5.0
+_REQUEUED_SECONDS = 600.0
 # Slurm's notice comes that much before the grace begins, or a minute earlier.
 _LATE_SECONDS = 90.0
 _NOBODY_READS = 141  # as of a process that SIGPIPE has ended
@@ -49,19 +52,27 @@ def run_script(plan: Plan, is_dry: bool = False) -> int:
 
 
 def _run(plan: Plan, output: Output, signals: CaughtSignals) -> int:
-    late = plan.grace + _LATE_SECONDS
     for restart in range(plan.restarts + 1):
         outcome = Gang(plan, restart, output, signals).run()
         output.end_lines()
-        requeued = "" if _is_well(outcome) else requeue_told(os.environ, late)
+        requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
         if _is_settled(outcome) or restart == plan.restarts or requeued:
             break
         say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
     if told := describe(outcome, plan):
         say(told)
     if requeued:
-        say(requeued)
+        say("Slurm will start this job again")
+        time.sleep(_REQUEUED_SECONDS)  # it ends this process before
     return exit_status(outcome)
+
+
+def _requeue(late_seconds: float) -> bool:
+    try:
+        return requeue_told(os.environ, late_seconds)
+    except ClusterError as error:
+        say(f"this job was not requeued: {error}")
+        return False
 
 
 def _is_well(outcome: Outcome) -> bool:

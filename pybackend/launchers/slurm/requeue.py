@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from pybackend.errors import ClusterError
 from pybackend.launchers.slurm.queue import ask, read_job
 
 # Set by the script that `tfdist run --sbatch` prints, if the user wants --requeue.
 WANTED = "TFDIST_REQUEUE"
 
 
-def requeue_told(environment: Mapping[str, str], seconds: float) -> str:
-    """Have Slurm start this job again if it was told to end; what was done, in words.
+def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
+    """Have Slurm start this job again if it was told to end; whether Slurm does.
 
-    Slurm does so by itself, but only with a job that stays until it is ended. It ends this process.
+    By itself it does so only with a job that stays until it is ended. It ends this process now,
+    which has to stay until then: Slurm could take its end for that of the next run.
 
     Parameters
     ----------
@@ -23,17 +23,19 @@ def requeue_told(environment: Mapping[str, str], seconds: float) -> str:
         Of this process; without a job there is nothing to do.
     seconds
         Left of the job's time, or fewer, if it was told to end because of that.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not answer, or does not want to.
     """
     number = environment.get("SLURM_JOB_ID")
     if number is None:
-        return ""
-    try:
-        shown = ask("scontrol", "show", "job", "--oneliner", number)
-        state = read_job(shown)
-        is_late = state.seconds_left < seconds and WANTED in environment
-        if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
-            return ""
-        ask("scontrol", "requeue", number)
-    except ClusterError as error:
-        return f"Slurm job {number} was not requeued: {error}"
-    return f"Slurm job {number} was requeued: it will start again"
+        return False
+    shown = ask("scontrol", "show", "job", "--oneliner", number)
+    state = read_job(shown)
+    is_late = state.seconds_left < seconds and WANTED in environment
+    if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
+        return False
+    ask("scontrol", "requeue", number)
+    return True
