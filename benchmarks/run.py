@@ -22,6 +22,7 @@ import large
 import launch
 import machines
 import memory
+import recovery
 import returning
 import single
 import step
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "wan": wan.measure,
     "wire": wire.measure,
     "machines": machines.measure,
+    "recovery": recovery.measure,
 }
 
 
