@@ -152,12 +152,16 @@ $(BENCH_STAMP): $(DEV_STAMP)
 	  tensorflowonspark
 	@touch $@
 
-bench: $(BENCH_STAMP) ## measure everything beside its reference (an hour)
+bench: $(BENCH_STAMP) $(R_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
 
 .PHONY: soak
 soak: $(BENCH_STAMP) ## the long setting of what runs on and on, or fails (an hour)
 	$(PY) benchmarks/run.py --long soak
+
+.PHONY: recovery
+recovery: $(DEV_STAMP) $(R_STAMP) ## kill what trains, 20 times each, and compare what comes of it
+	$(R_ENV) $(PY) benchmarks/recovery.py
 
 .PHONY: k8s-smoke
 k8s-smoke: $(DEV_STAMP) ## train MNIST on kubectl's current cluster; TFDIST_K8S_IMAGE=...

@@ -22,6 +22,7 @@ import large
 import launch
 import machines
 import memory
+import recovery
 import returning
 import single
 import soak
@@ -50,6 +51,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "wire": wire.measure,
     "machines": machines.measure,
     "soak": lambda rounds: soak.measure(is_long=False),
+    "recovery": recovery.measure,
 }
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 

@@ -105,6 +105,11 @@ def check_resumes(job: Job) -> None:
         check_is_same(job.checkpoint.uri, manifest, job, describe_settings(job))
 
 
+def sees_some(checkpoint: Checkpoint | None) -> bool:
+    """Whether this process sees any checkpoint, intact or not."""
+    return checkpoint is not None and bool(_look(checkpoint, CheckpointStore.names))
+
+
 def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | None:
     """What a look at a folder gives; None if only the workers see it, who look again."""
     try:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.checkpoints import check_resumes, settle_checkpoint
+from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
 from pybackend.api.data_checks import check_takes
 from pybackend.api.datasets import read_training_data
 from pybackend.api.progress import printer
@@ -200,7 +200,8 @@ def barrier_train(
     arguments = settle_checkpoint(arguments)
     request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
     check_resumes(request.job)
-    with pointing_to(request.job.checkpoint):
+    kept = request.job.checkpoint
+    with pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, launcher, restarts)
         return _make_result(request, outcome, safe_mode, began)
 
@@ -268,14 +269,15 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
 
     def decode(data: bytes) -> Any:
         import_tensorflow(job.verbose)
-        if make_copy is None:
-            return model_from_bytes(
-                data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
-            )
-        from pybackend.model.transfer import restore
+        with pointing_to(job.checkpoint, partial(sees_some, job.checkpoint)):
+            if make_copy is None:
+                return model_from_bytes(
+                    data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
+                )
+            from pybackend.model.transfer import restore
 
-        check_digest(data, digest)
-        return restore(make_copy(), data, kind, inputs, weights)
+            check_digest(data, digest)
+            return restore(make_copy(), data, kind, inputs, weights)
 
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -117,27 +117,47 @@ def _check_every(value: Any) -> int | str:
 
 
 @contextmanager
-def pointing_to(checkpoint: Checkpoint | None) -> Iterator[None]:
+def pointing_to(
+    checkpoint: Checkpoint | None, sees_some: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Have errors say how to get at what was kept.
+
+    Parameters
+    ----------
+    sees_some
+        Whether this process sees a checkpoint there.
 
     Raises
     ------
     WorkerFailedError, ClusterError, SerializationError
-        Those of the block; an error of the system's becomes a `SerializationError`.
+        Those of the block; an error of the system's, or a lack of memory, becomes a
+        `SerializationError`.
     """
+
+    def describe() -> str:
+        return _describe(checkpoint, sees_some()) if checkpoint else ""
+
     try:
         yield
     except WorkerFailedError as error:
-        raise error if checkpoint is None else error.advise(_describe(checkpoint)) from None
-    except (ClusterError, SerializationError, OSError) as error:
+        raise error if checkpoint is None else error.advise(describe()) from None
+    except (ClusterError, SerializationError, OSError, MemoryError) as error:
         if checkpoint is None or "load_checkpoint(" in str(error):
             raise
         kind = ClusterError if isinstance(error, ClusterError) else SerializationError
-        raise kind(f"{error}. {_describe(checkpoint)}") from error
+        said = str(error) or "memory has run out"
+        raise kind(f"{said}. {describe()}") from error
 
 
-def _describe(checkpoint: Checkpoint) -> str:
+def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
+    uri = repr(checkpoint.uri)
+    if not is_seen:
+        return (
+            f"This session sees no checkpoint at {uri}. If the workers have made one there, the "
+            f"same call with resume=True goes on from it, and load_checkpoint({uri}) returns its "
+            "model"
+        )
     return (
-        f"Checkpoints lie at {checkpoint.uri!r}: the same call with resume=True goes on from the "
-        f"newest one, and load_checkpoint({checkpoint.uri!r}) returns its model"
+        f"Checkpoints lie at {uri}: the same call with resume=True goes on from the newest one, "
+        f"and load_checkpoint({uri}) returns its model"
     )

@@ -60,9 +60,18 @@ def test_a_pipeline_is_kept_between_epochs_only() -> None:
 
 def test_errors_say_where_the_training_was_kept() -> None:
     kept = Checkpoint("/shared/run")
-    for error, kind in ((ClusterError("altered"), ClusterError), (OSError(28), SerializationError)):
+    for error, kind in (
+        (ClusterError("altered"), ClusterError),
+        (OSError(28), SerializationError),
+        (MemoryError(), SerializationError),
+    ):
         with pytest.raises(kind, match=r"load_checkpoint\('/shared/run'\)"), pointing_to(kept):
             raise error
+    with (
+        pytest.raises(ClusterError, match="sees no checkpoint at '/shared/run'"),
+        pointing_to(kept, lambda: False),
+    ):
+        raise ClusterError("altered")
     with pytest.raises(ClusterError, match="altered") as caught, pointing_to(None):
         raise ClusterError("altered")
     assert str(caught.value) == "altered"

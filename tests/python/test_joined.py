@@ -216,6 +216,26 @@ def test_a_failure_of_one_worker_is_raised_in_all() -> None:
         )
 
 
+def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None:
+    FORGE.start()
+    addresses = free_addresses(2)
+    options = {
+        "seed": 5,
+        "epochs": 2,
+        "kill_at": (1, 1, 2, str(tmp_path / "mark")),
+        "checkpoint": str(tmp_path / "kept"),
+        "restarts": 1,
+    }
+    started = [Process(index, addresses, **options) for index in range(2)]
+    with gang(*started):
+        results = [one.result() for one in started]
+    assert (tmp_path / "mark").exists()
+    here = train_here(2, seed=5, epochs=2)
+    for result in results:
+        assert result["digest"] == here.workers[0].weights_sha256
+        assert result["history"] == here.history
+
+
 def test_models_that_functions_build_are_compared() -> None:
     FORGE.start()
     addresses = free_addresses(2)

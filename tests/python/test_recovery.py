@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from pybackend import (
     Exchange,
     InputError,
     LocalSteps,
+    SerializationError,
     TrainResult,
     WorkerFailedError,
     barrier_train,
@@ -179,7 +182,12 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
 ) -> None:
     never = KillAt(-1, 0, 0, Path("never"))
     half = train(never, checkpoint=tmp_path, epochs=2)
-    loaded = load_checkpoint(str(tmp_path), model=build)
+    text = half.model_base64
+    damaged = replace(half, model_base64=text[:40] + text[40:80].swapcase() + text[80:])
+    with pytest.raises(SerializationError, match="altered on its way") as caught:
+        damaged.model  # noqa: B018
+    (place,) = re.findall(r"load_checkpoint\('(.*)'\) returns its model", str(caught.value))
+    loaded = load_checkpoint(place, model=build)
     assert hash_weights(loaded) == half.workers[0].weights_sha256
     assert int(loaded.optimizer.iterations.numpy()) == 2 * STEPS
     check_same(train(never, checkpoint=tmp_path, epochs=2, resume=True), half)

@@ -78,6 +78,7 @@ def main(
     resources=None,
     value_bytes=None,
     fails_to_read=False,
+    kill_at=None,
     **options,
 ):
     if addresses:
@@ -85,6 +86,11 @@ def main(
     if value_bytes:
         values = pybackend.barrier_run(None, lambda context: bytes(value_bytes))
         return print(json.dumps([len(value) for value in values]))
+    if kill_at:
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        from killing import KillAt
+
+        options["callbacks"] = [KillAt(*kill_at)]
     if resources:
         options["resources"] = pybackend.Resources(**resources)
     data = fail_to_read if fails_to_read else make_rows(rows)
