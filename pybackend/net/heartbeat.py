@@ -14,16 +14,25 @@ from dataclasses import dataclass
 from pybackend.net.connection_errors import SilentError
 from pybackend.net.stream import Lines
 
+# On a machine with much else to do, a process may not be given any time for a while.
+SHORTEST_SILENCE = 5.0
 _LONGEST_PAUSE = 5.0
 _PAUSES = 8
 # Looks that find nothing, one after the other, until the other end counts as silent. They are
 # counted rather than timed: a process that was stopped itself has not looked.
 _LOOKS = 4
+# What the system's clock for waiting can hold is less than a month.
+_LONGEST_LOOK = 86_400.0
 
 
 @dataclass(frozen=True)
 class Beat:
     """A sign of life."""
+
+
+def find_silence(timeout: float) -> float:
+    """Seconds without a sign of life after which a process counts as lost, for a job's timeout."""
+    return max(SHORTEST_SILENCE, timeout)
 
 
 def start_beating(send: Callable[[], object], silence: float, ended: threading.Event) -> None:
@@ -54,7 +63,7 @@ def read_lines(stream: Lines, limit: int, silence: float) -> Iterator[bytes]:
     OSError, ValueError
         As `Stream.read_line`.
     """
-    seconds = None if math.isinf(silence) else silence / (_LOOKS + 1)
+    seconds = None if math.isinf(silence) else min(_LONGEST_LOOK, silence / (_LOOKS + 1))
     looks = 0
     while looks < _LOOKS:
         heard = stream.heard

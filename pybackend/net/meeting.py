@@ -105,6 +105,8 @@ class MeetingServer:
     ----------
     address
         ``host:port`` for the members; empty without one.
+    silence
+        As above.
     queue
         Events of the members, in the order of their arrival.
     """
@@ -119,7 +121,7 @@ class MeetingServer:
         server: socket.socket | None = None,
         silence: float = math.inf,
     ) -> None:
-        self._silence = silence
+        self.silence = silence
         self.queue: queue.Queue[Event] = queue.Queue()
         self._workers = workers
         self._patience = patience
@@ -269,7 +271,7 @@ class MeetingServer:
 
     def _read(self, stream: Lines, rank: int) -> None:
         try:
-            for line in read_lines(stream, _LONGEST_LINE, self._silence):
+            for line in read_lines(stream, _LONGEST_LINE, self.silence):
                 self._take(rank, line)
         except SilentError:
             with self._lock:

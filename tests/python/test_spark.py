@@ -444,7 +444,7 @@ def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
         time.sleep(60)
 
     job = replace(make_job("run", {"workers": 2, "verbose": 0}), timeout=2.5)
-    with pytest.raises(WorkerFailedError, match=r"no sign of life for 2\.5 s") as caught:
+    with pytest.raises(WorkerFailedError, match="no sign of life for 5 s") as caught:
         SparkLauncher(spark).launch(job, {FUNCTION: dumps((work, ()))}, {}, print)
     assert (caught.value.rank, caught.value.host) == (0, "127.0.0.1")
     assert caught.value.exception_type == "WorkerStalled"

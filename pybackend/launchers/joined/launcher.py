@@ -44,6 +44,7 @@ from pybackend.launchers.joined.gathering import (
 from pybackend.launchers.joined.joining import find_place
 from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member
+from pybackend.net.heartbeat import SHORTEST_SILENCE, find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.secret import derive_token, find_secret
@@ -129,10 +130,14 @@ def _lead(call: Call, notice: Notice) -> Outcome:
         server = stack.enter_context(open_server(place))
         meeting = stack.enter_context(
             MeetingServer(
-                "", member.token, place.size, server=server.dup(), silence=member.job.timeout
+                "",
+                member.token,
+                place.size,
+                server=server.dup(),
+                silence=find_silence(member.job.timeout),
             )
         )
-        meeting.start_beating(member.job.timeout)
+        meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
         gang = Gang(call, AtItself(call, meeting))
         others = _Others(call, meeting)
         report, model = member.work(gang, (), call.emit, None, server, others.give_up, notice)
@@ -162,10 +167,10 @@ def _follow(call: Call, notice: Notice) -> Outcome:
                 place.rank,
                 timeout,
                 is_early=True,
-                silence=timeout,
+                silence=find_silence(timeout),
             )
         )
-        client.start_beating(timeout)
+        client.start_beating(SHORTEST_SILENCE)
 
         def give_up() -> str | None:
             return f"{place.name(0)} has ended the call" if client.has_ended else None
@@ -177,7 +182,7 @@ def _follow(call: Call, notice: Notice) -> Outcome:
         report = _at_own_end(report, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:
-            raise WorkerFailedError([describe_silence(0, _host(place, 0), timeout)])
+            raise WorkerFailedError([describe_silence(0, _host(place, 0), find_silence(timeout))])
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
@@ -280,7 +285,7 @@ def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
 
 def _stalled(call: Call, rank: int) -> WorkerReport:
     host = _host(call.place, rank)
-    failure = describe_silence(rank, host, call.member.job.timeout)
+    failure = describe_silence(rank, host, find_silence(call.member.job.timeout))
     return WorkerReport(rank, host, 0, failure=failure)
 
 

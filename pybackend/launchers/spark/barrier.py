@@ -45,6 +45,7 @@ from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_se
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.deadline import within
 from pybackend.net.dialing import advise_on_network
+from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -101,7 +102,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
                 size,
             )
-            rows = _collect(session, plan, server, on_event, silence=job.timeout)
+            rows = _collect(session, plan, server, on_event)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -265,7 +266,12 @@ def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> Mee
         return None
     try:
         server = MeetingServer(
-            host, token, job.workers, announced, patience=_MEET_SECONDS, silence=job.timeout
+            host,
+            token,
+            job.workers,
+            announced,
+            patience=_MEET_SECONDS,
+            silence=find_silence(job.timeout),
         )
         return stack.enter_context(server)
     except ClusterError:  # the driver is behind an address that is not its own: no live progress
@@ -278,12 +284,8 @@ def _collect(
     server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
-    silence: float = math.inf,
 ) -> list[Any]:
-    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``.
-
-    ``silence`` is how long ``server`` waits for a member's sign of life.
-    """
+    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     events: queue.Queue[Event] = server.queue if server else queue.Queue()
     failures = Failures(on_event)
@@ -303,7 +305,7 @@ def _collect(
         if time.monotonic() > deadline:
             raise ClusterError(TOO_LONG + advise_on_network())
         if server and (silent := server.silent()):
-            found = [describe_silence(rank, UNKNOWN_HOST, silence) for rank in silent]
+            found = [describe_silence(rank, UNKNOWN_HOST, server.silence) for rank in silent]
             failures.add(_name_hosts(found, server))
             failures.raise_any()
 

@@ -21,6 +21,7 @@ from pybackend.job.codec import encode
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.member import Member
 from pybackend.launchers.spark.task_failure import fail_task
+from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 SCHEMA = "rank int, report string, model_format string, model binary"
@@ -75,7 +76,7 @@ class Task:
                 f"{member.job.workers}"
             )
         with MeetingClient(member.driver, member.token, rank, _DRIVER_SECONDS) as meeting:
-            meeting.start_beating(member.job.timeout)
+            meeting.start_beating(find_silence(member.job.timeout))
             group = BarrierGroup(context, meeting, self.cores)
             report, model = member.work(group, batches, meeting)
             if report.failure is not None:

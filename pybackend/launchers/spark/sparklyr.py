@@ -44,6 +44,7 @@ from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
@@ -107,7 +108,7 @@ class SparklyrWorkers:
             lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
             spark_job = ClassicJob(session)
-            watch = stack.enter_context(_Watch(spark_job, meeting, on_event, job.timeout))
+            watch = stack.enter_context(_Watch(spark_job, meeting, on_event, meeting.silence))
             error = None
             cores = cores_of_task(session, job.workers)
             try:
@@ -133,7 +134,7 @@ def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> M
     try:
         if host is None:
             raise ClusterError("the session does not show spark.driver.host")
-        return MeetingServer(host, token, job.workers, announced, silence=job.timeout)
+        return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
     except ClusterError as error:
         raise ClusterError(
             f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "

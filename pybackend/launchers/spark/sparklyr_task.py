@@ -21,6 +21,7 @@ from pybackend.launchers.libraries import load_own_libraries
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.task import RemoteGroup
 from pybackend.launchers.spark.task_failure import fail_task
+from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 TASK = "task.pkl"
@@ -59,7 +60,7 @@ def main(archive: str, rows: str, options: str) -> None:
     token, rank = member.token, given["rank"]
     with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
         meeting.require()
-        meeting.start_beating(member.job.timeout)
+        meeting.start_beating(find_silence(member.job.timeout))
         hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
         # R does not know which GPUs are the task's.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
