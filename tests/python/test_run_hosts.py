@@ -177,7 +177,9 @@ def test_what_cannot_start_is_named(
 # Greets as `bootstrap` does, and reads no more of what it gets.
 DEAF_SSH = f"""#!{sys.executable}
 import os, pathlib, select, signal
-print('tfdist {{"version": [3, 11, 0]}}', flush=True)
+machine = '{{"cores": 1, "memory": 1, "gpus": []}}'
+greeting = '{{"version": [3, 11, 0], "python": "p", "missing": [], "machine": ' + machine + '}}'
+print('tfdist ' + greeting, flush=True)
 select.select([0], [], [])
 pathlib.Path(os.environ["MARK"]).touch()
 signal.alarm(30)  # at the latest
