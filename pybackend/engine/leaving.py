@@ -26,7 +26,7 @@ class Leaving:
     @property
     def is_asked(self) -> bool:
         """Whether this rank was told to end, and wants all to leave within the epoch."""
-        return self._is_any_step and self._notice.has_come
+        return self._is_any_step and self._notice()
 
     def agree(self, stops: bool, is_told: bool) -> bool:
         """Fetch what every rank wants; whether any of them wants the training to stop.
@@ -41,12 +41,12 @@ class Leaving:
 
     def agree_at_end(self, stops: bool) -> bool:
         """As `agree`, at the end of an epoch, after which all may leave in any case."""
-        return self.agree(stops, self._notice.has_come)
+        return self.agree(stops, self._notice())
 
     def find_told(self, is_epoch_end: bool) -> tuple[int, ...]:
         """Ranks because of which all leave now; the same on all of them."""
         if not is_epoch_end and not self._is_any_step:
             return ()
-        if self._collective.world_size == 1 and self._notice.has_come:
+        if self._collective.world_size == 1 and self._notice():
             return (0,)
         return self._told

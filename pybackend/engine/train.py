@@ -36,7 +36,7 @@ from pybackend.errors import InputError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.job.notice import catch_notice
+from pybackend.job.notice import Notice
 from pybackend.job.options import Exchange
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
@@ -148,10 +148,12 @@ def train(
             build_metrics(model, rows)
             model.make_test_function(force=True)
     began, waited = time.monotonic(), collective.waited
-    with catch_notice(checkpoints is not None) as notice:
-        history, steps = fit(
-            model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
-        )
+    notice = Notice()
+    if checkpoints is not None:
+        notice.expect()  # to the end: what comes after it is kept by then, and handed over
+    history, steps = fit(
+        model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
+    )
     seconds, waited = time.monotonic() - began, collective.waited - waited
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
@@ -164,6 +166,7 @@ def train(
             digest = write_model(loaded, plan, folder, job.model_uri)
     discard = None
     if checkpoints is not None and job.discards_checkpoints:
+        collective.all_gather(np.zeros(1, np.int8))  # until then, one that is lost is started again
         discard = partial(checkpoints.clear, job.timeout)
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},

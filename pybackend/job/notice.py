@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,16 +16,67 @@ from pybackend.errors import Failure, TfdistError
 _TOLD = "was told to end (SIGTERM)"
 TOLD = f"the process {_TOLD}"
 RESTARTS = "with `restarts` it starts again by itself"
+# Signals in so short a time mean the same: of a process and of its group, say.
+_SAME_SECONDS = 1.0
 
 
 class Notice:
-    """Whether this process was told to end."""
+    """Whether this process was told to end, by a SIGTERM that did not end it at once."""
 
-    has_come = False
+    def __init__(self) -> None:
+        self._came = math.inf
 
     def __call__(self) -> bool:
-        """As `has_come`."""
-        return self.has_come
+        """Whether it was."""
+        return self._came < math.inf
+
+    def expect(self) -> bool:
+        """From now on, SIGTERM does not end this process: it is a notice.
+
+        Returns
+        -------
+        bool
+            Whether that was possible: a SIGTERM that is handled or ignored already stays so, and
+            only the main thread can change it.
+        """
+        is_free = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if not is_free or threading.current_thread() is not threading.main_thread():
+            return False
+        signal.signal(signal.SIGTERM, self.take)
+        return True
+
+    @contextmanager
+    def expected(self, is_wanted: bool) -> Iterator[None]:
+        """As `expect`, while this context lasts; a second SIGTERM ends the process, as ever.
+
+        Parameters
+        ----------
+        is_wanted
+            False leaves everything as it is.
+        """
+        is_taken = is_wanted and self.expect()
+        if is_taken:
+            signal.signal(signal.SIGTERM, self._take_once)
+        try:
+            yield
+        finally:
+            if is_taken and signal.getsignal(signal.SIGTERM) == self._take_once:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def pass_on(self) -> None:
+        """End this process if it was told so, but had nothing left to keep."""
+        if self():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def take(self, number: int, frame: object) -> None:
+        """Handle the signal."""
+        self._came = min(self._came, time.monotonic())
+
+    def _take_once(self, number: int, frame: object) -> None:
+        if time.monotonic() > self._came + _SAME_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.take(number, frame)
 
 
 def at_own_end(failure: Failure, notice: Notice) -> Failure:
@@ -31,7 +84,7 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
 
     That is no loss after which this process could start again.
     """
-    if failure.exception_type != "Preempted" or not notice.has_come:
+    if failure.exception_type != "Preempted" or not notice():
         return failure
     message = failure.message.replace(TOLD, f"this process ({os.getpid()}) {_TOLD}")
     return replace(failure, exception_type="Terminated", message=message, advice="")
@@ -62,30 +115,3 @@ class PreemptedError(TfdistError):
             return "Preempted", f"{TOLD}; {self}"
         told = ", ".join(map(str, self.ranks))
         return "Stopped", f"left with worker {told}, which was told to end; {self}"
-
-
-@contextmanager
-def catch_notice(is_wanted: bool = True) -> Iterator[Notice]:
-    """While this context lasts, SIGTERM does not end this process: it is a notice.
-
-    A SIGTERM that is handled or ignored already stays so; and only the main thread can change it.
-
-    Parameters
-    ----------
-    is_wanted
-        False leaves everything as it is.
-    """
-    notice = Notice()
-    is_free = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not (is_wanted and is_free) or threading.current_thread() is not threading.main_thread():
-        yield notice
-        return
-
-    def take(number: int, frame: object) -> None:
-        notice.has_come = True
-
-    signal.signal(signal.SIGTERM, take)
-    try:
-        yield notice
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -319,7 +319,8 @@ class Child:
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
-            return self._fail("Preempted", TOLD, _TOLD_ADVICE if self.job.kind == "train" else "")
+            advice = _TOLD_ADVICE if self.job.kind == "train" and not self.job.checkpoint else ""
+            return self._fail("Preempted", TOLD, advice)
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             message = f"the process was ended by {known.get(-status, f'signal {-status}')}"

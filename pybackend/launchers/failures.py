@@ -16,8 +16,8 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
         rank,
         host,
         exception_type="WorkerStalled",
-        message=f"the process that runs the worker has shown no sign of life for {seconds:g} s, "
-        "though its host answers: it was stopped, or its container frozen",
+        message=f"the process that runs the worker has shown no sign of life for {seconds:g} s: it "
+        "was stopped, its container was frozen, or its host cannot be reached",
         time=time.time(),
         advice="see who stops processes on that host (kill -STOP, docker pause, a suspended "
         "machine), and continue them within `timeout` seconds, or raise `timeout`",

@@ -15,7 +15,7 @@ from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Order
-from pybackend.job.notice import Notice, at_own_end, catch_notice
+from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
@@ -51,8 +51,7 @@ class LocalLauncher:
         }
         events: queue.Queue[Event | WorkerReport] = queue.Queue()
         with ExitStack() as stack:
-            notice = stack.enter_context(catch_notice(job.checkpoint is not None))
-            children = []
+            notice, children = Notice(), []
             for rank, variables in enumerate(shares):
                 started = Child(job, rank, HOST, events.put, variables, notice=notice)
                 child = stack.enter_context(started)
@@ -71,8 +70,10 @@ class LocalLauncher:
             for child in children:
                 child.go(order)
             failures = Failures(on_event)
-            reports = _watch(children, events, failures, notice)
+            with notice.expected(job.checkpoint is not None):
+                reports = _watch(children, events, failures, notice)
             failures.raise_any()
+            notice.pass_on()
             return Outcome(reports, children[0].model())
 
 

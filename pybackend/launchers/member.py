@@ -20,6 +20,7 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import Arrival, Emit, Order
+from pybackend.job.notice import Notice
 from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_versions
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
@@ -104,7 +105,7 @@ class Member:
         rscript: str | None = None,
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
-        notice: Callable[[], bool] = lambda: False,
+        notice: Notice | None = None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
         """Run one worker, to its report.
 
@@ -124,13 +125,16 @@ class Member:
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = _variables(group, self.job.resources)
+        notice = notice or Notice()
         options = (rscript, server, give_up, notice)
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
-            report = self._run(child, group, batches)
+            report = self._run(child, group, batches, notice)
             return report, child.model() if group.rank == 0 and report.ok else None
 
-    def _run(self, child: Child, group: Group, batches: Iterable[Any]) -> WorkerReport:
+    def _run(
+        self, child: Child, group: Group, batches: Iterable[Any], notice: Notice
+    ) -> WorkerReport:
         """Feed the worker, bring it together with the others, and wait for its end."""
         error: Exception | None = None
         try:
@@ -150,7 +154,8 @@ class Member:
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         child.go(self._order(child, everyone))
-        return child.wait()
+        with notice.expected(self.job.checkpoint is not None):
+            return child.wait()
 
     def _order(self, child: Child, everyone: Sequence[Arrival]) -> Order:
         counts = dict(self.counts)

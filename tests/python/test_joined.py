@@ -309,7 +309,7 @@ def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
     started = [Process(index, addresses, breaks=(0, "stop"), timeout=6) for index in range(2)]
     with gang(*started):
         text = started[1].failure()
-        assert "worker 0 on 127.0.0.1 failed: WorkerStalled" in text.splitlines()[0]
+        assert "worker 0 on 127.0.0.1 failed: ProcessLost" in text.splitlines()[0]
         started[0].process.send_signal(signal.SIGCONT)
         assert "Error" in started[0].failure()
 

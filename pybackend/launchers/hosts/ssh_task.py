@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 import cloudpickle
 
 from pybackend.job.messages import Failed
-from pybackend.job.notice import catch_notice
+from pybackend.job.notice import Notice
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.remote.driver import follow_driver
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
@@ -63,8 +63,9 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
     reached = connection[2] if len(connection) == 4 else None
     job = task.member.job
     shares = share_of_machine(len(meetings), resources=job.resources)
+    notice = Notice()
     with (
-        catch_notice(job.checkpoint is not None) as notice,
+        notice.expected(job.checkpoint is not None),
         ThreadPoolExecutor(len(meetings)) as threads,
     ):
         for (rank, meeting), share in zip(meetings.items(), shares, strict=True):

@@ -27,7 +27,7 @@ from pybackend.errors import (
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Reported
-from pybackend.job.notice import Notice, at_own_end, catch_notice
+from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import describe_silence
@@ -86,8 +86,9 @@ class JoinedLauncher:
         rows = _OwnRows(datasets, job.workers, job.shuffle == "global")
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = Call(place, member, claims, on_event)
-        with catch_notice(job.checkpoint is not None) as notice:
-            outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
+        notice = Notice()
+        outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
+        notice.pass_on()
         # A call that fails in one process before all have met must not count there alone.
         JoinedLauncher.calls += 1
         return outcome
@@ -182,7 +183,9 @@ def _follow(call: Call, notice: Notice) -> Outcome:
         report = _at_own_end(report, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:
-            raise WorkerFailedError([describe_silence(0, _host(place, 0), find_silence(timeout))])
+            silent = describe_silence(0, _host(place, 0), find_silence(timeout))
+            # Without that process nothing can be started again.
+            raise WorkerFailedError([replace(silent, exception_type="ProcessLost")])
         if received is None:
             raise _explain_loss(place, report)
         models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]

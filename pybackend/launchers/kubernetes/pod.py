@@ -66,7 +66,7 @@ class PodChannel:
         self._closed = threading.Event()
         self._is_sent = False
         self._has_greeted = False
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self.trouble: ClusterError | None = None
         self.obstacle: ClusterError | None = None
         self.has_ended = threading.Event()
@@ -81,6 +81,10 @@ class PodChannel:
             It cannot run workers.
         """
         now = time.monotonic()
+        has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
+        self._looked = now
+        if has_rested and self._channel:
+            self._channel.heard = now
         if self.obstacle is not None:
             raise self.obstacle
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:

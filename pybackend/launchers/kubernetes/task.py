@@ -69,12 +69,9 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
         meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return False
     notice = Notice()
-
-    def take(number: int, frame: object) -> None:
-        notice.has_come = True
-
     if task.member.job.checkpoint is not None:
-        signal.signal(signal.SIGTERM, take)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        notice.expect()
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
     reached = os.environ.get("TFDIST_ADDRESS")
     # Kubernetes shows a pod its own GPUs only: nobody has to divide them.

@@ -10,13 +10,14 @@ import ipaddress
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.codec import encode
 from pybackend.job.messages import Failed, Reported
+from pybackend.job.notice import Notice
 from pybackend.launchers.member import Member
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import own_address
@@ -77,7 +78,7 @@ def take_part(
     cores: int,
     gpus: Sequence[str] | None,
     reached: str | None = None,
-    notice: Callable[[], bool] = lambda: False,
+    notice: Notice | None = None,
 ) -> bool:
     """Run one worker to its end, and send the driver its report, and rank 0's model.
 

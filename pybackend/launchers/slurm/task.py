@@ -15,6 +15,7 @@ from pathlib import Path
 import cloudpickle
 
 from pybackend.errors import ClusterError
+from pybackend.job.notice import Notice
 from pybackend.launchers.joined.slurm_place import hosts_by_rank
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.slurm.step import count_cores
@@ -49,7 +50,7 @@ def main(folder: Path) -> int:
                 "the `address` by which nodes reach the driver's machine"
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
-        is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=lambda: end.is_told)
+        is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=end.notice)
         return 0 if is_well else 1
 
 
@@ -67,18 +68,20 @@ class _End:
     ----------
     may_wait
         Whether it does so.
-    is_told
+    notice
         Whether the worker is to be told.
     """
 
     may_wait = False
-    is_told = False
+
+    def __init__(self) -> None:
+        self.notice = Notice()
 
     def __call__(self, number: int, frame: object) -> None:
         if not self.may_wait:
             # Leaving this way ends the worker and removes its folder.
             sys.exit("Slurm or the driver has ended the job")
-        self.is_told = True
+        self.notice.take(number, frame)
 
     def at_once(self) -> None:
         """End this task: its driver is gone."""

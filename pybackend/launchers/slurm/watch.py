@@ -66,6 +66,7 @@ class Watch:
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
         self._started = math.inf
+        self._has_explained = False
 
     def look(self) -> list[Failure]:
         """Failures of workers that have ended without a report.
@@ -90,9 +91,11 @@ class Watch:
 
     def explain(self, failure: Failure) -> Failure:
         """Why a worker was told to end, which has left by itself."""
-        self._ask()
-        if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
-            self._wait_for_cause()
+        if not self._has_explained:  # several ranks are told at once
+            self._ask()
+            if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
+                self._wait_for_cause()
+        self._has_explained = True
         found = describe_notice(self._state, self._notice_seconds)
         if found is None:
             return failure
