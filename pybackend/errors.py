@@ -191,7 +191,7 @@ def _describe(root: Failure, others: Sequence[Failure]) -> str:
     if root.log:
         lines += ["", f"Last lines printed by worker {root.rank}:", *(f"  {x}" for x in root.log)]
     if others:
-        lines += ["", "Then, as a consequence or besides:"]
+        lines += ["", "Other workers:"]
         lines += [
             f"  worker {f.rank} on {f.host}: {f.exception_type}: {f.message.splitlines()[0]}"
             if f.message

@@ -235,7 +235,7 @@ def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> in
     if isinstance(index, bool) or not isinstance(index, SupportsIndex) or int(index) not in tasks:
         subject = "is missing" if index is None else f"is {index!r}"
         known = ", ".join(map(str, tasks))
-        raise ClusterError(f"`index` {subject}: expected the whole number of a {role}, of {known}")
+        raise ClusterError(f"`index` {subject}: expected the number of a {role}, one of {known}")
     return int(index)
 
 

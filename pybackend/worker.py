@@ -297,7 +297,7 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, RError):
         return "fix the R function, or what the message names, then start again"
     if isinstance(error, InputError):
-        return "correct what the message names: the argument, or the data"
+        return ""  # its message says what to do
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "a disk is full: free space where the traceback shows, or set TMPDIR to a larger one"
     if "label value" in str(error):

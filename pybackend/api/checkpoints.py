@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore
+from pybackend.data.files import is_remote, local_path
 from pybackend.errors import InputError
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.job import Job
@@ -56,7 +58,9 @@ def load_checkpoint(
     store = CheckpointStore(Checkpoint(uri).uri)
     kept = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if kept is None:
-        raise InputError(f"there is no intact checkpoint at {uri!r}")
+        raise InputError(
+            f"there is no checkpoint at {uri!r}: name the folder of a training's `checkpoint`"
+        )
     from pybackend.model.kept import restore_kept
 
     return restore_kept(kept, model, custom_objects, safe_mode)
@@ -77,6 +81,8 @@ def settle_checkpoint(arguments: Mapping[str, Any]) -> dict[str, Any]:
     checkpoint = check_checkpoint(settled["checkpoint"])
     if checkpoint is None:
         return settled
+    if not is_remote(checkpoint.uri) and os.path.isfile(local_path(checkpoint.uri)):
+        raise InputError(f"`checkpoint`: {checkpoint.uri!r} is a file: name a folder")
     if callable(settled["data"]) and checkpoint.every != "epoch":
         raise InputError(
             "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "

@@ -180,7 +180,7 @@ class CheckpointStore:
         elif names:
             raise InputError(
                 f"there is no intact checkpoint at {self.uri!r}: all {len(names)} are damaged. "
-                "Name another folder in `checkpoint`, or remove them to begin at the beginning"
+                "Name another folder, or remove them to start from scratch"
             )
         return kept
 
@@ -251,11 +251,12 @@ class CheckpointStore:
             return self._folder.names() or []
 
     def _check_is_alone(self) -> None:
-        run = self._run
-        for name in self.names()[-1:]:
+        names, runs = self.names(), set[str]()
+        # The other one may be behind, or write under the same names.
+        for name in {*(name for name in names if name not in self._own), *names[-1:]}:
             with suppress(Exception):  # what cannot be read says nothing
-                run = self._read_manifest(name).run
-        if run not in self._runs:
+                runs.add(self._read_manifest(name).run)
+        if runs - self._runs:
             raise InputError(
                 f"another training writes to {self.uri!r}: name another folder in `checkpoint`, or "
                 "end that one and go on with resume=True"

@@ -49,7 +49,7 @@ def open_folder(uri: str) -> Folder:
     """The folder at a path or URI, which need not exist."""
     if not is_remote(uri):
         return LocalFolder(local_path(uri))
-    find_filesystem(uri)  # its errors come before any other
+    find_filesystem(uri, "uri")  # its errors come before any other
     return RemoteFolder(uri)
 
 

@@ -89,7 +89,7 @@ def _find(store: CheckpointStore, job: Job, own: Manifest, emit: Emit) -> Kept |
         return None
     kept = store.find_newest(lambda text: emit(Note(text)))
     if kept is None:
-        emit(Note(f"there is no checkpoint at {store.uri!r}: the training begins at its beginning"))
+        emit(Note(f"there is no checkpoint at {store.uri!r}: the training starts from scratch"))
         return None
     check_is_same(store.uri, kept.manifest, job, own.job)
     emit(Note(f"the training goes on from the checkpoint of {kept.manifest.place}"))

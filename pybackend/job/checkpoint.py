@@ -140,7 +140,9 @@ def pointing_to(
     try:
         yield
     except WorkerFailedError as error:
-        raise error if checkpoint is None else error.advise(describe()) from None
+        if checkpoint is None or error.exception_type == "InputError":  # it would fail again
+            raise
+        raise error.advise(describe()) from None
     except (ClusterError, SerializationError, OSError, MemoryError) as error:
         if checkpoint is None or "load_checkpoint(" in str(error):
             raise

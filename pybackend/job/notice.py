@@ -106,8 +106,8 @@ class PreemptedError(TfdistError):
     def __init__(self, ranks: Sequence[int], place: str, is_kept: bool) -> None:
         self.ranks = tuple(ranks)
         self.place = place
-        kept = "is a checkpoint" if is_kept else "could be no checkpoint"
-        super().__init__(f"all workers have left after {place}, of which there {kept}")
+        kept = "a checkpoint of it was written" if is_kept else "no checkpoint could be written"
+        super().__init__(f"all workers have left after {place}; {kept}")
 
     def describe(self, rank: int) -> tuple[str, str]:
         """What this is to a rank: type and message of its failure."""

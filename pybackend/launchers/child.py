@@ -327,7 +327,7 @@ class Child:
         else:
             message = f"the process ended with status {status} and left no report"
         advice = (
-            f"the system ends a process so when memory runs out: {_OOM_ADVICE}"
+            f"someone has killed it, or its machine's memory ran out: then {_OOM_ADVICE}"
             if status == -signal.SIGKILL
             else "see the last lines that it printed; without any, it has ended itself (exit, "
             "quit), or crashed in compiled code"

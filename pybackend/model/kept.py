@@ -24,8 +24,9 @@ def restore_kept(
     manifest = kept.manifest
     if kept.model is None:
         raise SerializationError(
-            f"the file {manifest.model.name} is damaged: the call that has written it writes it "
-            "anew, with resume=True"
+            f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
+            "or damaged. The training can go on without it: the call that wrote it, with "
+            "resume=True, writes it again"
         )
     if model is not None:
         model = model() if callable(model) and not hasattr(model, "weights") else model

@@ -31,8 +31,8 @@ resources <- function(cpus = NULL, memory = NULL, gpus = NULL) {
 check_memory <- function(x, arg = caller_arg(x), call = caller_env()) {
   text <- "^\\s*[0-9]+([.][0-9]+)?\\s*[kmgtKMGT]?([iI]?[bB])?\\s*$"
   is_text <- rlang::is_string(x) && grepl(text, x)
-  if (!is.null(x) && !is_text && !(is_number(x) && is.finite(x) && x >= 1)) {
-    expected <- "a number of bytes or text such as \"4GB\", \"512MiB\" or \"4g\""
+  if (!is.null(x) && !is_text && !(is_number(x) && is.finite(x) && x >= 2^20)) {
+    expected <- "text such as \"4GB\", \"512MiB\" or \"4g\""
     abort_expected(x, expected, TRUE, arg, call)
   }
   invisible(x)

@@ -212,3 +212,14 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
     later.prune(2)
     with pytest.raises(InputError, match="another training writes to"):
         first.commit(manifest(3, model), b"first")
+
+
+def test_a_training_that_resumes_behind_another_one_is_noticed(tmp_path: Path) -> None:
+    first = reopen(tmp_path)
+    model = first.write_model(b"model", "h5")
+    first.commit(manifest(1, model), b"first")
+    later = reopen(tmp_path)
+    first.commit(manifest(3, model), b"first")
+    later.commit(manifest(2, model), b"later")
+    with pytest.raises(InputError, match="another training writes to"):
+        first.commit(manifest(4, model), b"first")

@@ -75,7 +75,7 @@ def test_a_failed_worker_is_told_with_cause_traceback_log_and_consequences() -> 
         "  reading",
         "  crashing",
         "",
-        "Then, as a consequence or besides:",
+        "Other workers:",
         "  worker 0 on node-a: PeerLostError: lost worker 2",
         "  worker 1 on node-b: Stopped",
         "",

@@ -248,7 +248,7 @@ def test_bad_clusters_are_named(tasks: Any, expected: list[str]) -> None:
 @pytest.mark.parametrize("index", [-1, 2, None, True, False, 1.0, 0.5, "-1", "x", "", [0]])
 def test_bad_indices_are_named(index: Any) -> None:
     expected = "is missing" if index is None else f"is {index!r}"
-    expected = f"`index` {expected}: expected the whole number of a worker, of 0, 1"
+    expected = f"`index` {expected}: expected the number of a worker, one of 0, 1"
     assert message(config({"worker": PAIR}, index=index)) == expected
     with pytest.raises(ClusterError) as caught:
         make_tf_config(PAIR, index)
@@ -256,7 +256,7 @@ def test_bad_indices_are_named(index: Any) -> None:
 
 
 def test_an_index_that_a_mapping_skips() -> None:
-    with pytest.raises(ClusterError, match=r"`index` is 1: .* of 0, 2$"):
+    with pytest.raises(ClusterError, match=r"`index` is 1: .* one of 0, 2$"):
         make_tf_config({0: "a:1", 2: "c:1"}, 1)
 
 
@@ -354,7 +354,7 @@ def test_all_roles() -> None:
     assert not spec("worker", 0).is_chief
     assert spec("ps", 0).world_size == 3
     with pytest.raises(
-        ClusterError, match="is missing: expected the whole number of a ps, of 0, 1"
+        ClusterError, match="is missing: expected the number of a ps, one of 0, 1"
     ):
         spec("ps")
 

@@ -54,8 +54,8 @@ def _advice(fault: Fault, plan: Plan) -> str:
         return f"Look whether {fault.host} still runs and can be reached; {seen}"
     if fault.status == -signal.SIGKILL:
         return (
-            "The system ends a process so when memory runs out: look into that host's system log "
-            "(dmesg), use smaller batches or fewer ranks per host"
+            "Someone has killed it, or its machine's memory ran out: look into that host's system "
+            "log (dmesg), then use smaller batches or fewer ranks per host"
         )
     if -fault.status in _CRASHES:
         return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"

@@ -211,7 +211,9 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
         raise ClusterError(f"{command[0]} has not answered within {_ASK_SECONDS:g} s") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        raise ClusterError(f"{command[0]} failed: {said}")
+        # Of what sbatch refuses, explain.py knows more.
+        by_hand = "" if command[0] == "sbatch" else ". Does it work by hand, on a login node?"
+        raise ClusterError(f"{command[0]} failed: {said}{by_hand}")
     return done.stdout
 
 
