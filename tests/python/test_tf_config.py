@@ -353,9 +353,7 @@ def test_all_roles() -> None:
     assert spec("evaluator").rank is None
     assert not spec("worker", 0).is_chief
     assert spec("ps", 0).world_size == 3
-    with pytest.raises(
-        ClusterError, match="is missing: expected the number of a ps, one of 0, 1"
-    ):
+    with pytest.raises(ClusterError, match="is missing: expected the number of a ps, one of 0, 1"):
         spec("ps")
 
 
