@@ -81,7 +81,8 @@ def barrier_evaluate(
         arguments,
         lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
     )
-    return read_figures(request.run(launcher).reports[0], (int, float))
+    # A metric such as F1Score has a figure for each class.
+    return read_figures(request.run(launcher).reports[0], (int, float, list))
 
 
 @explain_arguments
