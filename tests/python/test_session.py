@@ -170,7 +170,7 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
         thread.join()
         # Else PySpark would ask the server for minutes when this process ends.
         session.client.close()
-    wait_for(lambda: not worker_processes())
+    wait_for(lambda: not worker_processes(), 30)
 
 
 def test_the_request_reads_as_a_noun_or_as_a_task() -> None:
