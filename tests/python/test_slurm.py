@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -284,23 +283,22 @@ def test_ends_of_jobs(state: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "ago", "limit", "expected"),
+    ("state", "ran", "limit", "expected"),
     [
-        ("RUNNING", 3550, "01:00:00", "TimeLimit"),
-        ("COMPLETING", 3550, "01:00:00", "TimeLimit"),
-        ("FAILED", 3600, "1-01:00:00", None),
-        ("RUNNING", 9999, "UNLIMITED", None),
-        ("CANCELLED", 60, "01:00:00", "Cancelled"),
+        ("RUNNING", "00:59:10", "01:00:00", "TimeLimit"),
+        ("COMPLETING", "00:59:10", "01:00:00", "TimeLimit"),
+        ("FAILED", "01:00:00", "1-01:00:00", None),
+        ("RUNNING", "1-02:46:39", "UNLIMITED", None),
+        ("CANCELLED", "00:01:00", "01:00:00", "Cancelled"),
     ],
 )
 def test_why_workers_were_told_to_end(
-    state: str, ago: int, limit: str, expected: str | None
+    state: str, ran: str, limit: str, expected: str | None
 ) -> None:
-    began = (datetime.now() - timedelta(seconds=ago)).isoformat(timespec="seconds")
-    words = f"JobId=7 JobState={state} TimeLimit={limit} StartTime={began} PreemptTime="
+    words = f"JobId=7 JobState={state} RunTime={ran} TimeLimit={limit} PreemptTime="
     found = describe_notice(read_job(f"{words}None"), notice_seconds("TERM@60"))
     assert (found and found[0]) == expected
-    given_way = describe_notice(read_job(words + began), 0.0)
+    given_way = describe_notice(read_job(f"{words}2026-03-05T14:02:00"), 0.0)
     assert given_way is not None
     assert given_way[0] == "Preempted"
 

@@ -20,7 +20,16 @@ from pybackend.launchers.slurm.notice import read_minutes
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
-_READ = ("JobId", "JobState", "Reason", "StartTime", "TimeLimit", "NodeList", "PreemptTime")
+_READ = (
+    "JobId",
+    "JobState",
+    "Reason",
+    "StartTime",
+    "RunTime",
+    "TimeLimit",
+    "NodeList",
+    "PreemptTime",
+)
 # Reasons for which a pending job will never start.
 _NEVER = (
     "AccountNotAllowed",
@@ -52,8 +61,8 @@ class JobState:
         Of the job, in Slurm's order.
     is_preempted
         Whether it has to give way to another job.
-    limit
-        Seconds that it may run.
+    ran, limit
+        Seconds that it has run, by Slurm's own clock, and may run.
     """
 
     number: str
@@ -62,14 +71,13 @@ class JobState:
     start: datetime | None = None
     nodes: tuple[str, ...] = ()
     is_preempted: bool = False
+    ran: float = 0.0
     limit: float = math.inf
 
     @property
     def seconds_left(self) -> float:
-        """Of its time, if it has started."""
-        if self.start is None:
-            return math.inf
-        return self.limit - (datetime.now() - self.start).total_seconds()
+        """Of its time."""
+        return self.limit - self.ran
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +119,7 @@ def read_job(text: str) -> JobState:
         _read_time(found.get("StartTime", "")),
         () if nodes == "(null)" else tuple(expand_nodes(nodes)),
         found.get("PreemptTime", "None") != "None",
+        60 * read_minutes(found.get("RunTime", "00:00:00")),
         60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
     )
 
