@@ -89,7 +89,10 @@ def _explain(name: str, there: Any, here: Any) -> str:
         setter = f"keras.config.set_{name}({there!r})"
         return f"{_KERAS_SETTINGS[name]} {differs}: call {setter} first"
     if name == "model":
-        return "model has other layers or compile settings: build and compile it as it was"
+        return (
+            "model has other compile settings, or other arguments of layers: build and compile it "
+            "as it was"
+        )
     if name == "weights":
         return f"model has other weights ({_find_first(there, here)}): build it as it was"
     if name == "batches":

@@ -35,8 +35,9 @@ def describe_training(
     """
     described = describe_settings(job)
     described["callbacks"] = [type(callback).__name__ for callback in callbacks]
-    described["model"] = digest_model(model)
+    # First what can be named exactly.
     described["weights"] = [f"{v.dtype} {tuple(v.shape)}" for v in model.weights]
+    described["model"] = digest_model(model)
     for name, held in rows.items():
         described[argument_of(name)] = None if held is None else _describe_rows(held, collective)
     return described
