@@ -125,15 +125,15 @@ class Member:
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = _variables(group, self.job.resources)
-        notice = notice or Notice()
-        options = (rscript, server, give_up, notice)
+        is_told = notice or Notice()
+        options = (rscript, server, give_up, is_told)
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
             report = self._run(child, group, batches, notice)
             return report, child.model() if group.rank == 0 and report.ok else None
 
     def _run(
-        self, child: Child, group: Group, batches: Iterable[Any], notice: Notice
+        self, child: Child, group: Group, batches: Iterable[Any], notice: Notice | None
     ) -> WorkerReport:
         """Feed the worker, bring it together with the others, and wait for its end."""
         error: Exception | None = None
@@ -154,6 +154,8 @@ class Member:
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         child.go(self._order(child, everyone))
+        if notice is None:  # of Spark, say, which has its own ways to end a task
+            return child.wait()
         with notice.expected(self.job.checkpoint is not None):
             return child.wait()
 
