@@ -424,13 +424,6 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(
     assert list(Path(tempfile.gettempdir()).glob("tfdist-[01]-*")) == []
 
 
-def relations(pid: int) -> tuple[int, int]:
-    """Spark's task that has started a process, and the daemon from which that was forked."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    task = int(stat.rpartition(")")[2].split()[1])
-    return task, int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.launcher
 def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
     spark: Any,
@@ -453,18 +446,14 @@ def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
 
 
 @pytest.mark.launcher
-def test_the_end_of_sparks_own_python_is_outlived_or_named(spark: Any) -> None:
-    def work(context: WorkerContext, victim: int) -> int:
+def test_a_task_whose_python_is_killed_is_named(spark: Any) -> None:
+    def work(context: WorkerContext) -> None:
         if context.rank == 1:
-            os.kill(relations(os.getpid())[victim], signal.SIGKILL)
-        if victim == 0:
-            signal.pause()
-        return context.rank
+            os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
 
-    # Of the daemon, tasks that run already need nothing.
-    assert barrier_run(spark, work, 1, workers=2, verbose=0) == [0, 1]
     with pytest.raises(WorkerFailedError, match="Spark's task") as caught:
-        barrier_run(spark, work, 0, workers=2, verbose=0)
+        barrier_run(spark, work, workers=2, verbose=0)
     assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
     wait_for(lambda: not worker_processes(), 20)
 
