@@ -16,6 +16,7 @@ from pybackend.launchers.slurm.queue import JobState, lost_nodes, show_job
 from pybackend.net.meeting import MeetingServer
 
 # Slurm's controller has many to answer.
+_BEGINNING_SECONDS = 0.5
 _WAITING_SECONDS = 2.0
 _RUNNING_SECONDS = 10.0
 # Slurm knows why a worker is gone, but not at once.
@@ -77,6 +78,8 @@ class Watch:
             The job does not start, or its workers do not come.
         """
         pause = _WAITING_SECONDS if self._is_empty() else _RUNNING_SECONDS
+        if not self._is_empty() and not self._state.is_running:  # it has just begun
+            pause = _BEGINNING_SECONDS
         if time.monotonic() > self._asked + pause:
             self._ask()
         lost = self._lost()
