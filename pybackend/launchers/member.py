@@ -125,8 +125,7 @@ class Member:
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = _variables(group, self.job.resources)
-        is_told = notice or Notice()
-        options = (rscript, server, give_up, is_told)
+        options = (rscript, server, give_up, notice or Notice())
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
             report = self._run(child, group, batches, notice)

@@ -70,8 +70,7 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
         return False
     notice = Notice()
     if task.member.job.checkpoint is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        notice.expect()
+        signal.signal(signal.SIGTERM, notice.take)
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
     reached = os.environ.get("TFDIST_ADDRESS")
     # Kubernetes shows a pod its own GPUs only: nobody has to divide them.
