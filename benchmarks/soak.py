@@ -292,6 +292,8 @@ def _spark(folder: Path) -> Iterator[Any]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.local.dir": str(folder),
+            # A shuffle's files stay until Java has collected the frame: every 30 minutes else.
+            "spark.cleaner.periodicGC.interval": "1s",
         }
     ).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
