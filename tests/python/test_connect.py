@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
+from killing import KillAt
 
 import pybackend
 from pybackend import (
@@ -64,9 +65,14 @@ def session(url: str) -> Iterator[Any]:
 
 @pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
-    session: Any, rows: Any, capsys: Any
+    session: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:
     x, y = rows[0][:203], rows[1][:203]
+    killed = {
+        "callbacks": [KillAt(rank=1, epoch=1, step=1, mark=tmp_path / "killed")],
+        "checkpoint": str(tmp_path / "kept"),
+        "restarts": 1,
+    }
     arguments: dict[str, Any] = {
         "workers": 2,
         "epochs": 2,
@@ -74,8 +80,10 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
         "seed": 5,
         "validation_data": (x[:101], y[:101]),
     }
-    there = barrier_train(session, build_dense, (x, y), **arguments)
-    assert "epoch 2/2" in capsys.readouterr().out  # live, from the workers
+    there = barrier_train(session, build_dense, (x, y), **arguments, **killed)
+    shown = capsys.readouterr().out
+    assert "epoch 2/2" in shown  # live, from the workers
+    assert "SIGKILL; starting again from the newest checkpoint (restart 1 of 1)" in shown
     here = barrier_train(None, build_dense, (x, y), **arguments, verbose=0)
     assert largest_difference(there.model, here.model) <= 1e-6
     assert there.history["val_loss"] == pytest.approx(here.history["val_loss"])
