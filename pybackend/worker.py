@@ -185,20 +185,21 @@ def _run(worker: Worker) -> WorkerReport:
     import cloudpickle
 
     from pybackend.job.context import WorkerContext
+    from pybackend.job.roles import config_of, place_of
     from pybackend.job.values import encode_value
     from pybackend.net.secret import derive_token
-    from pybackend.tf_config import make_tf_config
 
     order = worker.orders.get()
     worker.server.close()
     addresses = order.reserved
-    text = make_tf_config(addresses, worker.rank)
+    text = config_of(worker.job.roles, addresses, worker.rank)
     os.environ["TF_CONFIG"] = text
     # The functions may make a call together, without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
     # Written by the launcher on this machine, from the driver's own objects.
     function, positional = cloudpickle.loads((worker.folder / FUNCTION).read_bytes())
-    context = WorkerContext(worker.rank, worker.job.workers, addresses, text)
+    place = place_of(worker.job.roles, worker.rank)
+    context = WorkerContext(worker.rank, worker.job.workers, addresses, text, *place)
     began = time.monotonic()
     value = encode_value(function(context, *positional))
     return worker.report(seconds=time.monotonic() - began, value=value)

@@ -18,9 +18,18 @@ class WorkerContext:
         can bind it, no other user's process can take it.
     tf_config
         The TF_CONFIG text; the environment variable of that name holds it too.
+    role, index
+        ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``, and this worker's number among those
+        of its role. Without ``roles`` all are workers, and the number is the rank.
     """
 
     rank: int
     world_size: int
     addresses: tuple[str, ...]
     tf_config: str
+    role: str = "worker"
+    index: int = -1
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            object.__setattr__(self, "index", self.rank)

@@ -22,6 +22,7 @@ from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
+from pybackend.job.roles import Roles, check_roles
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
@@ -92,6 +93,8 @@ class Job:
         As in `barrier_train`.
     discards_checkpoints
         Whether they are removed when the training has ended.
+    roles
+        As in `barrier_run`: role and number of workers, in the order of the ranks.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -121,6 +124,7 @@ class Job:
     checkpoint: Checkpoint | None = None
     resume: bool = False
     discards_checkpoints: bool = False
+    roles: Roles = ()
 
     @property
     def repeats_rows(self) -> bool:
@@ -253,6 +257,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "resume": partial(check_flag, "resume"),
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
     "resources": check_resources,
+    "roles": check_roles,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),
