@@ -130,6 +130,43 @@ class Arrival:
     seed: int | None = None
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a worker gives to a gathering, by the name of the call that it makes."""
+
+    call: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all workers have given, by rank."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NotShared:
+    """Why a gathering has failed; ``lost`` is the rank of a worker that was lost, if one was."""
+
+    reason: str
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The worker's function has returned."""
+
+
+@dataclass(frozen=True)
+class End:
+    """All others have returned, so a server is to end."""
+
+
+FromHub = Shared | NotShared | End
+FromSpoke = Share | Returned
+
+
 def read_event(text: str | bytes) -> Event:
     """The event that `encode` wrote; `ValueError` as in `decode`."""
     event: Event = decode(text, *get_args(Event))

@@ -75,3 +75,22 @@ def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
     if role != "evaluator":
         del by_role["evaluator"]
     return make_tf_config(by_role.pop("worker"), index, role=role, **by_role)
+
+
+def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
+    """The ranks with whose return the call is over: the chief, else all workers."""
+    leading = "chief" if dict(roles).get("chief") else "worker"
+    return {rank for rank in range(workers) if place_of(roles, rank)[0] == leading}
+
+
+def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
+    """The ranks that are ended when those that lead have returned.
+
+    These are parameter servers and evaluators; and if a chief leads parameter servers, the workers
+    too, which only serve it then.
+    """
+    counts = dict(roles)
+    following = {"ps", "evaluator"}
+    if counts.get("chief") and counts.get("ps"):
+        following.add("worker")
+    return {rank for rank in range(workers) if place_of(roles, rank)[0] in following}
