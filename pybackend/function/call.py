@@ -14,11 +14,11 @@ import cloudpickle
 from pybackend.function.barrier_context import standing_in
 from pybackend.function.hub import Hub
 from pybackend.function.spoke import Spoke
+from pybackend.function.values import encode_result
 from pybackend.job.context import Gather, WorkerContext
 from pybackend.job.job import FUNCTION, Job
 from pybackend.job.messages import Order
 from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
-from pybackend.job.values import encode_value
 from pybackend.net.secret import derive_token
 
 
@@ -54,7 +54,7 @@ def call_function(
             began = time.monotonic()
             value = function(context, *positional)
             seconds = time.monotonic() - began
-        return encode_value(value), seconds
+        return encode_result(value), seconds
 
     if job.workers == 1:
         server.close()
