@@ -12,6 +12,7 @@ from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
 from pybackend.errors import InputError
+from pybackend.function.rank_zero import RankZero
 from pybackend.function.script import read_script
 from pybackend.function.values import decode_result
 from pybackend.job.job import FUNCTION, make_job
@@ -123,7 +124,8 @@ def run_function(
     call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
     check_takes(fn, call, None, *args, **kwargs)
     bound = partial(fn, **kwargs) if kwargs else fn
-    owners = [fn, *args, *kwargs.values()]
+    own = fn.fn if isinstance(fn, RankZero) else fn
+    owners = [own, *args, *kwargs.values()]
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
     outcome = launcher.launch(job, files, {}, printer(job.verbose))
     return [decode_result(report.value) for report in outcome.reports]

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
-    from pybackend.launchers.spark.slots import check_slots, count_slots
+    from pybackend.launchers.spark.session import (
+        get_session,
+        is_session,
+        is_spark_frame,
+        read_schema,
+    )
+    from pybackend.launchers.spark.slots import check_slots, count_slots, read_setting
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
 __all__ = [
@@ -39,12 +44,14 @@ __all__ = [
     "count_slots",
     "count_workers",
     "describe_batch",
+    "get_session",
     "is_session",
     "is_spark_frame",
     "launcher_for",
     "read_records",
     "read_run_plan",
     "read_schema",
+    "read_setting",
     "run_script",
     "write_records",
 ]
@@ -59,11 +66,13 @@ _HOME = {
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
+    "get_session": "spark.session",
     "is_spark_frame": "spark.session",
     "is_session": "spark.session",
     "read_records": "spark.records",
     "read_run_plan": "script.options",
     "read_schema": "spark.session",
+    "read_setting": "spark.slots",
     "run_script": "script.run",
     "write_records": "spark.records",
 }
