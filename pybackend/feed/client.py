@@ -97,7 +97,7 @@ class Feeder:
 
     def close(self) -> None:
         """Say that there will be no more feeds, to all workers that still run."""
-        for rank, address in self.addresses.items():
+        for rank in self.addresses:
             with contextlib.suppress(OSError), contextlib.closing(self._connect(rank)[0]) as stream:
                 stream.send_all(_line(Closes()), _ANSWER_SECONDS)
                 read(stream, Done, seconds=_ANSWER_SECONDS)
@@ -212,10 +212,9 @@ class _Conversation:
                 continue
             try:
                 sent = self._stream.send_some([rest])
-            except OSError:  # what the worker has said before it closed the connection
-                while not self._has_ended:
-                    self._hear()
-                break
+            except OSError:  # the worker has closed it, and may have said why
+                self._hear()
+                continue
             rest = rest[sent:]
             if not sent and not wait_any([self._stream], [self._stream], self._remaining()):
                 self._give_up()
@@ -223,9 +222,7 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = read(
-                self._stream, Rows, Taken, Done, Skips, Fails, seconds=self._timeout
-            )
+            message = read(self._stream, Rows, Taken, Done, Skips, Fails, seconds=self._timeout)
             if isinstance(message, Rows):
                 found = decode_items(read_rows(self._stream, message, read_batch))
                 self._received += len(found)

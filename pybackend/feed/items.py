@@ -11,7 +11,7 @@ import datetime
 import decimal
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,7 @@ def decode_columns(batch: pa.RecordBatch) -> list[tuple[str, Any]] | None:
     column = batch.column(0)
     if kind[0] == "frame":
         return [
-            (name, _to_numpy(array))
-            for name, array in zip(kind[1], column.flatten(), strict=True)
+            (name, _to_numpy(array)) for name, array in zip(kind[1], column.flatten(), strict=True)
         ]
     if kind[0] in (*names, "tuple"):
         labels = kind[1] if kind[0] in names else [str(n) for n in range(len(kind[-1]))]
@@ -227,10 +226,12 @@ def _decode(kind: list[Any], array: Any) -> list[Any]:
     if name == "list":
         return _cut(array, _decode(kind[1], array.flatten()))
     if name == "optional":
-        return [part[0] if part else None for part in _cut(array, _decode(kind[1], array.flatten()))]
+        return [
+            part[0] if part else None for part in _cut(array, _decode(kind[1], array.flatten()))
+        ]
     if name in ("array", "scalar"):
         stacked = _stacked(kind, array)
-        return list(stacked.copy()) if name == "array" else [value for value in stacked]
+        return list(stacked.copy()) if name == "array" else list(stacked)
     if name == "vector":
         from pyspark.ml.linalg import Vectors
 
@@ -258,7 +259,7 @@ def _decode_columns(kind: list[Any], array: Any) -> list[Any]:
 def _cut(array: Any, flat: list[Any]) -> list[list[Any]]:
     ends = array.offsets.to_numpy()
     bounds = (ends - ends[0]).tolist()
-    return [flat[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [flat[start:end] for start, end in pairwise(bounds)]
 
 
 def _stacked(kind: list[Any], array: Any) -> Any:

@@ -122,7 +122,8 @@ class FeedServer:
         with contextlib.suppress(OSError):
             while True:
                 with self.queue.changed:
-                    self.queue.changed.wait_for(lambda: self._has_news(feed, said))
+                    while not self._has_news(feed, said):
+                        self.queue.changed.wait()
                     results = list(feed.results)
                     feed.results.clear()
                     taken, last = feed.taken, self._last_word(feed)

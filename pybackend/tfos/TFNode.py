@@ -132,8 +132,7 @@ class DataFeed:
         items, self.done_feeding = self.queue_in.take(batch_size, keeps_apart=not self.train_mode)
         if self.input_tensors is None:
             return items
-        columns = list(zip(*items, strict=True)) if items else [[] for _ in self.input_tensors]
-        return {name: list(columns[n]) for n, name in enumerate(self.input_tensors)}
+        return {name: [item[n] for item in items] for n, name in enumerate(self.input_tensors)}
 
     def should_stop(self) -> bool:
         """Whether there will be no more rows."""

@@ -20,6 +20,7 @@ from pybackend.launchers.spark.detached_task import StartMember
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.log import quiet_log
+from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine
@@ -99,7 +100,7 @@ class DetachedLauncher:
             return list(numbers.barrier().mapPartitions(start).collect())
 
         try:
-            with quiet_log(session):
+            with driver_python(session), quiet_log(session):
                 return [host for _, host in sorted(run_watched(session, submit, self._check))]
         except ClusterError:
             raise
