@@ -36,7 +36,7 @@ from pybackend.errors import (
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit, Event, Failed, Note, Order, Reported, Waits
+from pybackend.job.messages import Announced, Emit, Event, Failed, Note, Order, Reported, Waits
 from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
 
@@ -206,7 +206,7 @@ def _score(worker: Worker) -> WorkerReport:
 
 
 def _run(worker: Worker) -> WorkerReport:
-    from pybackend.function.call import call_function
+    from pybackend.function.call import Hooks, call_function
     from pybackend.job.values import encode_value
 
     def end(error: Exception | None) -> None:
@@ -217,9 +217,13 @@ def _run(worker: Worker) -> WorkerReport:
             worker.conclude(worker.report(failure=_failure(worker.rank, worker.host, error)))
         _fall_silent()
 
+    def announce(name: str, text: str) -> None:
+        worker.emit(Announced(name, text))
+
     order = worker.orders.get()
     job, rank = worker.job, worker.rank
-    value, seconds = call_function(job, rank, worker.folder, worker.server, order, end)
+    hooks = Hooks(worker.host, end, announce)
+    value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
     return worker.report(seconds=seconds, value=value)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 from pybackend.api.data_checks import check_takes
+from pybackend.api.function_data import read_function_data
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
 from pybackend.errors import InputError
@@ -21,7 +22,7 @@ from pybackend.job.resources import Resources
 from pybackend.job.roles import check_roles
 from pybackend.launchers import count_workers, launcher_for
 
-_OPTIONS = ("workers", "roles", "resources", "verbose")
+_OPTIONS = ("workers", "roles", "data", "resources", "verbose")
 
 
 def barrier_run(
@@ -30,6 +31,7 @@ def barrier_run(
     *args: Any,
     workers: int | None = None,
     roles: Mapping[str, int] | None = None,
+    data: Any = None,
     resources: Resources | None = None,
     verbose: int = 2,
     **kwargs: Any,
@@ -60,6 +62,9 @@ def barrier_run(
         one, on all workers), parameter servers are ended, which need not return; so are an
         evaluator and, if there are a chief and parameter servers, the workers, unless they return
         by themselves within 3 seconds. The value of a rank that is ended is None.
+    data
+        Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
+        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays.
     resources
         As in `barrier_train`.
     verbose
@@ -82,6 +87,7 @@ def barrier_run(
         As in `barrier_train`.
     """
     options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
+    options["data"] = data
     return run_function(spark, check_function(fn, kwargs), args, kwargs, **options)
 
 
@@ -127,7 +133,8 @@ def run_function(
     own = fn.fn if isinstance(fn, RankZero) else fn
     owners = [own, *args, *kwargs.values()]
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
-    outcome = launcher.launch(job, files, {}, printer(job.verbose))
+    datasets = read_function_data(launcher, options.get("data"))
+    outcome = launcher.launch(job, files, datasets, printer(job.verbose))
     return [decode_result(report.value) for report in outcome.reports]
 
 

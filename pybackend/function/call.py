@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,30 @@ from pybackend.function.barrier_context import standing_in
 from pybackend.function.hub import Hub
 from pybackend.function.spoke import Spoke
 from pybackend.function.values import encode_result
-from pybackend.job.context import Gather, WorkerContext
-from pybackend.job.job import FUNCTION, Job
+from pybackend.job.context import Announce, Gather, WorkerContext
+from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
 from pybackend.job.messages import Order
 from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
 from pybackend.net.secret import derive_token
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the worker's process does for the call.
+
+    Attributes
+    ----------
+    host
+        The worker's address.
+    on_end
+        As in `Spoke`, if this worker is one that is ended when others have returned.
+    announce
+        Tells the driver something.
+    """
+
+    host: str
+    on_end: Callable[[Exception | None], object]
+    announce: Announce
 
 
 def call_function(
@@ -28,7 +49,7 @@ def call_function(
     folder: Path,
     server: socket.socket,
     order: Order,
-    on_end: Callable[[Exception | None], object],
+    hooks: Hooks,
 ) -> tuple[str, float]:
     """Call the function in the folder; its value as text, and the seconds that it took.
 
@@ -36,8 +57,6 @@ def call_function(
     ----------
     server
         The socket at which this worker listens; closed.
-    on_end
-        As in `Spoke`, if this worker is one that is ended when others have returned.
     """
     addresses = order.reserved
     config = config_of(job.roles, addresses, rank)
@@ -49,11 +68,10 @@ def call_function(
 
     def call(gather: Gather) -> tuple[str, float]:
         place = place_of(job.roles, rank)
-        context = WorkerContext(rank, job.workers, addresses, config, *place, gather)
-        with standing_in(context):
-            began = time.monotonic()
-            value = function(context, *positional)
-            seconds = time.monotonic() - began
+        known = (rank, job.workers, addresses, config, *place, gather)
+        with _open_rows(folder, hooks) as rows:
+            context = WorkerContext(*known, rows, hooks.announce)
+            value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
     if job.workers == 1:
@@ -62,7 +80,24 @@ def call_function(
     if rank == 0:
         return _call_as_hub(job, server, order, call)
     server.close()
-    return _call_as_spoke(job, rank, order, call, on_end)
+    return _call_as_spoke(job, rank, order, call, hooks.on_end)
+
+
+def _timed(
+    function: Callable[..., Any], context: WorkerContext, positional: Sequence[Any]
+) -> tuple[Any, float]:
+    with standing_in(context):
+        began = time.monotonic()
+        return function(context, *positional), time.monotonic() - began
+
+
+def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
+    """Where the rows of the function come from, None if it has none."""
+    if not any((folder / name).exists() for name in (ROWS, FEED_TOKEN)):
+        return nullcontext()
+    from pybackend.feed.source import open_source  # numpy and pyarrow
+
+    return open_source(folder, hooks.host, hooks.announce)
 
 
 def _call_as_hub(

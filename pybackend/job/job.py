@@ -30,6 +30,10 @@ MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
 # Files that the driver sends to every worker.
 FUNCTION = "function.pkl"
+# The folder of the rows that the function gets.
+ROWS = "train"
+# It says that the worker is to be fed while it runs, and holds the secret that feeders prove.
+FEED_TOKEN = "feed.token"  # noqa: S105
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
 MODEL_OBJECTS = "objects.pkl"

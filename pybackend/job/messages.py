@@ -55,6 +55,15 @@ class PrintedLine:
 
 
 @dataclass(frozen=True)
+class Announced:
+    """Something of a worker's that others may reach, by a name that they know; not printed."""
+
+    name: str
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class Failed:
     """A worker has failed."""
 
@@ -69,7 +78,7 @@ class Reported:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Failed | Reported
+Event = EpochEnded | Note | Waits | PrintedLine | Announced | Failed | Reported
 Emit = Callable[[Event], object]
 
 

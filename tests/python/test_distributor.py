@@ -10,7 +10,9 @@ import pytest
 from conftest import shared_spark, wait_for, worker_processes
 
 from pybackend import InputError, TFDistributor, WorkerFailedError
+from pybackend.errors import TfdistError
 from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
+from pybackend.tfos import TFParallel
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,25 @@ def test_a_script_runs_in_tasks_of_spark(spark: Any, tmp_path: Path) -> None:
     script.write_text(f"import os; open({str(there)!r} + os.environ['TFDIST_RANK'], 'w')")
     assert TFDistributor(2, local_mode=False).run(str(script)) is None
     assert sorted(path.name for path in tmp_path.glob("there*")) == ["there0", "there1"]
+
+
+def test_the_same_function_runs_on_every_executor(spark: Any, tmp_path: Path) -> None:
+    def work(args: Any, ctx: Any) -> Any:
+        import os
+
+        assert "TF_CONFIG" not in os.environ
+        with open(f"{args['folder']}/{ctx.worker_num}", "w") as file:
+            file.write(f"{ctx.executor_id} of {ctx.num_workers} at {ctx.defaultFS}")
+        return object()
+
+    args = {"folder": str(tmp_path)}
+    TFParallel.run(spark.sparkContext, work, args, 3, use_barrier=False)  # two, then one
+    files = sorted(tmp_path.iterdir())
+    assert [path.read_text() for path in files] == [f"{i} of 3 at file://" for i in range(3)]
+    with pytest.raises(TfdistError, match="runs at most 2 tasks at a time"):
+        TFParallel.run(spark.sparkContext, work, args, 3)
+    TFParallel.run(spark.sparkContext, work, args, 2)
+    assert files[0].read_text() == "0 of 2 at file://"
 
 
 def test_servers_end_on_spark(spark: Any) -> None:
