@@ -138,7 +138,7 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
     }
     elsewhere = {n for n in importing if not n.startswith(("launchers.spark.", "doctor."))}
     # Rows and vectors of Spark are what a feed brings, and a SparkContext is what `tfos` is given.
-    assert elsewhere <= {"data.dataframe", "feed.items", "tfos.TFCluster", "tfos.TFSparkNode"}
+    assert elsewhere <= {"data.dataframe", "feed.items", "tfos.TFSparkNode", "tfos.session"}
 
 
 def reach(name: str) -> set[str]:
