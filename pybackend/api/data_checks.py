@@ -41,18 +41,23 @@ def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any
         )
 
 
-def check_takes(fn: Any, call: str, *arguments: Any) -> None:
-    """Refuse a function that cannot be called with these arguments."""
+def check_takes(fn: Any, call: str, *arguments: Any, **named: Any) -> None:
+    """Refuse a function that cannot be called with these arguments.
+
+    If ``call`` names a context, it is the first of them.
+    """
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some built-in functions have no signature
         return
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **named)
     except TypeError as error:
+        has_context = "context" in call
+        also = f" and {', '.join(f'`{name}`' for name in named)}" if named else ""
         raise InputError(
-            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
-            f"context, but takes {signature}: {error}"
+            f"the function is called as {call} with {len(arguments) - has_context} arguments"
+            f"{' after the context' if has_context else ''}{also}, but takes {signature}: {error}"
         ) from error
 
 

@@ -1,0 +1,165 @@
+"""Run a function on several workers."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from pybackend.api.data_checks import check_takes
+from pybackend.api.function_data import read_function_data
+from pybackend.api.progress import printer
+from pybackend.api.signatures import suggest
+from pybackend.errors import InputError
+from pybackend.function.rank_zero import RankZero
+from pybackend.function.script import read_script
+from pybackend.function.values import decode_result
+from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.pickling import pickle_value
+from pybackend.job.resources import Resources
+from pybackend.job.roles import check_roles
+from pybackend.launchers import count_workers, launcher_for
+
+_OPTIONS = ("workers", "roles", "data", "resources", "verbose")
+
+
+def barrier_run(
+    spark: Any,
+    fn: Callable[..., Any] | str | os.PathLike[str],
+    *args: Any,
+    workers: int | None = None,
+    roles: Mapping[str, int] | None = None,
+    data: Any = None,
+    resources: Resources | None = None,
+    verbose: int = 2,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run a function once per worker, all at the same time, and return their values.
+
+    Parameters
+    ----------
+    spark
+        As in `barrier_train`.
+    fn
+        Called as ``fn(context, *args, **kwargs)`` with a `WorkerContext`. The environment variable
+        TF_CONFIG is set, and its ports are reserved, so
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
+        interfaces and serve whoever connects: use them on networks that you trust.
+
+        Or the path of a Python script, which the workers run as ``python script.py *args`` does,
+        in processes of their own. They get its text; modules beside it are found only where the
+        workers' machines have them in the same folder.
+    args, kwargs
+        Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
+    workers
+        As in `barrier_train`. The call lasts as long as the function does.
+    roles
+        How many workers have which role, such as ``{"chief": 1, "worker": 2, "ps": 1,
+        "evaluator": 1}``, in place of ``workers``. Ranks are in this order, and TF_CONFIG and
+        ``context.role`` say who is who. As soon as the function has returned on the chief (without
+        one, on all workers), parameter servers are ended, which need not return; so are an
+        evaluator and, if there are a chief and parameter servers, the workers, unless they return
+        by themselves within 3 seconds. The value of a rank that is ended is None.
+    data
+        Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
+        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays.
+    resources
+        As in `barrier_train`.
+    verbose
+        2 shows what the workers print, 0 and 1 do not.
+
+    Returns
+    -------
+    list
+        One value per rank; None of a script. Values are None, numbers, text, bytes, dates and
+        times, paths, lists, tuples, sets, dicts, numpy arrays, pandas data frames and series, Arrow
+        tables, and Keras models, which are built here in Keras's safe mode. Tensors come as arrays.
+        A dataclass or named tuple is of its own class if that is loaded here and found in its
+        module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
+        ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything
+        else is refused by place and type, as nothing from a worker is unpickled.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError
+        As in `barrier_train`.
+    """
+    options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
+    options["data"] = data
+    return run_function(spark, check_function(fn, kwargs), args, kwargs, **options)
+
+
+def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function, or a script that is called like one.
+
+    Raises
+    ------
+    InputError
+        It is neither, or does not take these named arguments.
+    """
+    if isinstance(fn, (str, os.PathLike)):
+        script = read_script(fn)
+        if kwargs:
+            raise InputError(
+                f"a script has no named arguments, such as `{next(iter(kwargs))}`: pass them in "
+                "their order, as on a command line"
+            )
+        return script
+    if not callable(fn):
+        kind = type(fn).__name__
+        raise InputError(f"`fn` must be a function or the path of a .py file, not {kind}")
+    _check_names(fn, kwargs)
+    return cast("Callable[..., Any]", fn)
+
+
+def run_function(
+    spark: Any,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    **options: Any,
+) -> list[Any]:
+    """`barrier_run` of what `check_function` gives, its arguments apart from the call's options."""
+    launcher = launcher_for(spark)
+    roles = check_roles(options.get("roles"))
+    wanted = _count_by_role(roles, options.get("workers"))
+    options = {**options, "workers": count_workers(launcher, wanted)}
+    job = make_job("run", options)
+    call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
+    check_takes(fn, call, None, *args, **kwargs)
+    bound = partial(fn, **kwargs) if kwargs else fn
+    own = fn.fn if isinstance(fn, RankZero) else fn
+    owners = [own, *args, *kwargs.values()]
+    files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
+    datasets = read_function_data(launcher, options.get("data"))
+    outcome = launcher.launch(job, files, datasets, printer(job.verbose))
+    return [decode_result(report.value) for report in outcome.reports]
+
+
+def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
+    """The number of workers that the roles give; ``workers`` itself without roles."""
+    if not roles:
+        return workers
+    count = sum(number for _, number in roles)
+    if workers not in (None, count):
+        raise InputError(f"`workers` is {workers!r}, but `roles` gives {count}: leave it out")
+    return count
+
+
+def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a named argument that the function does not take, and may be one of the call's own."""
+    try:
+        known = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        return
+    names = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = next((name for name in kwargs if name not in names), None)
+    if unknown is not None:
+        own = suggest(unknown, [*_OPTIONS, *names[1:]]) or "leave it out"
+        raise InputError(
+            f"neither barrier_run() nor the function takes an argument `{unknown}`: {own}"
+        )
