@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
+    from pybackend.launchers.spark.session import (
+        is_connect,
+        is_session,
+        is_spark_frame,
+        read_schema,
+    )
     from pybackend.launchers.spark.slots import check_slots, count_slots
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
@@ -39,6 +44,7 @@ __all__ = [
     "count_slots",
     "count_workers",
     "describe_batch",
+    "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
@@ -59,6 +65,7 @@ _HOME = {
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
+    "is_connect": "spark.session",
     "is_spark_frame": "spark.session",
     "is_session": "spark.session",
     "read_records": "spark.records",
