@@ -46,7 +46,7 @@ _HOME = {
     "predict_spark": "api.predict",
     "barrier_evaluate": "api.score",
     "barrier_predict": "api.score",
-    "barrier_run": "api.train",
+    "barrier_run": "api.run",
     "hosts": "launchers.hosts.launcher",
     "kubernetes": "launchers.kubernetes.launcher",
     "barrier_train": "api.train",
@@ -107,8 +107,9 @@ if TYPE_CHECKING:
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
     from pybackend.api.result import TrainResult
+    from pybackend.api.run import barrier_run
     from pybackend.api.score import barrier_evaluate, barrier_predict
-    from pybackend.api.train import barrier_run, barrier_train
+    from pybackend.api.train import barrier_train
     from pybackend.data.sharding import replay_batches
     from pybackend.errors import (
         ClusterError,

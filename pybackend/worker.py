@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -35,8 +35,8 @@ from pybackend.errors import (
     SerializationError,
 )
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import FUNCTION, Job
-from pybackend.job.messages import Emit, Event, Failed, Note, Order, Reported, Waits
+from pybackend.job.job import Job
+from pybackend.job.messages import Announced, Emit, Event, Failed, Note, Order, Reported, Waits
 from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
 
@@ -68,24 +68,47 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["TFDIST_RANK"])
     host = os.environ["TFDIST_HOST"]
     at_end = contextlib.ExitStack()
+    conclude = _Conclusion(folder, events, emit, at_end)
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        report = work(Worker(job, rank, host, folder, server, orders, emit, at_end))
+        report = work(Worker(job, rank, host, folder, server, orders, emit, at_end, conclude))
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
-    try:
-        if report.ok:  # once the report is there, the launcher may end this process
-            at_end.close()
-        _publish(report, folder)
-        emit(Reported())
-        events.close()
-    except OSError as error:
-        # The disk is full, or the launcher is gone. Were that the end of this process, the lifeline
-        # could not finish with the folder.
-        with contextlib.suppress(OSError):
-            emit(Failed(report.failure or _failure(rank, host, error)))
+    conclude(report)
     return 0 if report.ok else 1
+
+
+class _Conclusion:
+    """Publishes the worker's report; of several the first, whichever thread it comes from."""
+
+    def __init__(
+        self, folder: Path, events: IO[str], emit: Emit, at_end: contextlib.ExitStack
+    ) -> None:
+        self._folder = folder
+        self._events = events
+        self._emit = emit
+        self._at_end = at_end
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def __call__(self, report: WorkerReport) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            try:
+                if report.ok:  # once the report is there, the launcher may end this process
+                    self._at_end.close()
+                _publish(report, self._folder)
+                self._emit(Reported())
+                self._events.close()
+            except OSError as error:
+                # The disk is full, or the launcher is gone. Were that the end of this process, the
+                # lifeline could not finish with the folder.
+                with contextlib.suppress(OSError):
+                    failure = _failure(report.rank, report.host, error)
+                    self._emit(Failed(report.failure or failure))
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,7 @@ class Worker:
     orders: queue.Queue[Order]
     emit: Emit
     at_end: contextlib.ExitStack  # right before the report is written, if nothing has failed
+    conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
 
     def report(self, **found: Any) -> WorkerReport:
         """What this worker did."""
@@ -182,26 +206,25 @@ def _score(worker: Worker) -> WorkerReport:
 
 
 def _run(worker: Worker) -> WorkerReport:
-    import cloudpickle
-
-    from pybackend.job.context import WorkerContext
+    from pybackend.function.call import Hooks, call_function
     from pybackend.job.values import encode_value
-    from pybackend.net.secret import derive_token
-    from pybackend.tf_config import make_tf_config
+
+    def end(error: Exception | None) -> None:
+        """End this process although its function may never return: a server's does not."""
+        if error is None:
+            worker.conclude(worker.report(value=encode_value(None)))
+        else:
+            worker.conclude(worker.report(failure=_failure(worker.rank, worker.host, error)))
+        _fall_silent()
+
+    def announce(name: str, text: str) -> None:
+        worker.emit(Announced(name, text))
 
     order = worker.orders.get()
-    worker.server.close()
-    addresses = order.reserved
-    text = make_tf_config(addresses, worker.rank)
-    os.environ["TF_CONFIG"] = text
-    # The functions may make a call together, without a launcher.
-    os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
-    # Written by the launcher on this machine, from the driver's own objects.
-    function, positional = cloudpickle.loads((worker.folder / FUNCTION).read_bytes())
-    context = WorkerContext(worker.rank, worker.job.workers, addresses, text)
-    began = time.monotonic()
-    value = encode_value(function(context, *positional))
-    return worker.report(seconds=time.monotonic() - began, value=value)
+    job, rank = worker.job, worker.rank
+    hooks = Hooks(worker.host, end, announce)
+    value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
+    return worker.report(seconds=seconds, value=value)
 
 
 def _own_stdin() -> IO[bytes]:
@@ -318,13 +341,18 @@ def leave(status: int) -> NoReturn:
     The launcher reads the folder, and lets go. Were this process gone by then, and the launcher
     killed, as Spark does if another worker has failed, the folder would stay forever.
     """
+    _fall_silent()
+    while True:
+        signal.pause()
+
+
+def _fall_silent() -> None:
+    """Close the launcher's pipe: it waits for the last line."""
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    while True:
-        signal.pause()
 
 
 if __name__ == "__main__":

@@ -41,18 +41,19 @@ def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any
         )
 
 
-def check_takes(fn: Any, call: str, *arguments: Any) -> None:
+def check_takes(fn: Any, call: str, *arguments: Any, **named: Any) -> None:
     """Refuse a function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some built-in functions have no signature
         return
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **named)
     except TypeError as error:
+        also = f" and {', '.join(f'`{name}`' for name in named)}" if named else ""
         raise InputError(
             f"the function is called as {call} with {len(arguments) - 1} arguments after the "
-            f"context, but takes {signature}: {error}"
+            f"context{also}, but takes {signature}: {error}"
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -46,6 +46,12 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
+def suggest(unknown: str, known: Iterable[str]) -> str | None:
+    """What to pass in place of an argument that is not known; None if nothing is like it."""
+    near = difflib.get_close_matches(unknown, list(known), 1)
+    return _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else None)
+
+
 def _explain(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
@@ -59,8 +65,7 @@ def _explain(
         )
     unknown = next((given for given in kwargs if given not in signature.parameters), None)
     if unknown is not None:
-        near = difflib.get_close_matches(unknown, signature.parameters, 1)
-        instead = _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else "see its help")
+        instead = suggest(unknown, signature.parameters) or "see its help"
         return f"{name}() has no argument `{unknown}`: {instead}"
     missing = [p for p in by_place if p not in kwargs][len(args) :]
     if not missing:

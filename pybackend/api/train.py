@@ -1,32 +1,28 @@
-"""The calls that users make: train a model, or run a function, on several workers."""
+"""Train a model on several workers."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
-from pybackend.api.data_checks import check_takes
 from pybackend.api.datasets import read_training_data
-from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult, read_model_file
 from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint, pointing_to
-from pybackend.job.job import FUNCTION, TRAINED, WEIGHTS, make_job
+from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
-from pybackend.job.pickling import pickle_value
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
-from pybackend.job.values import decode_value
 from pybackend.launchers import Outcome, count_workers, launcher_for
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
@@ -204,57 +200,6 @@ def barrier_train(
     with pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, launcher, restarts)
         return _make_result(request, outcome, safe_mode, began)
-
-
-def barrier_run(
-    spark: Any,
-    fn: Callable[..., Any],
-    *args: Any,
-    workers: int | None = None,
-    resources: Resources | None = None,
-    verbose: int = 2,
-) -> list[Any]:
-    """Run a function once per worker, all at the same time, and return their values.
-
-    Parameters
-    ----------
-    spark
-        As in `barrier_train`.
-    fn
-        Called as ``fn(context, *args)`` with a `WorkerContext`. The environment variable
-        TF_CONFIG is set, and its ports are reserved, so
-        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
-        interfaces and serve whoever connects: use them on networks that you trust.
-    args
-        Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
-    workers
-        As in `barrier_train`. The call lasts as long as the function does.
-    resources
-        As in `barrier_train`.
-    verbose
-        2 shows what the workers print, 0 and 1 do not.
-
-    Returns
-    -------
-    list
-        One value per rank: plain data (None, numbers, text, bytes, lists, tuples, dicts, numpy
-        arrays). Return a model as ``model_to_base64(model)``.
-
-    Raises
-    ------
-    InputError, ClusterError, WorkerFailedError
-        As in `barrier_train`.
-    """
-    launcher = launcher_for(spark)
-    workers = count_workers(launcher, workers)
-    arguments = {"workers": workers, "resources": resources, "verbose": verbose}
-    job = make_job("run", arguments)
-    if not callable(fn):
-        raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
-    check_takes(fn, "fn(context, *args)", None, *args)
-    files = {FUNCTION: pickle_value((fn, args), "`fn` and its arguments", [fn, *args])}
-    outcome = launcher.launch(job, files, {}, printer(verbose))
-    return [decode_value(report.value) for report in outcome.reports]
 
 
 def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:

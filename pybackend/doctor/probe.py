@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.api.train import barrier_run
+from pybackend.api.run import barrier_run
 from pybackend.doctor.diagnosis import (
     TITLES,
     explain_missing_packages,

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.values import decode_value, encode_value
+
+Gather = Callable[[str, str], list[str]]
+Announce = Callable[[str, str], object]
 
 
 @dataclass(frozen=True)
@@ -18,9 +26,94 @@ class WorkerContext:
         can bind it, no other user's process can take it.
     tf_config
         The TF_CONFIG text; the environment variable of that name holds it too.
+    role, index
+        ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``, and this worker's number among those
+        of its role. Without ``roles`` all are workers, and the number is the rank.
     """
 
     rank: int
     world_size: int
     addresses: tuple[str, ...]
     tf_config: str
+    role: str = "worker"
+    index: int = -1
+    _gather: Gather | None = field(default=None, repr=False, compare=False)
+    _source: Any = field(default=None, repr=False, compare=False)
+    _announce: Announce | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            object.__setattr__(self, "index", self.rank)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Give every worker the values of all, by rank. All workers call it, as often as others.
+
+        Parameters
+        ----------
+        value
+            What a function of `barrier_run` may return.
+
+        Raises
+        ------
+        PeerLostError
+            A worker was lost.
+        ClusterError
+            A worker has returned, or is at another call.
+        SerializationError
+            The value cannot be sent.
+        """
+        return list(map(decode_value, self.gather("all_gather", encode_value(value))))
+
+    def barrier(self) -> None:
+        """Wait until all workers have called it. Errors are those of `all_gather`."""
+        self.gather("barrier", "")
+
+    def gather(self, call: str, text: str) -> list[str]:
+        """The texts of all workers, by rank, if all make the same call, of this name."""
+        if self._gather is None:
+            raise ClusterError("only functions that `barrier_run` runs can share values")
+        return self._gather(call, text)
+
+    def feed(self, batch_size: int = 32) -> Iterator[Mapping[str, Any]]:
+        """Iterate over this worker's rows, each row once.
+
+        Parameters
+        ----------
+        batch_size
+            Most rows of a batch; the last one may have fewer.
+
+        Yields
+        ------
+        dict
+            Column name to numpy array with one entry per row of the batch.
+
+        Raises
+        ------
+        InputError
+            The call that runs the function gives it no rows.
+        """
+        if self._source is None:
+            raise InputError(
+                "context.feed() has no rows: pass `data` to barrier_run, a DataFrame or an RDD"
+            )
+        batches: Iterator[Mapping[str, Any]] = self._source.batches(batch_size)
+        return batches
+
+    @property
+    def source(self) -> Any:
+        """Where this worker's rows come from, None if it has none; see `feed`."""
+        return self._source
+
+    def announce(self, name: str, text: str) -> None:
+        """Tell the driver something, for whoever listens there; nothing is printed."""
+        if self._announce is not None:
+            self._announce(name, text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the attributes say, and the two calls, by name."""
+        named = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {**named, "all_gather": self.all_gather, "barrier": self.barrier}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Other processes have no connection.
+        return {**vars(self), "_gather": None, "_source": None, "_announce": None}

@@ -22,6 +22,7 @@ from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
+from pybackend.job.roles import Roles, check_roles
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
@@ -29,6 +30,10 @@ MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
 # Files that the driver sends to every worker.
 FUNCTION = "function.pkl"
+# The folder of the rows that the function gets.
+ROWS = "train"
+# It says that the worker is to be fed while it runs, and holds the secret that feeders prove.
+FEED_TOKEN = "feed.token"  # noqa: S105
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
 MODEL_OBJECTS = "objects.pkl"
@@ -92,6 +97,8 @@ class Job:
         As in `barrier_train`.
     discards_checkpoints
         Whether they are removed when the training has ended.
+    roles
+        As in `barrier_run`: role and number of workers, in the order of the ranks.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -121,6 +128,7 @@ class Job:
     checkpoint: Checkpoint | None = None
     resume: bool = False
     discards_checkpoints: bool = False
+    roles: Roles = ()
 
     @property
     def repeats_rows(self) -> bool:
@@ -253,6 +261,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "resume": partial(check_flag, "resume"),
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
     "resources": check_resources,
+    "roles": check_roles,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),

@@ -55,6 +55,15 @@ class PrintedLine:
 
 
 @dataclass(frozen=True)
+class Announced:
+    """Something of a worker's that others may reach, by a name that they know; not printed."""
+
+    name: str
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class Failed:
     """A worker has failed."""
 
@@ -69,7 +78,7 @@ class Reported:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Failed | Reported
+Event = EpochEnded | Note | Waits | PrintedLine | Announced | Failed | Reported
 Emit = Callable[[Event], object]
 
 
@@ -128,6 +137,43 @@ class Arrival:
     has_failed: bool = False
     nonce: str = ""
     seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker gives to a gathering, by the name of the call that it makes."""
+
+    call: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all workers have given, by rank."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NotShared:
+    """Why a gathering has failed; ``lost`` is the rank of a worker that was lost, if one was."""
+
+    reason: str
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The worker's function has returned."""
+
+
+@dataclass(frozen=True)
+class End:
+    """All others have returned, so a server is to end."""
+
+
+FromHub = Shared | NotShared | End
+FromSpoke = Share | Returned
 
 
 def read_event(text: str | bytes) -> Event:

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
+    from pybackend.launchers.spark.barrier import small_batches
+    from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
+    from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
+    from pybackend.launchers.spark.log import quiet_log
     from pybackend.launchers.spark.predict import add_predictions
+    from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
     from pybackend.launchers.spark.session import (
         is_connect,
@@ -32,7 +37,12 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
 __all__ = [
+    "FED_SCHEMA",
+    "DetachedLauncher",
     "Emit",
+    "FeedFrame",
+    "FeedItems",
+    "InferItems",
     "Launcher",
     "Outcome",
     "SparklyrWorkers",
@@ -44,19 +54,27 @@ __all__ = [
     "count_slots",
     "count_workers",
     "describe_batch",
+    "driver_python",
     "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
+    "quiet_log",
     "read_records",
     "read_run_plan",
     "read_schema",
     "run_script",
+    "small_batches",
     "write_records",
 ]
 
 # Names that are loaded when they are used, and their modules.
 _HOME = {
+    "FED_SCHEMA": "spark.feeding",
+    "DetachedLauncher": "spark.detached",
+    "FeedFrame": "spark.feeding",
+    "FeedItems": "spark.feeding",
+    "InferItems": "spark.feeding",
     "SparklyrWorkers": "spark.sparklyr",
     "add_predictions": "spark.predict",
     "add_run_options": "script.options",
@@ -65,13 +83,16 @@ _HOME = {
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
+    "driver_python": "spark.python",
     "is_connect": "spark.session",
-    "is_spark_frame": "spark.session",
     "is_session": "spark.session",
+    "is_spark_frame": "spark.session",
+    "quiet_log": "spark.log",
     "read_records": "spark.records",
     "read_run_plan": "script.options",
     "read_schema": "spark.session",
     "run_script": "script.run",
+    "small_batches": "spark.barrier",
     "write_records": "spark.records",
 }
 

@@ -10,7 +10,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -95,7 +94,7 @@ class RFunction:
         exchange["packages"] = self.packages
         # A tuple always becomes an R list; a list of numbers would become a vector.
         exchange["arguments"] = tuple(
-            _use_lists(asdict(a)) if isinstance(a, WorkerContext) else a for a in arguments
+            _use_lists(a.to_dict()) if isinstance(a, WorkerContext) else a for a in arguments
         )
         exchange["seed"] = _draw_seed()
         call = _call_r or _embed_r(self.library_paths)

@@ -42,6 +42,10 @@ def needs_arguments(units: int, *, rate: float) -> None:
     raise AssertionError("never called")
 
 
+def takes_any(context: Any, **named: Any) -> None:
+    raise AssertionError("never called")
+
+
 def train(**changes: Any) -> Callable[[], Any]:
     """A call of `barrier_train` that is right but for the changes."""
     right: dict[str, Any] = {"spark": None, "model": build, "data": (X, Y), "workers": 2}
@@ -248,6 +252,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn text": (run("work"), "`fn` must be a function"),
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
+    "run roles": (run(roles=["chief"]), "`roles` must map roles to how many workers have them"),
+    "run roles master": (run(roles={"master": 1}), "call it 'chief', as TensorFlow 2 does"),
+    "run roles unknown": (run(roles={"server": 1}), "`roles` has 'server', which is none of chief"),
+    "run roles chiefs": (run(roles={"chief": 2}), "`roles['chief']` must be 0 or 1"),
+    "run roles half": (run(roles={"worker": 0.5}), "`roles['worker']` must be a whole number"),
+    "run roles servers": (run(roles={"ps": 2}), "`roles` must have a chief or a worker"),
+    "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` gives 2"),
+    "run kwargs": (run(rounds=3), "nor the function takes an argument `rounds`: leave it out"),
+    "run kwargs near": (run(worker=3), "takes an argument `worker`: do you mean `workers`?"),
+    "run kwargs unpicklable": (run(takes_any, lock=LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
     "run resources": (run(resources=2), "`resources` must be a Resources"),
     "run verbose": (run(verbose="loud"), "`verbose`"),

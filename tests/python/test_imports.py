@@ -165,7 +165,7 @@ def test_what_runs_on_executors_imports_no_file_of_the_driver(name: str) -> None
 
 def test_the_checks_see_imports_inside_functions() -> None:
     assert "model.serialization" in inner("engine.save")
-    assert "tf_config" in inner("worker")
+    assert "collective" in inner("worker")
     assert inner("errors") == set()
 
 

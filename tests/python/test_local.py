@@ -69,6 +69,24 @@ def test_barrier_run_returns_one_value_per_rank() -> None:
     assert values[1]["array"].tolist() == [0, 10, 20]
 
 
+def test_roles_are_given_in_the_order_of_the_ranks_and_named_arguments_to_the_function() -> None:
+    def work(context: WorkerContext, factor: int, *, offset: int) -> Any:
+        import json
+
+        config = json.loads(context.tf_config)
+        tasks = {role: len(addresses) for role, addresses in config["cluster"].items()}
+        return context.role, context.index, tasks, 2 * factor + offset
+
+    roles = {"worker": 1, "chief": 1, "evaluator": 1}
+    values = barrier_run(None, work, 10, offset=1, roles=roles, verbose=0)
+    tasks = {"chief": 1, "worker": 1}
+    assert values == [
+        ("chief", 0, tasks, 21),
+        ("worker", 0, tasks, 21),
+        ("evaluator", 0, {**tasks, "evaluator": 1}, 21),
+    ]
+
+
 def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> None:
     monkeypatch.setenv("TF_CONFIG", make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 0))
     rows = np.zeros((4, 8), "float32"), np.zeros(4)

@@ -1,0 +1,122 @@
+"""Run a function on several workers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pybackend.api.data_checks import check_takes
+from pybackend.api.progress import printer
+from pybackend.api.signatures import suggest
+from pybackend.errors import InputError
+from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.pickling import pickle_value
+from pybackend.job.resources import Resources
+from pybackend.job.roles import check_roles
+from pybackend.job.values import decode_value
+from pybackend.launchers import count_workers, launcher_for
+
+_OPTIONS = ("workers", "roles", "resources", "verbose")
+
+
+def barrier_run(
+    spark: Any,
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int | None = None,
+    roles: Mapping[str, int] | None = None,
+    resources: Resources | None = None,
+    verbose: int = 2,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run a function once per worker, all at the same time, and return their values.
+
+    Parameters
+    ----------
+    spark
+        As in `barrier_train`.
+    fn
+        Called as ``fn(context, *args, **kwargs)`` with a `WorkerContext`. The environment variable
+        TF_CONFIG is set, and its ports are reserved, so
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
+        interfaces and serve whoever connects: use them on networks that you trust.
+    args, kwargs
+        Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
+    workers
+        As in `barrier_train`. The call lasts as long as the function does.
+    roles
+        How many workers have which role, such as ``{"chief": 1, "worker": 2, "ps": 1,
+        "evaluator": 1}``, in place of ``workers``. Ranks are in this order, and TF_CONFIG and
+        ``context.role`` say who is who.
+    resources
+        As in `barrier_train`.
+    verbose
+        2 shows what the workers print, 0 and 1 do not.
+
+    Returns
+    -------
+    list
+        One value per rank: plain data (None, numbers, text, bytes, lists, tuples, dicts, numpy
+        arrays). Return a model as ``model_to_base64(model)``.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError
+        As in `barrier_train`.
+    """
+    if not callable(fn):
+        raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
+    _check_names(fn, kwargs)
+    options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
+    return run_function(spark, fn, args, kwargs, **options)
+
+
+def run_function(
+    spark: Any,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    **options: Any,
+) -> list[Any]:
+    """`barrier_run` with the function's arguments apart from the options of the call."""
+    launcher = launcher_for(spark)
+    roles = check_roles(options.get("roles"))
+    wanted = _count_by_role(roles, options.get("workers"))
+    options = {**options, "workers": count_workers(launcher, wanted)}
+    job = make_job("run", options)
+    call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
+    check_takes(fn, call, None, *args, **kwargs)
+    bound = partial(fn, **kwargs) if kwargs else fn
+    owners = [fn, *args, *kwargs.values()]
+    files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
+    outcome = launcher.launch(job, files, {}, printer(job.verbose))
+    return [decode_value(report.value) for report in outcome.reports]
+
+
+def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
+    """The number of workers that the roles give; ``workers`` itself without roles."""
+    if not roles:
+        return workers
+    count = sum(number for _, number in roles)
+    if workers not in (None, count):
+        raise InputError(f"`workers` is {workers!r}, but `roles` gives {count}: leave it out")
+    return count
+
+
+def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a named argument that the function does not take, and may be one of the call's own."""
+    try:
+        known = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        return
+    names = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = next((name for name in kwargs if name not in names), None)
+    if unknown is not None:
+        own = suggest(unknown, [*_OPTIONS, *names[1:]]) or "leave it out"
+        raise InputError(
+            f"neither barrier_run() nor the function takes an argument `{unknown}`: {own}"
+        )

@@ -1,0 +1,293 @@
+"""A task's side of a feed: sends the rows of its partition to a worker, and takes results."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pybackend.errors import ClusterError
+from pybackend.feed.items import decode_items, read_batch, write_batch
+from pybackend.feed.protocol import (
+    PURPOSE,
+    Asks,
+    Begins,
+    Closes,
+    Done,
+    Ends,
+    Fails,
+    Greets,
+    Rows,
+    Skips,
+    Taken,
+    read,
+    read_rows,
+)
+from pybackend.job.codec import encode
+from pybackend.net.rendezvous import connect, split_address
+from pybackend.net.stream import Stream, wait_any
+
+_CONNECT_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Feeder:
+    """How tasks reach the workers that take rows.
+
+    Attributes
+    ----------
+    addresses
+        ``host:port`` of each worker that takes rows, by rank.
+    token
+        What a feeder proves.
+    timeout
+        Seconds that a worker may take no row, or give no result, before its feeder gives up.
+    """
+
+    addresses: dict[int, str]
+    token: str = field(repr=False)
+    timeout: float
+
+    def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
+        """Feed a partition; how many of its rows the function has taken, or did not want.
+
+        Raises
+        ------
+        ClusterError
+            No worker takes rows, the function has failed, or has taken none for too long.
+        """
+        first = next(batches, None)
+        if first is None:
+            return 0
+        skipped = self._count_taken(name, partition) if attempt else 0
+        conversation = self._begin(Begins(name, partition, attempt, False))
+        with contextlib.closing(conversation):
+            for batch in _drop_rows(_chain(first, batches), skipped):
+                if not conversation.send(batch):
+                    return conversation.taken + skipped
+            for _ in conversation.finish():
+                pass
+            return conversation.taken + skipped
+
+    def infer(
+        self, batches: Iterator[Any], name: str, partition: int, attempt: int
+    ) -> Iterator[Any]:
+        """Feed a partition, and pass on a result for each row, in their order.
+
+        Raises
+        ------
+        ClusterError
+            As in `feed`; also if the function has not given as many results as rows.
+        """
+        first = next(batches, None)
+        if first is None:
+            return
+        if attempt:
+            self._count_taken(name, partition)
+        conversation = self._begin(Begins(name, partition, attempt, True))
+        with contextlib.closing(conversation):
+            for batch in _chain(first, batches):
+                conversation.send(batch)
+                yield from conversation.take_results()
+            yield from conversation.finish()
+
+    def close(self) -> None:
+        """Say that there will be no more feeds, to all workers that still run."""
+        for rank in self.addresses:
+            with contextlib.suppress(OSError), contextlib.closing(self._connect(rank)[0]) as stream:
+                stream.send_all(_line(Closes()), _ANSWER_SECONDS)
+                read(stream, Done, seconds=_ANSWER_SECONDS)
+
+    def _count_taken(self, name: str, partition: int) -> int:
+        """Rows that earlier attempts of this task have had taken, by any worker."""
+        taken = 0
+        for rank in self.addresses:
+            stream, _ = self._reach(rank)
+            with contextlib.closing(stream):
+                stream.send_all(_line(Asks(name, partition)), _ANSWER_SECONDS)
+                taken += read(stream, Taken, seconds=_ANSWER_SECONDS).rows
+        return taken
+
+    def _begin(self, begins: Begins) -> _Conversation:
+        """Connect to the worker of this host, or of all, that the fewest tasks feed."""
+        near = [rank for rank in self.addresses if _is_here(split_address(self.addresses[rank])[0])]
+        ranks = near or list(self.addresses)
+        turn = begins.partition % len(ranks)
+        found: list[tuple[int, int, Stream]] = []
+        errors = []
+        for rank in [*ranks[turn:], *ranks[:turn]]:
+            try:
+                stream, feeds = self._connect(rank)
+                found.append((feeds, rank, stream))
+            except OSError as error:
+                errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
+        if not found:
+            raise ClusterError(
+                f"no worker takes rows any more: {', '.join(errors)}. Their functions have "
+                "returned or failed, or the network does not let this host reach them; "
+                "TFCluster.shutdown() tells"
+            )
+        chosen = min(found, key=lambda entry: entry[0])
+        for entry in found:
+            if entry is not chosen:
+                entry[2].close()
+        _, rank, stream = chosen
+        stream.keep_alive()
+        stream.send_all(_line(begins), _ANSWER_SECONDS)
+        return _Conversation(stream, f"worker {rank} at {self.addresses[rank]}", self.timeout)
+
+    def _reach(self, rank: int) -> tuple[Stream, int]:
+        try:
+            return self._connect(rank)
+        except OSError as error:
+            raise ClusterError(
+                f"worker {rank} at {self.addresses[rank]} cannot be asked which rows of a task "
+                f"that is tried again it has taken ({error}): a row might be used twice"
+            ) from error
+
+    def _connect(self, rank: int) -> tuple[Stream, int]:
+        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, _CONNECT_SECONDS)
+        try:
+            return stream, read(stream, Greets, seconds=_ANSWER_SECONDS).feeds
+        except BaseException:
+            stream.close()
+            raise
+
+
+class _Conversation:
+    """A feed under way: what was sent, and what the worker has said of it."""
+
+    def __init__(self, stream: Stream, worker: str, timeout: float) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._timeout = timeout
+        self._moved = time.monotonic()
+        self._sent = 0
+        self._results: list[Any] = []
+        self._received = 0
+        self._has_ended = False
+        self.taken = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+    def send(self, batch: Any) -> bool:
+        """Send a batch of rows; False if the worker wants no more."""
+        content = write_batch(batch)
+        self._moved = time.monotonic()  # what the rows themselves take is not the worker's time
+        self._sent += batch.num_rows
+        return self._send(_line(Rows(batch.num_rows, len(content)))) and self._send(content)
+
+    def take_results(self) -> list[Any]:
+        """The results that have come so far, and were not taken yet."""
+        while not self._has_ended and self._stream.wait_readable(0):
+            self._hear()
+        results, self._results = self._results, []
+        return results
+
+    def finish(self) -> Iterator[Any]:
+        """Say that there are no more rows, and wait for what becomes of them; yields results."""
+        self._moved = time.monotonic()
+        self._send(_line(Ends()))
+        while not self._has_ended:
+            yield from self._results
+            self._results = []
+            if self._stream.wait_readable(self._remaining()):
+                self._hear()
+            else:
+                self._give_up()
+        yield from self._results
+        self._results = []
+
+    def _send(self, content: Any) -> bool:
+        rest = memoryview(content)
+        while rest and not self._has_ended:
+            if self._stream.wait_readable(0):
+                self._hear()
+                continue
+            try:
+                sent = self._stream.send_some([rest])
+            except OSError:  # the worker has closed it, and may have said why
+                self._hear()
+                continue
+            rest = rest[sent:]
+            if not sent and not wait_any([self._stream], [self._stream], self._remaining()):
+                self._give_up()
+        return not self._has_ended
+
+    def _hear(self) -> None:
+        try:
+            message = read(self._stream, Rows, Taken, Done, Skips, Fails, seconds=self._timeout)
+            if isinstance(message, Rows):
+                found = decode_items(read_rows(self._stream, message, read_batch))
+                self._received += len(found)
+                self._results += found
+        except (OSError, ValueError) as error:
+            raise ClusterError(
+                f"{self._worker} was lost while it was fed ({error}): its process, or its host, "
+                "has ended; TFCluster.shutdown() tells"
+            ) from error
+        self._moved = time.monotonic()
+        if isinstance(message, Taken):
+            self.taken = message.rows
+        elif isinstance(message, Fails):
+            raise ClusterError(f"{self._worker} has failed: {message.reason}")
+        elif isinstance(message, (Done, Skips)):
+            self._has_ended = True
+
+    def _remaining(self) -> float:
+        return max(0.0, self._moved + self._timeout - time.monotonic())
+
+    def _give_up(self) -> None:
+        raise ClusterError(
+            f"timeout while feeding: {self._worker} has taken no row for {self._timeout:g} s "
+            f"(feed_timeout), {self.taken} of {self._sent} before. Its function computes, waits "
+            "for another worker that has no rows, or does not call next_batch(): raise "
+            "feed_timeout, or look at the function"
+        )
+
+
+def _line(message: Any) -> bytes:
+    return encode(message).encode() + b"\n"
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _drop_rows(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """The batches without their first rows."""
+    for batch in batches:
+        dropped = min(count, batch.num_rows)
+        count -= dropped
+        if dropped < batch.num_rows:
+            yield batch.slice(dropped) if dropped else batch
+
+
+def _is_here(host: str) -> bool:
+    """Whether this is an address of this machine."""
+    try:
+        info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
+            probe.bind(info[4])
+    except OSError:
+        return False
+    return True
+
+
+def split_items(items: Iterator[Any], most_rows: int = 2000) -> Iterator[Sequence[Any]]:
+    """Lists of items, first short ones, so that the first rows need not wait for many."""
+    size, part = 50, []
+    for item in items:
+        part.append(item)
+        if len(part) >= size:
+            yield part
+            part, size = [], min(most_rows, 2 * size)
+    if part:
+        yield part

@@ -1,0 +1,307 @@
+"""Lists of Python objects as Arrow data and back, exactly: types, nesting and order stay.
+
+Items that are alike, as the rows of a table are, become columns; those that are not travel one by
+one, as `pybackend.job.values` writes them. Nothing is pickled. Beside each Arrow array goes its
+kind, plain JSON: ``["list", ["float"]]`` for instance.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pybackend.errors import SerializationError
+from pybackend.job.values import decode_value, encode_value
+
+_KIND = b"tfdist.kind"
+_FLAT: dict[type, tuple[str, Any]] = {
+    int: ("int", pa.int64()),
+    float: ("float", pa.float64()),
+    bool: ("bool", pa.bool_()),
+    str: ("text", pa.large_string()),
+    bytes: ("bytes", pa.large_binary()),
+}
+# Written as text, in a form from which Python itself reads them back.
+_TEXTUAL: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+    datetime.datetime: (
+        "datetime",
+        datetime.datetime.isoformat,
+        datetime.datetime.fromisoformat,
+    ),
+    datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
+    decimal.Decimal: ("decimal", str, decimal.Decimal),
+}
+_FROM_TEXT = {name: read for name, _, read in _TEXTUAL.values()}
+_INT64 = 1 << 63
+
+
+def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
+    """One batch of some items.
+
+    Raises
+    ------
+    SerializationError
+        An item cannot travel; names its type.
+    """
+    kind, array = _encode(list(items))
+    return _batch(kind, array)
+
+
+def frame_items(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of a DataFrame, an Arrow batch, as such items: each is a ``pyspark.sql.Row``."""
+    struct = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+    return _batch(["frame", batch.schema.names], struct)
+
+
+def decode_items(batch: pa.RecordBatch) -> list[Any]:
+    """The items that a batch was made of."""
+    kind = json.loads(batch.schema.metadata[_KIND])
+    return _decode(kind, batch.column(0))
+
+
+def decode_columns(batch: pa.RecordBatch) -> list[tuple[str, Any]] | None:
+    """Name and numpy array of each column of a batch; None of items that have no columns."""
+    kind = json.loads(batch.schema.metadata[_KIND])
+    names = {"frame": lambda: kind[1], "row": lambda: kind[1], "dict": lambda: kind[1]}
+    column = batch.column(0)
+    if kind[0] == "frame":
+        return [
+            (name, _to_numpy(array)) for name, array in zip(kind[1], column.flatten(), strict=True)
+        ]
+    if kind[0] in (*names, "tuple"):
+        labels = kind[1] if kind[0] in names else [str(n) for n in range(len(kind[-1]))]
+        parts = zip(labels, kind[-1], column.flatten(), strict=True)
+        return [(name, _kind_to_numpy(child, array)) for name, child, array in parts]
+    if kind[0] == "list":
+        rows = _decode(kind, column)
+        widths = {len(row) for row in rows}
+        if len(widths) == 1:
+            return [(str(n), np.asarray(c)) for n, c in enumerate(zip(*rows, strict=True))]
+    return None
+
+
+def write_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    """The bytes of a batch, its types included."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def read_batch(content: Any) -> pa.RecordBatch:
+    """The batch that `write_batch` wrote; `SerializationError` if that is damaged."""
+    try:
+        with pa.ipc.open_stream(content) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowException, StopIteration, ValueError) as error:
+        raise SerializationError(f"rows have arrived damaged: {error}") from error
+
+
+def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
+    field = pa.field("items", array.type)
+    schema = pa.schema([field], {_KIND: json.dumps(kind).encode()})
+    return pa.RecordBatch.from_arrays([array], schema=schema)
+
+
+def _encode(values: list[Any]) -> tuple[list[Any], Any]:
+    types = set(map(type, values))
+    if len(types) == 1:
+        found = _encode_alike(next(iter(types)), values)
+        if found is not None:
+            return found
+    elif len(types) == 2 and type(None) in types:
+        kind, array = _encode([value for value in values if value is not None])
+        return ["optional", kind], _ragged([value is not None for value in values], array)
+    return ["value"], pa.array([encode_value(value) for value in values], pa.large_string())
+
+
+def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
+    """Values of one type as a column; None if that would change one of them."""
+    if kind in _FLAT:
+        name, arrow = _FLAT[kind]
+        try:
+            return [name], pa.array(values, arrow)
+        except (OverflowError, UnicodeEncodeError, pa.ArrowException):
+            return None  # a number beyond 64 bits, a text that is none in UTF-8
+    if kind is bytearray:
+        return ["bytearray"], pa.array(list(map(bytes, values)), pa.large_binary())
+    if kind in _TEXTUAL and not _is_folded(kind, values):
+        name, write, _ = _TEXTUAL[kind]
+        return [name], pa.array(list(map(write, values)), pa.string())
+    if kind is list:
+        child, array = _encode(list(chain.from_iterable(values)))
+        return ["list", child], _ragged(list(map(len, values)), array)
+    if kind is dict:
+        return _encode_dicts(values)
+    if issubclass(kind, tuple):
+        return _encode_tuples(kind, values)
+    if kind is np.ndarray or issubclass(kind, np.generic):
+        return _encode_arrays(values, is_scalar=kind is not np.ndarray)
+    if _is_spark(kind, "DenseVector", "pyspark.ml.linalg"):
+        child, array = _encode([value.toArray() for value in values])
+        return ["vector", child], array
+    return None
+
+
+def _is_folded(kind: type, values: list[Any]) -> bool:
+    """Whether text would lose something: the second of two equal hours, a named time zone."""
+    if kind is not datetime.datetime:
+        return False
+    return any(value.fold or value.tzinfo is not None for value in values)
+
+
+def _encode_dicts(values: list[dict[Any, Any]]) -> tuple[list[Any], Any] | None:
+    keys = list(values[0])
+    if not keys or any(list(value) != keys for value in values):
+        return None
+    if not all(type(key) is str for key in keys):
+        return None
+    return _encode_columns(["dict", keys], [[v[key] for v in values] for key in keys])
+
+
+def _encode_tuples(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
+    width = len(values[0])
+    if not width or any(len(value) != width for value in values):
+        return None
+    columns = [list(column) for column in zip(*values, strict=True)]
+    if kind is tuple:
+        return _encode_columns(["tuple"], columns)
+    if _is_spark(kind, "Row", "pyspark.sql"):
+        names = getattr(values[0], "__fields__", None)
+        if names and all(getattr(value, "__fields__", None) == names for value in values):
+            return _encode_columns(["row", list(names)], columns)
+    return None
+
+
+def _encode_columns(kind: list[Any], columns: list[list[Any]]) -> tuple[list[Any], Any]:
+    encoded = [_encode(column) for column in columns]
+    names = [str(place) for place in range(len(encoded))]
+    array = pa.StructArray.from_arrays([array for _, array in encoded], names)
+    return [*kind, [child for child, _ in encoded]], array
+
+
+def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] | None:
+    shapes = {(value.dtype.str, value.shape) for value in values}
+    if len(shapes) > 1 or values[0].dtype.kind not in "biufc":
+        return None
+    dtype, shape = values[0].dtype, values[0].shape
+    width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if not width:
+        return None
+    content = pa.py_buffer(np.stack([np.ascontiguousarray(value) for value in values]))
+    array = pa.Array.from_buffers(pa.binary(width), len(values), [None, content])
+    return ["scalar" if is_scalar else "array", dtype.str, list(shape)], array
+
+
+def _ragged(lengths: Iterable[int], array: Any) -> Any:
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))])
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array)
+
+
+def _is_spark(kind: type, name: str, module: str) -> bool:
+    """Whether it is a class of Spark's, by whichever of its modules."""
+    return kind.__name__ == name and kind.__module__.startswith(module)
+
+
+def _decode(kind: list[Any], array: Any) -> list[Any]:
+    name = kind[0]
+    if name in ("int", "float"):
+        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+        return found
+    if name in ("bool", "text", "bytes"):
+        return list(array.to_pylist())
+    if name == "bytearray":
+        return [bytearray(value) for value in array.to_pylist()]
+    if name in _FROM_TEXT:
+        return [_FROM_TEXT[name](value) for value in array.to_pylist()]
+    if name == "value":
+        return [decode_value(text) for text in array.to_pylist()]
+    if name == "list":
+        return _cut(array, _decode(kind[1], array.flatten()))
+    if name == "optional":
+        return [
+            part[0] if part else None for part in _cut(array, _decode(kind[1], array.flatten()))
+        ]
+    if name in ("array", "scalar"):
+        stacked = _stacked(kind, array)
+        return list(stacked.copy()) if name == "array" else list(stacked)
+    if name == "vector":
+        from pyspark.ml.linalg import Vectors
+
+        return [Vectors.dense(value) for value in _decode(kind[1], array)]
+    return _decode_columns(kind, array)
+
+
+def _decode_columns(kind: list[Any], array: Any) -> list[Any]:
+    name = kind[0]
+    if name == "frame":
+        columns = [_plain(column) for column in array.flatten()]
+    else:
+        parts = zip(kind[-1], array.flatten(), strict=True)
+        columns = [_decode(child, column) for child, column in parts]
+    if name == "dict":
+        return [dict(zip(kind[1], row, strict=True)) for row in zip(*columns, strict=True)]
+    if name == "tuple":
+        return list(zip(*columns, strict=True))
+    from pyspark.sql import Row
+
+    make = Row(*kind[1])
+    return [make(*row) for row in zip(*columns, strict=True)]
+
+
+def _cut(array: Any, flat: list[Any]) -> list[list[Any]]:
+    ends = array.offsets.to_numpy()
+    bounds = (ends - ends[0]).tolist()
+    return [flat[start:end] for start, end in pairwise(bounds)]
+
+
+def _stacked(kind: list[Any], array: Any) -> Any:
+    dtype, shape = np.dtype(kind[1]), kind[2]
+    width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    content = memoryview(array.buffers()[1])[array.offset * width :][: len(array) * width]
+    return np.frombuffer(content, dtype).reshape(len(array), *shape)
+
+
+def _plain(array: Any) -> list[Any]:
+    """A column of a DataFrame as Spark's own rows hold it."""
+    is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
+    if is_number and not array.null_count:
+        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+        return found
+    if pa.types.is_list(array.type) and not array.null_count:
+        return _cut(array, _plain(array.flatten()))
+    return list(array.to_pylist())
+
+
+def _to_numpy(array: Any) -> Any:
+    """A column of a DataFrame as an array: of numbers where all rows are alike."""
+    if pa.types.is_list(array.type) and not array.null_count and len(array):
+        lengths = np.diff(array.offsets.to_numpy())
+        if (lengths == lengths[0]).all():
+            inner = _to_numpy(array.flatten())
+            return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _kind_to_numpy(kind: list[Any], array: Any) -> Any:
+    if kind[0] in ("int", "float", "bool"):
+        return array.to_numpy(zero_copy_only=False)
+    if kind[0] in ("array", "scalar"):
+        return _stacked(kind, array).copy()
+    if kind[0] == "vector":
+        return _kind_to_numpy(kind[1], array)
+    if kind[0] == "list" and len(array):
+        lengths = np.diff(array.offsets.to_numpy())
+        if (lengths == lengths[0]).all():
+            inner = _kind_to_numpy(kind[1], array.flatten())
+            return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
+    values = np.empty(len(array), object)
+    values[:] = _decode(kind, array)
+    return values

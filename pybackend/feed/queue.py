@@ -1,0 +1,253 @@
+"""The rows that have come for a worker's function, and the results that it gives for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.feed.items import decode_items, encode_items, write_batch
+
+# Rows that wait for the function, as Arrow data; whoever feeds waits beyond it.
+_MOST_BYTES = 64 << 20
+
+
+class Feed:
+    """The rows of one partition, on their way from one task; used under its queue's lock.
+
+    Attributes
+    ----------
+    taken, given
+        Rows that the function has taken, and results that it has given for them.
+    results
+        Encoded results that were not sent yet, each with its number of rows.
+    """
+
+    def __init__(self, wants_results: bool) -> None:
+        self.wants_results = wants_results
+        self.batches: deque[Any] = deque()
+        self.has_ended = False
+        self.is_lost = False
+        self.rows = 0
+        self.taken = 0
+        self.given = 0
+        self.results: deque[tuple[int, Any]] = deque()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it is left to take, or to give a result for."""
+        is_given = not self.wants_results or self.given == self.taken
+        return self.is_lost or (self.has_ended and not self.batches and is_given)
+
+
+class RowQueue:
+    """Rows of several feeds, taken by one function; all methods may be called from any thread.
+
+    Attributes
+    ----------
+    changed
+        The condition on which whoever waits for a change of any feed, or of this queue, waits.
+    failure
+        Why the function has failed, once it has.
+    has_stopped
+        Whether the function wants no more rows.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self.changed = threading.Condition()
+        self.failure: str | None = None
+        self.has_stopped = False
+        self.is_closed = False
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._feeds: list[Feed] = []
+        self._current: Feed | None = None
+        # Of rows that were taken and have no result yet: their feeds, and how many.
+        self._owed: deque[list[Any]] = deque()
+        self._decoded: tuple[Any, list[Any]] | None = None
+
+    @property
+    def feeds(self) -> int:
+        """How many feeds there are at present."""
+        with self.changed:
+            return len(self._feeds)
+
+    def open(self, wants_results: bool) -> Feed:
+        """Begin a feed."""
+        feed = Feed(wants_results)
+        with self.changed:
+            self._feeds.append(feed)
+        return feed
+
+    def put(self, feed: Feed, batch: Any) -> bool:
+        """Add rows, as soon as there is room for them; False if nobody wants them any more."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._bytes < self._most_bytes or self.has_stopped or feed.is_lost
+            )
+            if self.has_stopped or feed.is_lost:
+                return False
+            feed.batches.append((batch, 0))
+            feed.rows += batch.num_rows
+            self._bytes += batch.nbytes
+            self.changed.notify_all()
+            return True
+
+    def end(self, feed: Feed) -> None:
+        """Say that a feed has no more rows."""
+        with self.changed:
+            feed.has_ended = True
+            self.changed.notify_all()
+
+    def remove(self, feed: Feed) -> None:
+        """Forget a feed, and its rows that were not taken."""
+        with self.changed:
+            feed.is_lost = True
+            self._drop(feed)
+            if feed in self._feeds:
+                self._feeds.remove(feed)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Say that there will be no more feeds."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Say that the function wants no more rows: those that wait are dropped."""
+        with self.changed:
+            self.has_stopped = True
+            for feed in self._feeds:
+                self._drop(feed)
+            self.changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """Say why the function has failed."""
+        with self.changed:
+            self.failure = reason
+        self.stop()
+
+    def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
+        """The next items, and whether there will be no more.
+
+        Parameters
+        ----------
+        count
+            How many; fewer at the end of all feeds.
+        keeps_apart
+            Whether a call ends with the end of a partition, if it has any of its items.
+        """
+        items: list[Any] = []
+        for (start, stop), batch in self._take(count, keeps_apart):
+            items += self._decode(batch)[start:stop]
+        return items, self._has_ended and len(items) < count
+
+    def take_batches(self, count: int) -> Iterator[tuple[Any, int, int]]:
+        """The next rows as parts of Arrow batches: batch, and first and last place."""
+        for (start, stop), batch in self._take(count, keeps_apart=False):
+            yield batch, start, stop
+
+    def give(self, results: Sequence[Any]) -> None:
+        """Give results for the rows that were taken first, in their order.
+
+        Raises
+        ------
+        InputError
+            There are more results than rows.
+        SerializationError
+            A result cannot travel; names its type.
+        """
+        rest = list(results)
+        while rest:
+            with self.changed:
+                if not self._owed:
+                    raise InputError(
+                        f"batch_results() was given {len(rest)} results more than rows were taken "
+                        "by next_batch(): give one for each row"
+                    )
+                feed, owed = self._owed[0]
+            part, rest = rest[:owed], rest[owed:]
+            content = write_batch(encode_items(part)) if feed.wants_results else None
+            with self.changed:
+                self._owed[0][1] -= len(part)
+                if not self._owed[0][1]:
+                    self._owed.popleft()
+                feed.given += len(part)
+                if content is not None:
+                    feed.results.append((len(part), content))
+                self.changed.notify_all()
+
+    @property
+    def _has_ended(self) -> bool:
+        is_over = self.is_closed and not any(feed for feed in self._feeds if not _is_used(feed))
+        return self.has_stopped or is_over
+
+    def _take(self, count: int, keeps_apart: bool) -> list[tuple[tuple[int, int], Any]]:
+        """Parts of batches, with so many rows in all."""
+        parts: list[tuple[tuple[int, int], Any]] = []
+        with self.changed:
+            feed: Feed | None = None
+            while count > 0:
+                if feed is None or not keeps_apart:
+                    feed = self._choose(feed)
+                    if feed is None:
+                        break
+                elif not self._wait_for(feed):
+                    break
+                part = self._take_from(feed, count)
+                parts.append(part)
+                count -= part[0][1] - part[0][0]
+        return parts
+
+    def _choose(self, last: Feed | None) -> Feed | None:
+        """A feed that has rows, the one before if it has; None if there will be none."""
+        order = [last or self._current]
+
+        def find() -> Feed | None:
+            candidates = [*order, *self._feeds]
+            return next((feed for feed in candidates if feed and feed.batches), None)
+
+        self.changed.wait_for(lambda: find() is not None or self._has_ended)
+        self._current = find()
+        return self._current
+
+    def _wait_for(self, feed: Feed) -> bool:
+        """Whether a feed has more rows, once that is known."""
+        self.changed.wait_for(
+            lambda: feed.batches or feed.has_ended or feed.is_lost or self.has_stopped
+        )
+        return bool(feed.batches)
+
+    def _take_from(self, feed: Feed, count: int) -> tuple[tuple[int, int], Any]:
+        batch, start = feed.batches[0]
+        stop = min(batch.num_rows, start + count)
+        if stop == batch.num_rows:
+            feed.batches.popleft()
+            self._bytes -= batch.nbytes
+        else:
+            feed.batches[0] = batch, stop
+        feed.taken += stop - start
+        if feed.wants_results:
+            if self._owed and self._owed[-1][0] is feed:
+                self._owed[-1][1] += stop - start
+            else:
+                self._owed.append([feed, stop - start])
+        self.changed.notify_all()
+        return (start, stop), batch
+
+    def _drop(self, feed: Feed) -> None:
+        self._bytes -= sum(batch.nbytes for batch, _ in feed.batches)
+        feed.batches.clear()
+
+    def _decode(self, batch: Any) -> list[Any]:
+        """Items of a batch, which is decoded once."""
+        if self._decoded is None or self._decoded[0] is not batch:
+            self._decoded = batch, decode_items(batch)
+        return self._decoded[1]
+
+
+def _is_used(feed: Feed) -> bool:
+    return feed.is_lost or (feed.has_ended and not feed.batches)

@@ -1,0 +1,139 @@
+"""One call of the user's function in a worker, from the order to the value."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from pybackend.function.barrier_context import standing_in
+from pybackend.function.hub import Hub
+from pybackend.function.spoke import Spoke
+from pybackend.job.context import Announce, Gather, WorkerContext
+from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
+from pybackend.job.messages import Order
+from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
+from pybackend.job.values import encode_value
+from pybackend.net.secret import derive_token
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the worker's process does for the call.
+
+    Attributes
+    ----------
+    host
+        The worker's address.
+    on_end
+        As in `Spoke`, if this worker is one that is ended when others have returned.
+    announce
+        Tells the driver something.
+    """
+
+    host: str
+    on_end: Callable[[Exception | None], object]
+    announce: Announce
+
+
+def call_function(
+    job: Job,
+    rank: int,
+    folder: Path,
+    server: socket.socket,
+    order: Order,
+    hooks: Hooks,
+) -> tuple[str, float]:
+    """Call the function in the folder; its value as text, and the seconds that it took.
+
+    Parameters
+    ----------
+    server
+        The socket at which this worker listens; closed.
+    """
+    addresses = order.reserved
+    config = config_of(job.roles, addresses, rank)
+    os.environ["TF_CONFIG"] = config
+    # The functions may make a call together, without a launcher.
+    os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
+    # Written by the launcher on this machine, from the driver's own objects.
+    function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
+
+    def call(gather: Gather) -> tuple[str, float]:
+        place = place_of(job.roles, rank)
+        known = (rank, job.workers, addresses, config, *place, gather)
+        with _open_rows(folder, hooks) as rows:
+            context = WorkerContext(*known, rows, hooks.announce)
+            value, seconds = _timed(function, context, positional)
+        return encode_value(value), seconds
+
+    if job.workers == 1:
+        server.close()
+        return call(lambda _, text: [text])
+    if rank == 0:
+        return _call_as_hub(job, server, order, call)
+    server.close()
+    return _call_as_spoke(job, rank, order, call, hooks.on_end)
+
+
+def _timed(
+    function: Callable[..., Any], context: WorkerContext, positional: Sequence[Any]
+) -> tuple[Any, float]:
+    with standing_in(context):
+        began = time.monotonic()
+        return function(context, *positional), time.monotonic() - began
+
+
+def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
+    """Where the rows of the function come from, None if it has none."""
+    if not any((folder / name).exists() for name in (ROWS, FEED_TOKEN)):
+        return nullcontext()
+    from pybackend.feed.source import open_source  # numpy and pyarrow
+
+    return open_source(folder, hooks.host, hooks.announce)
+
+
+def _call_as_hub(
+    job: Job, server: socket.socket, order: Order, call: Callable[[Gather], tuple[str, float]]
+) -> tuple[str, float]:
+    hub = Hub(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
+    try:
+        result = call(hub.gather)
+        following = ranks_that_follow(job.roles, job.workers)
+        patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
+        hub.finish(ranks_that_lead(job.roles, job.workers), following, patient)
+    finally:
+        hub.leave()
+    return result
+
+
+def _call_as_spoke(
+    job: Job,
+    rank: int,
+    order: Order,
+    call: Callable[[Gather], tuple[str, float]],
+    on_end: Callable[[Exception | None], object],
+) -> tuple[str, float]:
+    following = ranks_that_follow(job.roles, job.workers)
+    end = on_end if rank in following else _ignore
+    spoke = Spoke(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
+    try:
+        if following:  # nobody is ended who is not connected
+            spoke.wait()
+        result = call(spoke.gather)
+    except BaseException:
+        spoke.close()
+        raise
+    spoke.finish()
+    return result
+
+
+def _ignore(_: Any) -> None:
+    """A function that is not a server's ends by itself."""

@@ -1,0 +1,212 @@
+"""Rank 0's side of what the workers of a function do together; all others are connected to it."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence, Set
+from typing import get_args
+
+from pybackend.errors import ClusterError, PeerLostError
+from pybackend.job.codec import decode, encode
+from pybackend.job.messages import End, FromHub, FromSpoke, NotShared, Share, Shared
+from pybackend.net.rendezvous import Acceptor, split_address
+from pybackend.net.stream import Stream
+
+PURPOSE = "function"
+# Of one message, in bytes.
+LONGEST = 1 << 31
+# When those that lead have returned, workers and evaluators may be about to: servers never are.
+GRACE_SECONDS = 3.0
+# For the servers to say that they have ended.
+_END_SECONDS = 10.0
+
+
+class Hub:
+    """Collects what all ranks share, and ends the servers when the others have returned.
+
+    Parameters
+    ----------
+    server
+        The socket at which rank 0 listens, for as long as its process lives.
+    peers
+        ``host:port`` by rank.
+    token
+        The job's secret, which every rank proves.
+    timeout
+        Seconds after which a machine that does not answer, or a rank that has never come, is lost.
+    encrypt
+        As in `greet_as_client`.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        peers: Sequence[str],
+        token: str,
+        timeout: float,
+        encrypt: bool | None,
+    ) -> None:
+        self._hosts = [split_address(peer)[0] for peer in peers]
+        self._timeout = timeout
+        self._began = time.monotonic()
+        self._changed = threading.Condition()
+        self._streams: dict[int, Stream] = {}
+        self._waiting: dict[int, Share] = {}
+        self._returned: set[int] = set()
+        self._lost: dict[int, str] = {}
+        self._farewell: NotShared | None = None
+        self._turn = threading.Lock()
+        self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
+        Acceptor(server, token, PURPOSE, self._welcome, encrypt=encrypt)
+
+    def gather(self, call: str, text: str) -> list[str]:
+        """Everyone's texts, by rank.
+
+        Raises
+        ------
+        PeerLostError, ClusterError
+            A rank was lost, has returned, or is at another call.
+        """
+        with self._turn:
+            with self._changed:
+                self._waiting[0] = Share(call, text)
+                self._settle()
+            while True:
+                try:
+                    return read_answer(self._answers.get(timeout=1.0), self._hosts)
+                except queue.Empty:
+                    self._find_absent()
+
+    def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> None:
+        """Say that rank 0's function has returned, and end those that follow when all have.
+
+        Parameters
+        ----------
+        leading, following
+            As in `pybackend.job.roles`.
+        patient
+            Of those that follow the ones that get `GRACE_SECONDS` to return by themselves.
+        """
+        with self._changed:
+            self._returned.add(0)
+            self._settle()
+            if not following:
+                return
+            self._wait(leading, None)
+            if self._lost.keys() & leading:  # the launcher ends all, and says why
+                return
+            self._wait(patient, GRACE_SECONDS)
+            for rank in following - self._returned:
+                self._send(rank, End())
+            self._wait(following, _END_SECONDS)
+
+    def leave(self) -> None:
+        """Tell all, those that come later too, that rank 0 shares nothing any more."""
+        with self._changed:
+            is_over = 0 in self._returned
+            self._farewell = (
+                NotShared("worker 0 has returned") if is_over else NotShared("has failed", lost=0)
+            )
+            for rank in self._streams:
+                self._send(rank, self._farewell)
+
+    def _wait(self, ranks: Set[int], seconds: float | None) -> None:
+        """Wait until these ranks have returned, or were lost."""
+        self._changed.wait_for(lambda: ranks <= self._returned | self._lost.keys(), seconds)
+
+    def _welcome(self, stream: Stream, rank: int) -> None:
+        with self._changed:
+            is_awaited = 0 < rank < len(self._hosts) and rank not in self._streams
+            if is_awaited:
+                self._streams[rank] = stream
+                if self._farewell:
+                    self._send(rank, self._farewell)
+        if not is_awaited:
+            stream.close()
+            return
+        stream.probe(self._timeout)
+        threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
+
+    def _listen(self, rank: int, stream: Stream) -> None:
+        reason = "closed the connection"
+        try:
+            while line := stream.read_line(LONGEST):
+                message: FromSpoke = decode(line, *get_args(FromSpoke))
+                with self._changed:
+                    if isinstance(message, Share):
+                        self._waiting[rank] = message
+                    else:
+                        self._returned.add(rank)
+                    self._settle()
+        except TimeoutError:
+            reason = f"has not answered for {self._timeout:g} s"
+        except (OSError, ValueError) as error:
+            reason = f"closed the connection ({error})"
+        self._lose(rank, reason)
+
+    def _lose(self, rank: int, reason: str) -> None:
+        with self._changed:
+            if rank not in self._returned:
+                self._lost.setdefault(rank, reason)
+            self._settle()
+
+    def _find_absent(self) -> None:
+        """Give up ranks that have not come in time, of which nothing is known."""
+        if time.monotonic() - self._began > self._timeout:
+            for rank in set(range(1, len(self._hosts))) - self._streams.keys():
+                self._lose(rank, f"did not connect within {self._timeout:g} s")
+
+    def _settle(self) -> None:
+        """Answer those that wait, if all do, or one of the others never will."""
+        self._changed.notify_all()
+        everyone = set(range(len(self._hosts)))
+        absent = everyone - self._waiting.keys()
+        answer: Shared | NotShared | None = None
+        if not absent:
+            answer = self._compare([self._waiting[rank] for rank in sorted(everyone)])
+        elif lost := sorted(absent & self._lost.keys()):
+            answer = NotShared(self._lost[lost[0]], lost[0])
+        elif gone := sorted(absent & self._returned):
+            answer = NotShared(f"worker {gone[0]} has returned")
+        if answer is not None:
+            waiting, self._waiting = self._waiting, {}
+            for rank in waiting:
+                self._send(rank, answer)
+
+    def _compare(self, shares: Sequence[Share]) -> Shared | NotShared:
+        for rank, share in enumerate(shares):
+            if share.call != shares[0].call:
+                first = f"worker 0 calls {shares[0].call}()"
+                return NotShared(f"{first} while worker {rank} calls {share.call}()")
+        return Shared(tuple(share.text for share in shares))
+
+    def _send(self, rank: int, message: FromHub) -> None:
+        if rank == 0:
+            assert not isinstance(message, End)
+            self._answers.put(message)
+        elif stream := self._streams.get(rank):
+            try:
+                stream.send_all(encode(message).encode() + b"\n", self._timeout)
+            except OSError:  # its own thread notices
+                return
+
+
+def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
+    """What all have shared.
+
+    Raises
+    ------
+    PeerLostError, ClusterError
+        Why they have not.
+    """
+    if isinstance(answer, Shared):
+        return list(answer.texts)
+    if answer.lost is not None:
+        raise PeerLostError(answer.lost, hosts[answer.lost], answer.reason)
+    raise ClusterError(
+        f"the workers are not at the same call: {answer.reason}. All of them must call "
+        "all_gather() and barrier() equally often, in the same order"
+    )

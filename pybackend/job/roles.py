@@ -1,0 +1,96 @@
+"""The roles of a function's workers: TensorFlow's chief, workers, parameter servers, evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import check_whole_number
+from pybackend.tf_config import ROLES, make_tf_config
+
+Roles = tuple[tuple[str, int], ...]
+_SINGLE = ("chief", "evaluator")
+
+
+def check_roles(value: Any) -> Roles:
+    """Check the argument ``roles``: pairs of a role and how many have it, in the order of ranks.
+
+    None gives no pairs.
+
+    Raises
+    ------
+    InputError
+        Names the role and what is expected.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise InputError(
+            "`roles` must map roles to how many workers have them, e.g. "
+            f"{{'chief': 1, 'worker': 2, 'ps': 1}}, not {value!r}"
+        )
+    if unknown := [role for role in value if role not in ROLES]:
+        fix = ": call it 'chief', as TensorFlow 2 does" if unknown[0] == "master" else ""
+        raise InputError(f"`roles` has {unknown[0]!r}, which is none of {', '.join(ROLES)}{fix}")
+    counts = {
+        role: check_whole_number(f"roles[{role!r}]", value[role], least=0)
+        for role in ROLES
+        if role in value
+    }
+    for role in _SINGLE:
+        if counts.get(role, 0) > 1:
+            raise InputError(f"`roles[{role!r}]` must be 0 or 1, not {counts[role]}")
+    if not counts.get("chief") and not counts.get("worker"):
+        raise InputError(f"`roles` must have a chief or a worker, not just {value!r}")
+    return tuple((role, count) for role, count in counts.items() if count)
+
+
+def place_of(roles: Roles, rank: int) -> tuple[str, int]:
+    """The role of a rank, and its number within the role; without roles all are workers."""
+    index = rank
+    for role, count in roles:
+        if index < count:
+            return role, index
+        index -= count
+    return "worker", index
+
+
+def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
+    """The TF_CONFIG text of a rank.
+
+    As TensorFlow expects it, the evaluator is no part of the others' cluster.
+
+    Parameters
+    ----------
+    addresses
+        ``host:port`` by rank.
+    """
+    if not roles:
+        return make_tf_config(addresses, rank)
+    role, index = place_of(roles, rank)
+    by_role: dict[str, list[str]] = {name: [] for name in ROLES}
+    for other, address in enumerate(addresses):
+        by_role[place_of(roles, other)[0]].append(address)
+    if role != "evaluator":
+        del by_role["evaluator"]
+    return make_tf_config(by_role.pop("worker"), index, role=role, **by_role)
+
+
+def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
+    """The ranks with whose return the call is over: the chief, else all workers."""
+    leading = "chief" if dict(roles).get("chief") else "worker"
+    return {rank for rank in range(workers) if place_of(roles, rank)[0] == leading}
+
+
+def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
+    """The ranks that are ended when those that lead have returned.
+
+    These are parameter servers and evaluators; and if a chief leads parameter servers, the workers
+    too, which only serve it then.
+    """
+    counts = dict(roles)
+    following = {"ps", "evaluator"}
+    if counts.get("chief") and counts.get("ps"):
+        following.add("worker")
+    return {rank for rank in range(workers) if place_of(roles, rank)[0] in following}

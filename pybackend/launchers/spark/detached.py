@@ -1,0 +1,142 @@
+"""Workers that run while Spark's slots are free: each is started by a task that returns at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pybackend.errors import ClusterError
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.member import Member
+from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
+from pybackend.launchers.spark.barrier import driver_addresses
+from pybackend.launchers.spark.detached_task import StartMember
+from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.log import quiet_log
+from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.session import is_connect
+from pybackend.launchers.spark.shipping import ship_package
+from pybackend.launchers.spark.slots import check_slots, is_one_machine
+from pybackend.net.heartbeat import find_silence
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.rendezvous import new_token
+
+_LEAVE_SECONDS = 20.0
+
+
+class DetachedLauncher:
+    """A process per worker on the executors of a classic session, which holds no slot of Spark's.
+
+    `launch` blocks as ever; other threads call `close_feeds` and `give_up` meanwhile.
+    """
+
+    workers = None
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self._meeting: MeetingServer | None = None
+        self._lock = threading.Lock()
+        self._has_closed = False
+        self._reason: str | None = None
+
+    def launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Any],
+        on_event: Emit,
+    ) -> Outcome:
+        """See `Launcher`; it takes no data sets, since rows come while the workers run."""
+        session = self.session
+        assert not datasets
+        if is_connect(session):
+            raise ClusterError(
+                "rows cannot be fed to running workers from a Spark Connect session, which has no "
+                "RDDs: use a classic session, or barrier_run(..., data=df)"
+            )
+        check_slots(session, job.workers)
+        check_allotment(session, job.resources, job.workers)
+        ship_package(session)
+        with _meeting(session, job) as (meeting, token):
+            member = Member(job, files, None, token, meeting.address, is_one_machine(session))
+            hosts = self._start(member)
+            with self._lock:
+                self._meeting = meeting
+                if self._has_closed:
+                    meeting.send({})
+            try:
+                outcome = run_gang(meeting, job, hosts, on_event, self._look)
+                _wait_until_gone(meeting, job.workers)
+                return outcome
+            finally:
+                with self._lock:
+                    self._meeting = None
+
+    def close_feeds(self) -> None:
+        """Tell all workers that no more rows come."""
+        with self._lock:
+            self._has_closed = True
+            if self._meeting is not None:
+                self._meeting.send({})
+
+    def give_up(self, reason: str) -> None:
+        """End the workers: `launch` raises `ClusterError` with this reason."""
+        self._reason = reason
+
+    def _start(self, member: Member) -> list[str]:
+        """Start all members; their hosts, by rank."""
+        session, workers = self.session, member.job.workers
+        start = StartMember(member, cores_of_task(session, workers))
+        numbers = session.sparkContext.parallelize(range(workers), workers)
+
+        def submit() -> list[tuple[int, str]]:
+            return list(numbers.barrier().mapPartitions(start).collect())
+
+        try:
+            with driver_python(session), quiet_log(session):
+                return [host for _, host in sorted(run_watched(session, submit, self._check))]
+        except ClusterError:
+            raise
+        except Exception as error:
+            raise explain_spark_error(error, session) from None
+
+    def _check(self) -> None:
+        self._look()
+        threading.Event().wait(0.05)
+
+    def _look(self) -> list[Any]:
+        if self._reason is not None:
+            raise ClusterError(self._reason)
+        return []
+
+
+@contextmanager
+def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
+    """Where the members meet, and their token."""
+    host, announced = driver_addresses(session)
+    token, silence = new_token(), find_silence(job.timeout)
+    try:
+        if host is None:
+            raise ClusterError("the session does not show spark.driver.host")
+        server = MeetingServer(host, token, job.workers, announced, silence=silence)
+    except ClusterError as error:
+        raise ClusterError(
+            f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
+            "by which executors reach it, and spark.driver.bindAddress to the one to listen on"
+        ) from error
+    with server:
+        yield server, token
+
+
+def _wait_until_gone(meeting: MeetingServer, workers: int) -> None:
+    """Wait a little for the members, which have ended their workers, to end themselves."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while not all(map(meeting.has_left, range(workers))) and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -1,0 +1,163 @@
+"""A member of a gang that outlives the Spark task that has started it.
+
+Tasks that feed it need the slot that it would hold. So its task returns at once, and leaves a
+process in a session of its own, which Spark's Python daemon does not end with its children. What
+keeps it is its connection to the driver: when that closes, it ends its worker and itself. All that
+it writes is in a folder that a process of the shell removes, whatever ends first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import cloudpickle
+
+import pybackend
+from pybackend.feed.client import Feeder
+from pybackend.feed.protocol import FEED
+from pybackend.job.job import FEED_TOKEN
+from pybackend.job.messages import Announced, Event
+from pybackend.launchers.libraries import load_own_libraries
+from pybackend.launchers.member import Member
+from pybackend.launchers.remote.janitor import SWEEP
+from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
+from pybackend.launchers.spark.barrier_task import BarrierGroup
+from pybackend.net.heartbeat import find_silence
+from pybackend.net.meeting_client import MeetingClient
+
+_DRIVER_SECONDS = 30.0
+_LOG = "member.log"
+_START = (
+    "import sys; del sys.path[0]; import runpy; "
+    "runpy.run_module('pybackend.launchers.spark.detached_task', run_name='__main__')"
+)
+
+
+@dataclass(frozen=True)
+class StartMember:
+    """The function of the barrier stage: each task starts one member, and returns its host."""
+
+    member: Member
+    cores: int
+
+    def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """Start a member; yields its rank and host."""
+        from pyspark import BarrierTaskContext
+
+        for _ in numbers:
+            pass
+        context = BarrierTaskContext.get()
+        # No member meets anybody by this: only its place is asked for.
+        group = BarrierGroup(context, None, self.cores)  # type: ignore[arg-type]
+        place = {
+            "rank": group.rank,
+            "hosts": group.hosts,
+            "cores": group.cores,
+            "gpus": group.gpus,
+        }
+        _start(self.member, json.dumps(place))
+        yield group.rank, group.hosts[group.rank]
+
+
+def _start(member: Member, place: str) -> None:
+    parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    folder = tempfile.mkdtemp(prefix="tfdist-", dir=parent if os.path.isdir(parent) else None)
+    janitor = subprocess.Popen(
+        ["/bin/sh", "-c", SWEEP, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert janitor.stdin is not None
+    with janitor.stdin as pipe:  # the member keeps it open, for as long as it lives
+        Path(folder, TASK).write_bytes(cloudpickle.dumps(member))
+        with Path(folder, _LOG).open("wb") as log:
+            subprocess.Popen(
+                [sys.executable, "-u", "-c", _START, folder, place],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(pipe.fileno(),),
+                cwd=folder,
+                env={**os.environ, "TMPDIR": folder, "PYTHONPATH": _copy_library(folder)},
+                start_new_session=True,
+            )
+
+
+def _copy_library(folder: str) -> str:
+    """Where the member finds this package: not in the executor's folder, which may go first."""
+    own = Path(pybackend.__file__).resolve().parents[1]
+    paths = [os.path.abspath(path or ".") for path in sys.path]
+    if own.is_file():
+        kept = Path(folder, own.name)
+        kept.write_bytes(own.read_bytes())
+        paths = [str(kept), *(path for path in paths if path != str(own))]
+    return os.pathsep.join(dict.fromkeys([str(own) if own.is_dir() else paths[0], *paths]))
+
+
+class _Meeting(MeetingClient):
+    """The connection to the driver, which also hears where the worker takes rows."""
+
+    fed: str | None = None
+
+    def __call__(self, event: Event) -> bool:
+        if isinstance(event, Announced) and event.name == FEED:
+            self.fed = event.text
+        return super().__call__(event)
+
+
+def main(folder: str, place: str) -> None:
+    """Be the member, to the end of its worker or of its driver.
+
+    Parameters
+    ----------
+    folder
+        Holds the pickled `Member`; all that is written lies below it.
+    place
+        JSON of ``rank``, ``hosts``, ``cores`` and ``gpus``.
+    """
+    load_own_libraries()
+    signal.signal(signal.SIGTERM, _leave)
+    given = json.loads(place)
+    # Made by the driver of its own objects, and brought by Spark, as Spark's own tasks are.
+    member: Member = cloudpickle.loads(Path(folder, TASK).read_bytes())
+    Path(folder, TASK).unlink()
+    rank = given["rank"]
+    with _Meeting(member.driver, member.token, rank, _DRIVER_SECONDS, _end) as meeting:
+        meeting.require()
+        meeting.start_beating(find_silence(member.job.timeout))
+        threading.Thread(target=_close_feeds, args=(meeting, member, rank), daemon=True).start()
+        task = RemoteTask(member, tuple(given["hosts"]))
+        take_part(task, rank, Path(folder), meeting, given["cores"], given["gpus"])
+
+
+def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
+    """When the driver says so, tell the worker that no more rows come."""
+    with suppress(OSError):
+        if meeting.receive(threading.TIMEOUT_MAX) is not None and meeting.fed is not None:
+            Feeder({rank: meeting.fed}, member.files[FEED_TOKEN].decode(), 0.0).close()
+
+
+def _leave(*_: object) -> NoReturn:
+    sys.exit("the driver has ended the job")
+
+
+def _end() -> None:
+    """End this process, and what it has started: leaving its contexts does that."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Spark's tasks that feed workers while these run. This file is imported on the executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import ClusterError, SerializationError
+from pybackend.feed.client import Feeder, split_items
+from pybackend.feed.items import encode_items, frame_items
+
+FED_SCHEMA = "rows long, failure string"
+
+
+@dataclass(frozen=True)
+class FeedItems:
+    """Feeds a partition of an RDD; yields how many of its rows were taken, and what has failed.
+
+    A failure is returned rather than raised: Spark would try the task again.
+    """
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
+        """Feed these items."""
+        yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
+
+
+@dataclass(frozen=True)
+class FeedFrame:
+    """Feeds a partition of a DataFrame; yields rows of `FED_SCHEMA`, as `FeedItems` does."""
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Feed these Arrow batches."""
+        import pyarrow as pa
+
+        filled = (frame_items(batch) for batch in batches if batch.num_rows)
+        rows, failure = _feed(self.feeder, self.name, filled)
+        columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
+
+
+@dataclass(frozen=True)
+class InferItems:
+    """Feeds a partition of an RDD; yields a result for each of its items."""
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Feed these items."""
+        partition, attempt = _place()
+        batches = map(encode_items, split_items(iter(items)))
+        return self.feeder.infer(batches, self.name, partition, attempt)
+
+
+def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:
+    try:
+        return feeder.feed(batches, name, *_place()), None
+    except (ClusterError, SerializationError) as error:
+        return 0, str(error)
+
+
+def _place() -> tuple[int, int]:
+    """Number of this task's partition, and how often Spark has tried it before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return (context.partitionId(), context.attemptNumber()) if context else (0, 0)

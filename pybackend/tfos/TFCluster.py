@@ -1,0 +1,458 @@
+"""A cluster of TensorFlow processes on Spark's executors, which run the user's function.
+
+With `InputMode.TENSORFLOW` the function reads its own data, and the workers are those of
+`barrier_run`. With `InputMode.SPARK` Spark feeds it rows by `TFCluster.train` and
+`TFCluster.inference`; the workers then hold none of Spark's slots.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pybackend.api.progress import printer
+from pybackend.errors import ClusterError, InputError
+from pybackend.feed.client import Feeder
+from pybackend.feed.protocol import FEED
+from pybackend.job.arguments import check_seconds, check_whole_number
+from pybackend.job.job import FEED_TOKEN, FUNCTION, make_job
+from pybackend.job.messages import Announced, Event
+from pybackend.job.pickling import pickle_value
+from pybackend.launchers import (
+    FED_SCHEMA,
+    DetachedLauncher,
+    FeedFrame,
+    FeedItems,
+    InferItems,
+    driver_python,
+    is_session,
+    is_spark_frame,
+    launcher_for,
+    quiet_log,
+    small_batches,
+)
+from pybackend.net.rendezvous import new_token
+from pybackend.tfos.node import NODE, TERMINATED, NodeSettings, Place, run_node
+
+# What the original takes for "as long as it lasts".
+_EPOCHS = 10
+_LOOK_SECONDS = 0.05
+# What feeders say of a failure, and what the driver hears of it, are on their ways together.
+_CAUSE_SECONDS = 10.0
+
+
+class InputMode:
+    """Who reads the data: the function itself, or Spark, which feeds it."""
+
+    TENSORFLOW = 0
+    SPARK = 1
+
+
+class TFCluster:
+    """A running cluster; made by `run`.
+
+    Attributes
+    ----------
+    sc, num_executors, input_mode, defaultFS, working_dir, queues
+        As given to `run`, or found there.
+    cluster_info
+        A dict per node: executor_id, job_name, task_index, host, port, addr, tb_port, tb_pid.
+    cluster_meta, cluster_id, nodeRDD, server
+        As the original has them; ``server.done`` tells whether a function wants no more rows.
+    """
+
+    def __init__(self, session: Any, gang: _Gang, settings: NodeSettings, input_mode: int) -> None:
+        self._session = session
+        self.sc = sc = session.sparkContext
+        self.input_mode = input_mode
+        self.num_executors = len(settings.places)
+        self.defaultFS = settings.default_fs
+        self.working_dir = settings.working_dir
+        self.queues = ["input", "output", "error"]
+        self.cluster_id = gang.token[:16]
+        self.cluster_info = gang.nodes
+        self.cluster_meta = {"id": self.cluster_id, "num_executors": self.num_executors}
+        self.nodeRDD = sc.parallelize(range(self.num_executors), self.num_executors)
+        self.server = gang
+        self._gang = gang
+        self._feeds = 0
+        self._lock = threading.Lock()
+
+    def train(
+        self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input"
+    ) -> None:
+        """Feed the rows to the workers; returns when all have been taken, or are not wanted.
+
+        Parameters
+        ----------
+        dataRDD
+            An RDD, a DataFrame, whose rows arrive fastest, or a DStream.
+        num_epochs
+            How often the rows are fed; 0: ten times, or until the function calls ``terminate``.
+        feed_timeout
+            Seconds that a worker may take no row.
+
+        Raises
+        ------
+        ClusterError
+            A worker has taken no row for so long, or the cluster has ended.
+        WorkerFailedError
+            A worker has failed.
+        SerializationError
+            A row cannot travel.
+        """
+        self._check_fed("train", qname)
+        epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
+        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+        if hasattr(dataRDD, "foreachRDD"):
+            dataRDD.foreachRDD(lambda rdd: self._feed(rdd, 1, feeder))
+        else:
+            self._feed(dataRDD, epochs, feeder)
+
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """An RDD of the results for these rows: as many, in the same order, made when it is used.
+
+        Parameters
+        ----------
+        dataRDD, feed_timeout
+            As in `train`; an RDD or a DataFrame.
+
+        Raises
+        ------
+        ClusterError, WorkerFailedError
+            As in `train`.
+        """
+        self._check_fed("inference", qname)
+        rows = dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD
+        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+        return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
+
+    def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
+        """Say that no more rows come, and wait until all functions have returned.
+
+        Parameters
+        ----------
+        ssc
+            A StreamingContext that feeds the workers: it is waited for, and stopped when a function
+            wants no more rows.
+        grace_secs
+            Nothing: functions are waited for, however long they take after the last row.
+        timeout
+            Seconds after which workers that still run are ended; -1: never.
+
+        Raises
+        ------
+        WorkerFailedError
+            A worker has failed.
+        ClusterError
+            The workers took longer, or were lost.
+        """
+        deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+        if ssc is not None:
+            while not ssc.awaitTerminationOrTimeout(0.5):
+                if self._gang.done or self._gang.has_ended or time.monotonic() > deadline:
+                    ssc.stop(stopSparkContext=False, stopGraceFully=True)
+                    break
+        while self._feeds and not self._gang.has_ended and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        self._gang.finish(deadline, timeout)
+
+    def tensorboard_url(self) -> str | None:
+        """Where TensorBoard shows the training; None if it was not asked for."""
+        shown = (node for node in self.cluster_info if node["tb_port"])
+        return next((f"http://{node['host']}:{node['tb_port']}" for node in shown), None)
+
+    def _check_fed(self, call: str, qname: str) -> None:
+        if self.input_mode != InputMode.SPARK:
+            raise InputError(f"TFCluster.{call}() needs input_mode=InputMode.SPARK")
+        if qname != "input":
+            raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
+        self._gang.raise_failure(0)
+
+    def _feed(self, rows: Any, epochs: int, feeder: Feeder) -> None:
+        name = new_token()[:16]
+        with self._lock:
+            self._feeds += 1
+        try:
+            ended = _feed_frame if is_spark_frame(rows) else _feed_rdd
+            with driver_python(self._session), quiet_log(self._session):
+                failures = [failure for _, failure in ended(rows, epochs, feeder, name) if failure]
+        finally:
+            with self._lock:
+                self._feeds -= 1
+        if failures:
+            self._gang.raise_failure(_CAUSE_SECONDS)
+            if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
+                raise ClusterError(failures[0])
+
+
+class _Gang:
+    """The workers of a cluster, launched on a thread of their own.
+
+    Attributes
+    ----------
+    nodes
+        What each has said of itself, by executor id.
+    done
+        Whether a function wants no more rows.
+    """
+
+    def __init__(self, launch: Callable[[_Gang], object], launcher: Any, workers: int) -> None:
+        self.token = new_token()
+        self.nodes: list[dict[str, Any]] = []
+        self.done = False
+        self._launcher = launcher
+        self._workers = workers
+        self._show = printer(2)
+        self._error: BaseException | None = None
+        self._fed: dict[int, str] = {}
+        self._known: dict[int, dict[str, Any]] = {}
+        self._thread = threading.Thread(target=self._run, args=(launch,), daemon=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no worker runs any more."""
+        return not self._thread.is_alive()
+
+    def start(self, is_fed: bool, seconds: float) -> None:
+        """Start the workers, and wait until all functions are about to begin."""
+        deadline = time.monotonic() + seconds
+        self._thread.start()
+        while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
+            self._thread.join(_LOOK_SECONDS)
+            if self.has_ended:
+                self.raise_failure(0)
+                break
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(self._workers) if rank not in self._known]
+                self._end(
+                    f"worker {', '.join(map(str, missing))} did not start within {seconds:g}"
+                    " s (reservation_timeout): see the logs of the executors"
+                )
+        self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
+
+    def feeder(self, timeout: float) -> Feeder:
+        """How tasks reach the workers that take rows."""
+        trains = [rank for rank, node in self._known.items() if node["job_name"] != "ps"]
+        return Feeder({rank: self._fed[rank] for rank in sorted(trains)}, self.token, timeout)
+
+    def raise_failure(self, seconds: float) -> None:
+        """Raise what has ended the workers, if it does so within some seconds."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+
+    def finish(self, deadline: float, timeout: float) -> None:
+        """Wait for the workers' end, and raise what has failed."""
+        if isinstance(self._launcher, DetachedLauncher):
+            self._launcher.close_feeds()
+        while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
+            self._thread.join(_LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                self._end(
+                    f"the workers still run after {timeout:g} s (timeout): their functions have "
+                    "not returned, though no more rows come. They were ended"
+                )
+        self.raise_failure(0)
+
+    def stop(self) -> None:
+        """Nothing: the workers end with their functions, or with this process."""
+
+    def _run(self, launch: Callable[[_Gang], object]) -> None:
+        try:
+            launch(self)
+        except BaseException as error:
+            self._error = error
+
+    def hear(self, event: Event) -> None:
+        """Take in what workers say."""
+        if not isinstance(event, Announced):
+            self._show(event)
+        elif event.name == FEED:
+            self._fed[event.rank] = event.text
+        elif event.name == NODE:
+            self._known[event.rank] = json.loads(event.text)
+        elif event.name == TERMINATED:
+            self.done = True
+
+    def _end(self, reason: str) -> None:
+        if isinstance(self._launcher, DetachedLauncher):
+            self._launcher.give_up(reason)
+            self._thread.join()
+        raise self._error or ClusterError(reason)
+
+
+def run(
+    sc: Any,
+    map_fun: Callable[[Any, Any], Any],
+    tf_args: Any,
+    num_executors: int,
+    num_ps: int,
+    tensorboard: bool = False,
+    input_mode: int = InputMode.TENSORFLOW,
+    log_dir: str | None = None,
+    driver_ps_nodes: bool = False,
+    master_node: str | None = None,
+    reservation_timeout: float = 600,
+    queues: Sequence[str] = ("input", "output", "error"),
+    eval_node: bool = False,
+    release_port: bool = True,
+) -> TFCluster:
+    """Start a function on every node of a cluster; returns when all are about to begin.
+
+    Parameters
+    ----------
+    sc
+        A SparkContext.
+    map_fun
+        Called as ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, in a process of its own.
+    tf_args
+        Its first argument; a list is its ``sys.argv``, too.
+    num_executors
+        How many nodes there are in all; Spark needs as many slots.
+    num_ps
+        How many of them are parameter servers.
+    tensorboard, log_dir
+        Whether a worker starts TensorBoard, and what it shows.
+    input_mode
+        Of `InputMode`.
+    driver_ps_nodes
+        Refused: parameter servers are on executors.
+    master_node
+        ``"chief"`` or ``"master"``: the role of one of the nodes. With it, TF_CONFIG is set.
+    reservation_timeout
+        Seconds in which all nodes must have started.
+    queues
+        Ignored.
+    eval_node
+        Whether one of the nodes is the evaluator.
+    release_port
+        False leaves ``ctx.tmp_socket`` on the port of each node's server, until the function calls
+        ``ctx.release_port()``.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError
+        As in `barrier_run`.
+    """
+    session = _session_of(sc)
+    if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
+        raise InputError(f"`input_mode` must be one of InputMode, not {input_mode!r}")
+    is_fed = input_mode == InputMode.SPARK
+    if driver_ps_nodes:
+        raise InputError(
+            "`driver_ps_nodes` is not supported: parameter servers run on executors. Leave it out, "
+            "and give the session num_executors slots"
+        )
+    if eval_node and is_fed:
+        raise InputError("`eval_node` needs InputMode.TENSORFLOW: an evaluator reads its own data")
+    roles = _count_roles(num_executors, num_ps, master_node, eval_node)
+    places = _place_nodes(roles, master_node)
+    shows = next(
+        (p for name in ("worker", "chief", "master") for p in places if p.job_name == name), None
+    )
+    settings = NodeSettings(
+        places,
+        _default_fs(session.sparkContext),
+        os.getcwd(),
+        bool(release_port),
+        shows.executor_id if tensorboard and shows else None,
+        log_dir,
+    )
+    job = make_job("run", {"workers": num_executors, "roles": roles, "verbose": 2})
+    call = (run_node, (map_fun, tf_args, settings))
+    files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
+    launcher: Any = DetachedLauncher(session) if is_fed else launcher_for(session)
+
+    def launch(gang: _Gang) -> None:
+        secret = {FEED_TOKEN: gang.token.encode()} if is_fed else {}
+        launcher.launch(job, {**files, **secret}, {}, gang.hear)
+
+    gang = _Gang(launch, launcher, num_executors)
+    gang.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
+    return TFCluster(session, gang, settings, input_mode)
+
+
+def _count_roles(
+    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
+) -> dict[str, int]:
+    """How many nodes have which role, in the order of ranks."""
+    count = check_whole_number("num_executors", num_executors, least=1)
+    servers = check_whole_number("num_ps", num_ps, least=0)
+    if master_node not in (None, "", "chief", "master"):
+        raise InputError(f"`master_node` must be 'chief' or 'master', not {master_node!r}")
+    chiefs, evaluators = int(bool(master_node)), int(bool(eval_node))
+    workers = count - servers - chiefs - evaluators
+    if workers < 0 or chiefs + workers < 1:
+        raise InputError(
+            f"`num_executors` is {count}: too few for num_ps={servers}"
+            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''} "
+            "and at least one node that trains"
+        )
+    roles = {"chief": chiefs, "worker": workers, "ps": servers, "evaluator": evaluators}
+    return {role: number for role, number in roles.items() if number}
+
+
+def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Place, ...]:
+    """By rank, the numbers that the original gives: parameter servers first, workers last."""
+    starts, count = {}, 0
+    for role in ("ps", "chief", "evaluator", "worker"):
+        starts[role] = count
+        count += roles.get(role, 0)
+    return tuple(
+        Place(starts[role] + index, str(master_node) if role == "chief" else role, index)
+        for role, number in roles.items()
+        for index in range(number)
+    )
+
+
+def _session_of(sc: Any) -> Any:
+    if is_session(sc):
+        return sc
+    if not hasattr(sc, "parallelize"):
+        raise InputError(f"`sc` must be a SparkContext, not {type(sc).__name__}")
+    from pyspark.sql import SparkSession
+
+    return SparkSession(sc)
+
+
+def _default_fs(context: Any) -> str:
+    """Hadoop's default file system, by Spark's settings or Hadoop's own file."""
+    known = context.getConf().get("spark.hadoop.fs.defaultFS")
+    folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
+    if known is None and folder:
+        with suppress(OSError):
+            text = Path(folder, "core-site.xml").read_text()
+            pattern = r"<name>\s*fs\.default(?:FS|\.name)\s*</name>\s*<value>\s*([^<\s]+)"
+            found = re.search(pattern, text)
+            known = found[1] if found else None
+    known = known or "file://"
+    # Without the root: paths are put behind it.
+    return (
+        known[:-1]
+        if known.startswith("file://") and known.endswith("/") and known != "file://"
+        else known
+    )
+
+
+def _feed_rdd(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[tuple[int, str | None]]:
+    context = rows.context
+    all_rows = context.union([rows] * epochs) if epochs > 1 else rows
+    return list(all_rows.mapPartitions(FeedItems(feeder, name)).collect())
+
+
+def _feed_frame(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[Any]:
+    found: list[Any] = []
+    with small_batches(rows.sparkSession):
+        for epoch in range(epochs):
+            fed = rows.mapInArrow(FeedFrame(feeder, f"{name}-{epoch}"), FED_SCHEMA)
+            found += [(row["rows"], row["failure"]) for row in fed.collect()]
+    return found

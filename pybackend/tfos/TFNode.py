@@ -1,0 +1,149 @@
+"""What a function on a worker needs: paths on the cluster's file system, and its rows."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from pybackend.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+_SCHEMES = (
+    "adl",
+    "file",
+    "gs",
+    "hdfs",
+    "oss",
+    "s3",
+    "s3a",
+    "s3n",
+    "swift",
+    "viewfs",
+    "wasb",
+    "wasbs",
+)
+
+
+def hdfs_path(ctx: Any, path: str) -> str:
+    """An absolute path with the scheme of its file system.
+
+    Parameters
+    ----------
+    ctx
+        Has ``defaultFS`` and ``working_dir``.
+    path
+        Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a disk.
+    """
+    root = ctx.defaultFS
+    if path.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
+        return path
+    if path.startswith("/"):
+        return f"{root}{path}"
+    if root.startswith(("hdfs://", "viewfs://")):
+        return f"{root}/user/{getpass.getuser()}/{path}"
+    if root.startswith("file://"):
+        return f"{root}/{ctx.working_dir[1:]}/{path}"
+    logger.warning("%s is no file system that is known: %s is taken to be below it", root, path)
+    return f"{root}/{path}"
+
+
+def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
+    """Refused, as for every TensorFlow 2: a strategy of `tf.distribute` starts the servers."""
+    raise InputError(
+        "start_cluster_server() is of TensorFlow 1: use a strategy of tf.distribute, which reads "
+        "TF_CONFIG and starts the server itself"
+    )
+
+
+def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any) -> NoReturn:
+    """Refused, as for every TensorFlow 2: see `pybackend.tfos.compat.export_saved_model`."""
+    raise InputError(
+        "export_saved_model() of a session is of TensorFlow 1: use "
+        "compat.export_saved_model(model, export_dir, is_chief)"
+    )
+
+
+def release_port(ctx: Any) -> None:
+    """Close the socket that holds the port of this node's server."""
+    if ctx.tmp_socket is None:
+        logger.warning("release_port() was called, and no socket holds a port")
+        return
+    ctx.tmp_socket.close()
+    ctx.tmp_socket = None
+
+
+def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:
+    """Refused: see `DataFeed`."""
+    raise InputError("TFNode.next_batch() is gone: use TFNode.DataFeed(ctx.mgr).next_batch()")
+
+
+def batch_results(mgr: Any, results: Any, qname: str = "output") -> NoReturn:
+    """Refused: see `DataFeed`."""
+    raise InputError("TFNode.batch_results() is gone: use TFNode.DataFeed(ctx.mgr).batch_results()")
+
+
+def terminate(mgr: Any, qname: str = "input") -> NoReturn:
+    """Refused: see `DataFeed`."""
+    raise InputError("TFNode.terminate() is gone: use TFNode.DataFeed(ctx.mgr).terminate()")
+
+
+class DataFeed:
+    """The rows that Spark feeds this worker, and the results that it gives for them.
+
+    Parameters
+    ----------
+    mgr
+        The context's ``mgr``.
+    train_mode
+        False for inference: a batch then holds rows of one partition only.
+    qname_in, qname_out
+        Names of queues of ``mgr``.
+    input_mapping
+        Columns of a DataFrame to names of tensors, in whose sorted order rows have their values.
+    """
+
+    def __init__(
+        self,
+        mgr: Any,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> None:
+        self.mgr = mgr
+        self.train_mode = train_mode
+        self.qname_in = qname_in
+        self.qname_out = qname_out
+        self.done_feeding = False
+        self.input_tensors = (
+            None if input_mapping is None else [name for _, name in sorted(input_mapping.items())]
+        )
+        self.queue_in = mgr.get_queue(qname_in)
+        self.queue_out = mgr.get_queue(qname_out)
+
+    def next_batch(self, batch_size: int) -> Any:
+        """The next rows: a list, or with ``input_mapping`` a dict of a list per tensor.
+
+        It waits for so many; fewer come at the end, and in inference at the end of a partition.
+        """
+        items, self.done_feeding = self.queue_in.take(batch_size, keeps_apart=not self.train_mode)
+        if self.input_tensors is None:
+            return items
+        return {name: [item[n] for item in items] for n, name in enumerate(self.input_tensors)}
+
+    def should_stop(self) -> bool:
+        """Whether there will be no more rows."""
+        return self.done_feeding
+
+    def batch_results(self, results: Sequence[Any]) -> None:
+        """Give one result for each row that was taken, in their order."""
+        self.queue_out.give(results)
+
+    def terminate(self) -> None:
+        """Take no more rows: tasks that feed end at once, and later ones too."""
+        self.mgr.set("state", "terminating")
+        self.done_feeding = True
+        self.queue_in.stop()

@@ -1,0 +1,166 @@
+"""Runs the user's function as a node of a cluster, inside a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.job.context import WorkerContext
+from pybackend.net.rendezvous import split_address
+from pybackend.tfos.TFManager import fed_manager
+from pybackend.tfos.TFSparkNode import TFNodeContext
+
+# By these names a node tells the driver what it is, and that its function wants no more rows.
+NODE = "node"
+TERMINATED = "terminated"
+_SERVES = re.compile(r"http://\S+?:(\d+)/")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's number, its role and its number in that role."""
+
+    executor_id: int
+    job_name: str
+    task_index: int
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What all nodes of a cluster have in common.
+
+    Attributes
+    ----------
+    places
+        By rank.
+    default_fs, working_dir
+        As in `TFNodeContext`.
+    release_port
+        Whether nothing holds the port of a node's server when its function begins.
+    tensorboard
+        Executor id of the node that starts TensorBoard; None if none does.
+    log_dir
+        What it shows.
+    """
+
+    places: tuple[Place, ...]
+    default_fs: str
+    working_dir: str
+    release_port: bool = True
+    tensorboard: int | None = None
+    log_dir: str | None = None
+
+
+def run_node(
+    context: WorkerContext,
+    map_fun: Callable[[Any, Any], Any],
+    tf_args: Any,
+    settings: NodeSettings,
+) -> None:
+    """Call ``map_fun(tf_args, ctx)`` with a `TFNodeContext`."""
+    place = settings.places[context.rank]
+    address = context.addresses[context.rank]
+    host, port = split_address(address)
+    spec = describe_cluster(settings.places, context.addresses)
+    if not spec.keys() & {"chief", "master"}:  # then each node is on its own
+        os.environ.pop("TF_CONFIG", None)
+    shown = 0
+    if settings.tensorboard == place.executor_id:
+        shown = _start_tensorboard(host, settings.log_dir or f"tensorboard_{place.executor_id}")
+    ctx = TFNodeContext(
+        place.executor_id,
+        place.job_name,
+        place.task_index,
+        spec,
+        settings.default_fs,
+        settings.working_dir,
+        _manager(context),
+        None if settings.release_port else _hold(host, port),
+    )
+    node = {**vars(place), "host": host, "port": port, "addr": address, "tb_port": shown}
+    context.announce(NODE, json.dumps({**node, "tb_pid": 0, "pid": os.getpid()}))
+    if isinstance(tf_args, list):
+        sys.argv = list(tf_args)
+    map_fun(tf_args, ctx)
+
+
+def describe_cluster(places: Sequence[Place], addresses: Sequence[str]) -> dict[str, list[str]]:
+    """Addresses of all nodes, by role and in the order of their numbers in it."""
+    spec: dict[str, list[str]] = {}
+    ordered = sorted(range(len(places)), key=lambda rank: places[rank].task_index)
+    for rank in ordered:
+        spec.setdefault(places[rank].job_name, []).append(addresses[rank])
+    return spec
+
+
+def _manager(context: WorkerContext) -> Any:
+    queue = getattr(context.source, "queue", None)
+    manager = fed_manager(queue)
+    if queue is not None:
+        threading.Thread(target=_tell_end, args=(queue, context.announce), daemon=True).start()
+    return manager
+
+
+def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
+    """Tell the driver when the function wants no more rows."""
+    with queue.changed:
+        queue.changed.wait_for(lambda: queue.has_stopped)
+        has_failed = queue.failure is not None
+    if not has_failed:
+        announce(TERMINATED, "")
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    """A socket on this node's port, beside that of the launcher; TensorFlow's server binds it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, port))
+    return held
+
+
+def _start_tensorboard(host: str, log_dir: str) -> int:
+    """Start TensorBoard, which ends with this worker; its port, 0 if it has not come up."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            f"--logdir={log_dir}",
+            f"--host={host}",
+            f"--port={os.environ.get('TENSORBOARD_PORT', '0')}",
+            "--reload_multifile=true",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    limit = threading.Timer(_TENSORBOARD_SECONDS, process.send_signal, (signal.SIGTERM,))
+    limit.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if found := _SERVES.search(line):
+            limit.cancel()
+            threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
+            return int(found[1])
+    limit.cancel()
+    return 0
+
+
+def _drain(lines: Any) -> None:
+    """Read what nobody needs: a full pipe would stop who writes it."""
+    for _ in lines:
+        pass
+
+
+_TENSORBOARD_SECONDS = 60.0
