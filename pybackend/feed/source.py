@@ -19,7 +19,6 @@ from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import FEED_TOKEN, ROWS
 
 
-
 class FedRows:
     """Rows that come while the function runs, from `queue`."""
 

@@ -16,9 +16,7 @@ _ELSEWHERE = "192.0.2.1"
 _EXECUTOR_ID = "executor_id"
 
 
-def single_node_env(
-    num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()
-) -> None:
+def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
     """Let TensorFlow, in this process, see so many GPUs, or none.
 
     Parameters

@@ -48,7 +48,7 @@ def assembler() -> Any:
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> Any:
+def pipeline(spark: Any) -> Any:
     """Text to codes, columns to a vector, a training on two workers, and codes to text."""
     keras.utils.set_random_seed(11)
     training = KerasEstimator(
