@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
+    from pybackend.launchers.spark.saved_model import apply_saved_model
+    from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
         is_connect,
         is_session,
@@ -45,9 +47,11 @@ __all__ = [
     "InferItems",
     "Launcher",
     "Outcome",
+    "SavedModel",
     "SparklyrWorkers",
     "add_predictions",
     "add_run_options",
+    "apply_saved_model",
     "ask_executors",
     "attach_spark",
     "check_slots",
@@ -75,7 +79,9 @@ _HOME = {
     "FeedFrame": "spark.feeding",
     "FeedItems": "spark.feeding",
     "InferItems": "spark.feeding",
+    "SavedModel": "spark.saved_model_task",
     "SparklyrWorkers": "spark.sparklyr",
+    "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",
     "add_run_options": "script.options",
     "ask_executors": "spark.executors",
