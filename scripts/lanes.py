@@ -65,7 +65,14 @@ MODULES = {
         "test_transfer",
     ],
     "spark": ["test_probe", "test_routes", "test_spark"],
-    "frames": ["test_predict", "test_records", "test_score"],
+    "frames": [
+        "test_dfutil",
+        "test_ml",
+        "test_predict",
+        "test_records",
+        "test_score",
+        "test_tfos_pipeline",
+    ],
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
     "machines": [

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.session import is_session, is_spark_frame, read_schema
+    from pybackend.launchers.spark.saved_model import apply_saved_model
+    from pybackend.launchers.spark.saved_model_task import SavedModel
+    from pybackend.launchers.spark.session import (
+        is_connect,
+        is_session,
+        is_spark_frame,
+        read_schema,
+    )
     from pybackend.launchers.spark.slots import check_slots, count_slots
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
@@ -40,9 +47,11 @@ __all__ = [
     "InferItems",
     "Launcher",
     "Outcome",
+    "SavedModel",
     "SparklyrWorkers",
     "add_predictions",
     "add_run_options",
+    "apply_saved_model",
     "ask_executors",
     "attach_spark",
     "check_slots",
@@ -50,6 +59,7 @@ __all__ = [
     "count_workers",
     "describe_batch",
     "driver_python",
+    "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
@@ -69,7 +79,9 @@ _HOME = {
     "FeedFrame": "spark.feeding",
     "FeedItems": "spark.feeding",
     "InferItems": "spark.feeding",
+    "SavedModel": "spark.saved_model_task",
     "SparklyrWorkers": "spark.sparklyr",
+    "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",
     "add_run_options": "script.options",
     "ask_executors": "spark.executors",
@@ -78,6 +90,7 @@ _HOME = {
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
     "driver_python": "spark.python",
+    "is_connect": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
     "quiet_log": "spark.log",

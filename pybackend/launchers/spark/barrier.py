@@ -35,6 +35,7 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
 )
 from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.held import hold
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.log import quiet_log
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
@@ -43,6 +44,7 @@ from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.launchers.spark.turns import take_slots
 from pybackend.net.deadline import within
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
@@ -80,13 +82,15 @@ class SparkLauncher:
     ) -> Outcome:
         """See `Launcher`."""
         session = self.session
-        check_slots(session, job.workers)
+        slots = check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)
         job = _with_model_limit(session, job)
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)
         with ExitStack() as stack:
+            owner = session if is_connect(session) else session.sparkContext
+            stack.enter_context(take_slots(owner, job.workers, slots))
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
@@ -369,15 +373,20 @@ def collect_rows(result: Any) -> list[Any]:
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
     """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory."""
-    before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
-    known = int(before or 0)  # 0 or less: no limit
-    rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
-    ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
-    try:
-        yield
-    finally:
+
+    def lower() -> str | None:
+        before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
+        known = int(before or 0)  # 0 or less: no limit
+        rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
+        ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
+        return None if before is None else str(before)
+
+    def restore(before: str | None) -> None:
         with suppress(Exception):  # a session that is gone needs no settings
             within(_RESTORE_SECONDS, lambda: _restore(session, before), ClusterError())
+
+    with hold("rows at once", session, lower, restore):
+        yield
 
 
 def _restore(session: Any, before: str | None) -> None:
