@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,10 @@ class TFCluster:
         self._gang = gang
         self._feeds = 0
         self._lock = threading.Lock()
+        # For what `inference` has returned, too, which is made when it is used.
+        self._python = ExitStack()
+        self._python.enter_context(driver_python(session))
+        self._is_over = False
 
     def train(
         self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input"
@@ -155,6 +159,7 @@ class TFCluster:
             The workers took longer, or were lost.
         """
         deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+        self._is_over = True
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(0.5):
                 if self._gang.done or self._gang.has_ended or time.monotonic() > deadline:
@@ -162,7 +167,8 @@ class TFCluster:
                     break
         while self._feeds and not self._gang.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        self._gang.finish(deadline, timeout)
+        with self._python:
+            self._gang.finish(deadline, timeout)
 
     def tensorboard_url(self) -> str | None:
         """Where TensorBoard shows the training; None if it was not asked for."""
@@ -175,6 +181,8 @@ class TFCluster:
         if qname != "input":
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
         self._gang.raise_failure(0)
+        if self._is_over:
+            raise ClusterError(f"the cluster was shut down: TFCluster.{call}() comes before that")
 
     def _feed(self, rows: Any, epochs: int, feeder: Feeder) -> None:
         name = new_token()[:16]
@@ -182,7 +190,7 @@ class TFCluster:
             self._feeds += 1
         try:
             ended = _feed_frame if is_spark_frame(rows) else _feed_rdd
-            with driver_python(self._session), quiet_log(self._session):
+            with quiet_log(self._session):
                 failures = [failure for _, failure in ended(rows, epochs, feeder, name) if failure]
         finally:
             with self._lock:
