@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.saved_model import apply_saved_model
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
+        get_session,
         is_connect,
         is_session,
         is_spark_frame,
         read_schema,
     )
-    from pybackend.launchers.spark.slots import check_slots, count_slots
+    from pybackend.launchers.spark.slots import check_slots, count_slots, read_setting
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "count_workers",
     "describe_batch",
     "driver_python",
+    "get_session",
     "is_connect",
     "is_session",
     "is_spark_frame",
@@ -67,6 +69,7 @@ __all__ = [
     "read_records",
     "read_run_plan",
     "read_schema",
+    "read_setting",
     "run_script",
     "small_batches",
     "write_records",
@@ -90,6 +93,7 @@ _HOME = {
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
     "driver_python": "spark.python",
+    "get_session": "spark.session",
     "is_connect": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
@@ -97,6 +101,7 @@ _HOME = {
     "read_records": "spark.records",
     "read_run_plan": "script.options",
     "read_schema": "spark.session",
+    "read_setting": "spark.slots",
     "run_script": "script.run",
     "small_batches": "spark.barrier",
     "write_records": "spark.records",

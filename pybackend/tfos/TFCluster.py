@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from pybackend.api.progress import printer
@@ -32,7 +30,6 @@ from pybackend.launchers import (
     FeedItems,
     InferItems,
     driver_python,
-    is_session,
     is_spark_frame,
     launcher_for,
     quiet_log,
@@ -40,6 +37,7 @@ from pybackend.launchers import (
 )
 from pybackend.net.rendezvous import new_token
 from pybackend.tfos.node import NODE, TERMINATED, NodeSettings, Place, run_node
+from pybackend.tfos.session import default_fs, session_of
 
 # What the original takes for "as long as it lasts".
 _EPOCHS = 10
@@ -351,7 +349,7 @@ def run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_run`.
     """
-    session = _session_of(sc)
+    session = session_of(sc)
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
         raise InputError(f"`input_mode` must be one of InputMode, not {input_mode!r}")
     is_fed = input_mode == InputMode.SPARK
@@ -369,7 +367,7 @@ def run(
     )
     settings = NodeSettings(
         places,
-        _default_fs(session.sparkContext),
+        default_fs(session.sparkContext),
         os.getcwd(),
         bool(release_port),
         shows.executor_id if tensorboard and shows else None,
@@ -419,35 +417,6 @@ def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Place,
         Place(starts[role] + index, str(master_node) if role == "chief" else role, index)
         for role, number in roles.items()
         for index in range(number)
-    )
-
-
-def _session_of(sc: Any) -> Any:
-    if is_session(sc):
-        return sc
-    if not hasattr(sc, "parallelize"):
-        raise InputError(f"`sc` must be a SparkContext, not {type(sc).__name__}")
-    from pyspark.sql import SparkSession
-
-    return SparkSession(sc)
-
-
-def _default_fs(context: Any) -> str:
-    """Hadoop's default file system, by Spark's settings or Hadoop's own file."""
-    known = context.getConf().get("spark.hadoop.fs.defaultFS")
-    folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
-    if known is None and folder:
-        with suppress(OSError):
-            text = Path(folder, "core-site.xml").read_text()
-            pattern = r"<name>\s*fs\.default(?:FS|\.name)\s*</name>\s*<value>\s*([^<\s]+)"
-            found = re.search(pattern, text)
-            known = found[1] if found else None
-    known = known or "file://"
-    # Without the root: paths are put behind it.
-    return (
-        known[:-1]
-        if known.startswith("file://") and known.endswith("/") and known != "file://"
-        else known
     )
 
 

@@ -250,6 +250,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),
+    "run fn missing": (run("/no/such/train.py"), "the script /no/such/train.py cannot be read"),
+    "run fn script's name": (run(__file__, rate=1), "a script has no named arguments, such as `ra"),
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
     "run roles": (run(roles=["chief"]), "`roles` must map roles to how many workers have them"),
