@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
+    from pybackend.launchers.spark.jobs import run_watched
     from pybackend.launchers.spark.log import quiet_log
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
@@ -71,6 +72,7 @@ __all__ = [
     "read_schema",
     "read_setting",
     "run_script",
+    "run_watched",
     "small_batches",
     "write_records",
 ]
@@ -103,6 +105,7 @@ _HOME = {
     "read_schema": "spark.session",
     "read_setting": "spark.slots",
     "run_script": "script.run",
+    "run_watched": "spark.jobs",
     "small_batches": "spark.barrier",
     "write_records": "spark.records",
 }

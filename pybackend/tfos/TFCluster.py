@@ -8,11 +8,13 @@ With `InputMode.TENSORFLOW` the function reads its own data, and the workers are
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from pybackend.api.progress import printer
@@ -33,6 +35,7 @@ from pybackend.launchers import (
     is_spark_frame,
     launcher_for,
     quiet_log,
+    run_watched,
     small_batches,
 )
 from pybackend.net.rendezvous import new_token
@@ -187,16 +190,24 @@ class TFCluster:
         with self._lock:
             self._feeds += 1
         try:
-            ended = _feed_frame if is_spark_frame(rows) else _feed_rdd
+            feed = partial(
+                _feed_frame if is_spark_frame(rows) else _feed_rdd, rows, epochs, feeder, name
+            )
             with quiet_log(self._session):
-                failures = [failure for _, failure in ended(rows, epochs, feeder, name) if failure]
+                fed = run_watched(self._session, feed, self._gang.watch, math.inf)
+        except _NobodyTakesRows:
+            return
         finally:
             with self._lock:
                 self._feeds -= 1
-        if failures:
+        if failures := [failure for _, failure in fed if failure]:
             self._gang.raise_failure(_CAUSE_SECONDS)
             if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
                 raise ClusterError(failures[0])
+
+
+class _NobodyTakesRows(Exception):
+    """All functions have returned, or want no more rows: the tasks that feed need not go on."""
 
 
 class _Gang:
@@ -206,14 +217,12 @@ class _Gang:
     ----------
     nodes
         What each has said of itself, by executor id.
-    done
-        Whether a function wants no more rows.
     """
 
     def __init__(self, launch: Callable[[_Gang], object], launcher: Any, workers: int) -> None:
         self.token = new_token()
         self.nodes: list[dict[str, Any]] = []
-        self.done = False
+        self._satisfied: set[int] = set()
         self._launcher = launcher
         self._workers = workers
         self._show = printer(2)
@@ -221,6 +230,11 @@ class _Gang:
         self._fed: dict[int, str] = {}
         self._known: dict[int, dict[str, Any]] = {}
         self._thread = threading.Thread(target=self._run, args=(launch,), daemon=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether a function wants no more rows."""
+        return bool(self._satisfied)
 
     @property
     def has_ended(self) -> bool:
@@ -246,8 +260,17 @@ class _Gang:
 
     def feeder(self, timeout: float) -> Feeder:
         """How tasks reach the workers that take rows."""
-        trains = [rank for rank, node in self._known.items() if node["job_name"] != "ps"]
-        return Feeder({rank: self._fed[rank] for rank in sorted(trains)}, self.token, timeout)
+        return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
+
+    def watch(self) -> None:
+        """Raise what ends the tasks that feed: a failure of the workers, or `_NobodyTakesRows`."""
+        self.raise_failure(_LOOK_SECONDS)
+        if self.has_ended or self._satisfied.issuperset(self._takers()):
+            raise _NobodyTakesRows
+
+    def _takers(self) -> list[int]:
+        """Ranks that take rows."""
+        return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
 
     def raise_failure(self, seconds: float) -> None:
         """Raise what has ended the workers, if it does so within some seconds."""
@@ -287,7 +310,7 @@ class _Gang:
         elif event.name == NODE:
             self._known[event.rank] = json.loads(event.text)
         elif event.name == TERMINATED:
-            self.done = True
+            self._satisfied.add(event.rank)
 
     def _end(self, reason: str) -> None:
         if isinstance(self._launcher, DetachedLauncher):
