@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.barrier import small_batches
+    from pybackend.launchers.spark.barrier import SparkLauncher, small_batches
     from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
@@ -50,6 +50,7 @@ __all__ = [
     "Launcher",
     "Outcome",
     "SavedModel",
+    "SparkLauncher",
     "SparklyrWorkers",
     "add_predictions",
     "add_run_options",
@@ -85,6 +86,7 @@ _HOME = {
     "FeedItems": "spark.feeding",
     "InferItems": "spark.feeding",
     "SavedModel": "spark.saved_model_task",
+    "SparkLauncher": "spark.barrier",
     "SparklyrWorkers": "spark.sparklyr",
     "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",

@@ -31,9 +31,9 @@ from pybackend.launchers import (
     FeedFrame,
     FeedItems,
     InferItems,
+    SparkLauncher,
     driver_python,
     is_spark_frame,
-    launcher_for,
     quiet_log,
     run_watched,
     small_batches,
@@ -217,19 +217,23 @@ class _Gang:
     ----------
     nodes
         What each has said of itself, by executor id.
+    launch, fed
+        What the thread calls; and the launcher that is told when no more rows come.
     """
 
-    def __init__(self, launch: Callable[[_Gang], object], launcher: Any, workers: int) -> None:
+    def __init__(self, workers: int) -> None:
         self.token = new_token()
+        self.fed: DetachedLauncher | None = None
+        self.launch: Callable[[], object] = lambda: None
         self.nodes: list[dict[str, Any]] = []
         self._satisfied: set[int] = set()
-        self._launcher = launcher
+        self._reason: str | None = None
         self._workers = workers
         self._show = printer(2)
         self._error: BaseException | None = None
         self._fed: dict[int, str] = {}
         self._known: dict[int, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._run, args=(launch,), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def done(self) -> bool:
@@ -281,8 +285,8 @@ class _Gang:
 
     def finish(self, deadline: float, timeout: float) -> None:
         """Wait for the workers' end, and raise what has failed."""
-        if isinstance(self._launcher, DetachedLauncher):
-            self._launcher.close_feeds()
+        if self.fed is not None:
+            self.fed.close_feeds()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
@@ -295,9 +299,14 @@ class _Gang:
     def stop(self) -> None:
         """Nothing: the workers end with their functions, or with this process."""
 
-    def _run(self, launch: Callable[[_Gang], object]) -> None:
+    def look(self) -> None:
+        """Raise why the workers are to end, if they are."""
+        if self._reason is not None:
+            raise ClusterError(self._reason)
+
+    def _run(self) -> None:
         try:
-            launch(self)
+            self.launch()
         except BaseException as error:
             self._error = error
 
@@ -313,9 +322,8 @@ class _Gang:
             self._satisfied.add(event.rank)
 
     def _end(self, reason: str) -> None:
-        if isinstance(self._launcher, DetachedLauncher):
-            self._launcher.give_up(reason)
-            self._thread.join()
+        self._reason = reason
+        self._thread.join()
         raise self._error or ClusterError(reason)
 
 
@@ -399,13 +407,12 @@ def run(
     job = make_job("run", {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    launcher: Any = DetachedLauncher(session) if is_fed else launcher_for(session)
-
-    def launch(gang: _Gang) -> None:
-        secret = {FEED_TOKEN: gang.token.encode()} if is_fed else {}
-        launcher.launch(job, {**files, **secret}, {}, gang.hear)
-
-    gang = _Gang(launch, launcher, num_executors)
+    gang = _Gang(num_executors)
+    if is_fed:
+        files[FEED_TOKEN] = gang.token.encode()
+        gang.fed = DetachedLauncher(session, gang.look)
+    launcher = gang.fed or SparkLauncher(session, gang.look)
+    gang.launch = partial(launcher.launch, job, files, {}, gang.hear)
     gang.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, gang, settings, input_mode)
 
