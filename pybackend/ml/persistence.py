@@ -20,7 +20,7 @@ from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import MODEL_FILE
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.resources import Resources
-from pybackend.ml.model import KerasModel, Trained
+from pybackend.ml.trained import Trained
 from pybackend.model.file_checks import check_digest
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
@@ -124,7 +124,7 @@ class _Reader(MLReader[Any]):
 class ModelReader(_Reader):
     """Reads a `KerasModel`, whose model is decoded when it is first used."""
 
-    def load(self, path: str) -> KerasModel:
+    def load(self, path: str) -> Any:
         """Read the stage of a folder.
 
         Raises
@@ -140,7 +140,7 @@ class ModelReader(_Reader):
             trained = codec.read_fields(Trained, found)
         except (ValueError, TypeError) as error:
             raise SerializationError(f"the metadata of {path!r} are damaged: {error}") from error
-        stage = KerasModel(content, trained=trained, uid=metadata["uid"])
+        stage = self.cls(content, trained=trained, uid=metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
