@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.saved_model import apply_saved_model
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
-        is_connect,
         is_session,
         is_spark_frame,
         read_schema,
@@ -59,7 +58,6 @@ __all__ = [
     "count_workers",
     "describe_batch",
     "driver_python",
-    "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
@@ -90,7 +88,6 @@ _HOME = {
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
     "driver_python": "spark.python",
-    "is_connect": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
     "quiet_log": "spark.log",

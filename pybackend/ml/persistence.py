@@ -56,7 +56,7 @@ class _Writer(MLWriter):
     ) -> None:
         session = self.sparkSession
         DefaultParamsWriter.saveMetadata(
-            self.instance, path, _home(session), {_DIGEST: sha256_of(content), **extra}, params
+            self.instance, path, find_home(session), {_DIGEST: sha256_of(content), **extra}, params
         )
         pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
         rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
@@ -109,7 +109,7 @@ class _Reader(MLReader[Any]):
 
     def _load(self, path: str) -> tuple[dict[str, Any], bytes]:
         session = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, _home(session))
+        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
             raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
@@ -179,11 +179,11 @@ class EstimatorReader(_Reader):
         return stage
 
 
-def _home(session: Any) -> Any:
-    """What pyspark's writer of metadata takes: before 4.0 a SparkContext."""
-    from pybackend.launchers import is_connect
+def find_home(session: Any) -> Any:
+    """What pyspark's reader and writer of metadata take: before 4.0 a SparkContext."""
+    import pyspark
 
-    return session if is_connect(session) else session.sparkContext
+    return session.sparkContext if pyspark.__version__.startswith("3.") else session
 
 
 def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
