@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.data_checks import check_takes
+from pybackend.api.function_data import read_function_data
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
 from pybackend.errors import InputError
@@ -18,7 +19,7 @@ from pybackend.job.roles import check_roles
 from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, launcher_for
 
-_OPTIONS = ("workers", "roles", "resources", "verbose")
+_OPTIONS = ("workers", "roles", "data", "resources", "verbose")
 
 
 def barrier_run(
@@ -27,6 +28,7 @@ def barrier_run(
     *args: Any,
     workers: int | None = None,
     roles: Mapping[str, int] | None = None,
+    data: Any = None,
     resources: Resources | None = None,
     verbose: int = 2,
     **kwargs: Any,
@@ -50,6 +52,9 @@ def barrier_run(
         How many workers have which role, such as ``{"chief": 1, "worker": 2, "ps": 1,
         "evaluator": 1}``, in place of ``workers``. Ranks are in this order, and TF_CONFIG and
         ``context.role`` say who is who.
+    data
+        Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
+        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays.
     resources
         As in `barrier_train`.
     verbose
@@ -70,6 +75,7 @@ def barrier_run(
         raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
     _check_names(fn, kwargs)
     options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
+    options["data"] = data
     return run_function(spark, fn, args, kwargs, **options)
 
 
@@ -91,7 +97,8 @@ def run_function(
     bound = partial(fn, **kwargs) if kwargs else fn
     owners = [fn, *args, *kwargs.values()]
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
-    outcome = launcher.launch(job, files, {}, printer(job.verbose))
+    datasets = read_function_data(launcher, options.get("data"))
+    outcome = launcher.launch(job, files, datasets, printer(job.verbose))
     return [decode_value(report.value) for report in outcome.reports]
 
 

@@ -46,7 +46,7 @@ class SpooledColumns:
         size = check_whole_number("batch_size", batch_size, least=1)
         for start in range(0, len(self._rows), size):
             found = self._rows.take(np.arange(start, min(start + size, len(self._rows))))
-            yield {key.partition("/")[2]: column for key, column in found.items()}
+            yield {key.partition("/")[2]: _to_text(column) for key, column in found.items()}
 
 
 @contextmanager
@@ -70,6 +70,15 @@ def open_source(
         server.finish()
     else:
         yield None
+
+
+def _to_text(column: Any) -> Any:
+    """Text as the user's own, of one value per row; all else as it is."""
+    if column.dtype.kind != "O":
+        return column
+    texts = np.empty(len(column), object)
+    texts[:] = [value.decode() for value in column[:, 0]]
+    return texts
 
 
 def _columns_of(batch: Any) -> dict[str, Any]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping, Sequence
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pybackend.tfos import TFNode
+from pybackend.errors import ClusterError, InputError
+from pybackend.net.rendezvous import reserve
+from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
+from pybackend.tfos.tensorboard import start_tensorboard
 
 _TRAINING = ("chief", "master", "worker")
 
@@ -80,3 +87,168 @@ class TFNodeContext:
     def release_port(self) -> None:
         """See `TFNode.release_port`."""
         TFNode.release_port(self)
+
+
+def run(
+    fn: Callable[[Any, Any], Any],
+    tf_args: Any,
+    cluster_meta: Mapping[str, Any],
+    tensorboard: bool,
+    log_dir: str | None,
+    queues: Sequence[str],
+    background: bool,
+) -> Callable[[Iterable[int]], None]:
+    """A function for one partition, whose item is a node's number: it runs ``fn`` as that node.
+
+    `TFCluster.run` does more, and does not need this: nodes register at a `reservation.Server`,
+    and the function runs in the process of Spark's task.
+
+    Parameters
+    ----------
+    fn, tf_args
+        It is called as ``fn(tf_args, ctx)``.
+    cluster_meta
+        ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
+        ``working_dir`` and ``release_port``.
+    tensorboard, log_dir
+        As in `TFCluster.run`.
+    queues
+        Of ``ctx.mgr``.
+    background
+        Must be False.
+    """
+    if background:
+        raise InputError("`background` is not supported: TFCluster.run() feeds running functions")
+
+    def run_node(numbers: Iterable[int]) -> None:
+        executor_id = list(numbers)[-1]
+        _set_gpus(tf_args)
+        template = cluster_meta["cluster_template"]
+        job_name = next((role for role in template if executor_id in template[role]), "default")
+        task_index = template[job_name].index(executor_id) if job_name in template else -1
+        host = util.get_ip_address()
+        with reserve(host) as held:
+            manager = TFManager.start(secrets.token_bytes(16), queues)
+            manager.set("state", "running")
+            shown = 0
+            if tensorboard and (job_name, task_index) == (_first_role(template), 0):
+                shown = start_tensorboard(host, log_dir or f"tensorboard_{executor_id}")
+            node = {
+                "executor_id": executor_id,
+                "host": host,
+                "job_name": job_name,
+                "task_index": task_index,
+                "port": held.getsockname()[1],
+                "tb_pid": 0,
+                "tb_port": shown,
+                "addr": manager.address,
+            }
+            spec = _get_cluster_spec(_register(node, cluster_meta["server_addr"]))
+            if spec.keys() & {"chief", "master"}:
+                task = {"type": job_name, "index": task_index}
+                os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": task})
+            _set_gpus(tf_args, spec, job_name, task_index)
+            ctx = TFNodeContext(
+                executor_id,
+                job_name,
+                task_index,
+                spec,
+                cluster_meta["default_fs"],
+                cluster_meta["working_dir"],
+                manager,
+                None if cluster_meta.get("release_port", True) else held,
+            )
+            if ctx.tmp_socket is None:
+                held.close()
+            fn(tf_args, ctx)
+
+    return run_node
+
+
+def _first_role(template: Mapping[str, Any]) -> str | None:
+    return next((role for role in ("worker", "chief", "master") if role in template), None)
+
+
+def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
+    """Register a node, and wait for the others; all nodes, by number."""
+    client = reservation.Client(address)
+    try:
+        client.register(dict(node))
+        return sorted(client.await_reservations(), key=lambda known: int(known["executor_id"]))
+    finally:
+        client.close()
+
+
+def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """``host:port`` of the nodes by role, from what they have said of themselves."""
+    numbers = [node["executor_id"] for node in sorted_cluster_info]
+    if len(set(numbers)) < len(numbers):
+        raise ClusterError(f"two nodes have the same number: {numbers}")
+    spec: dict[str, list[str]] = {}
+    for node in sorted_cluster_info:
+        spec.setdefault(node["job_name"], []).append(f"{node['host']}:{node['port']}")
+    return spec
+
+
+def _has_spark_resource_api() -> bool:
+    """Whether Spark says which GPUs are a task's: always, since Spark 3."""
+    return True
+
+
+def _set_gpus(
+    tf_args: Any,
+    spec: Mapping[str, Sequence[str]] | None = None,
+    job_name: str = "",
+    task_index: int = 0,
+) -> None:
+    """Let TensorFlow see this node's GPUs: those of its task, or else free ones of its machine.
+
+    Raises
+    ------
+    ClusterError
+        There are fewer than ``tf_args.num_gpus``.
+    """
+    wanted = _wanted_gpus(tf_args)
+    gpus = _gpus_of_task()
+    if gpus:
+        gpus = gpus if wanted is None else gpus[:wanted]
+    elif wanted != 0 and _may_search():
+        index = _index_on_host(spec, job_name, task_index) if spec else 0
+        count = 1 if wanted is None else wanted
+        gpus = list(gpu_info.get_gpus(count, index, format=gpu_info.AS_LIST))
+    if wanted is not None and len(gpus) < wanted:
+        raise ClusterError(
+            f"num_gpus={wanted}, but this node on {socket.gethostname()} has {len(gpus)}: give "
+            "Spark's tasks GPUs (spark.task.resource.gpu.amount), or ask for fewer"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
+def _wanted_gpus(tf_args: Any) -> int | None:
+    named = tf_args if isinstance(tf_args, Mapping) else getattr(tf_args, "__dict__", {})
+    wanted = named.get("num_gpus")
+    return None if wanted is None else int(wanted)
+
+
+def _gpus_of_task() -> list[str]:
+    """Those that Spark has given this task."""
+    if not _has_spark_resource_api():
+        return []
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    resources = context.resources() if context else {}
+    return list(resources["gpu"].addresses) if resources and "gpu" in resources else []
+
+
+def _may_search() -> bool:
+    """Whether GPUs that nobody has given this process may be its own: in a pod they are not."""
+    return "SPARK_EXECUTOR_POD_IP" not in os.environ and bool(gpu_info.is_gpu_available())
+
+
+def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
+    """The number of this node among those of its host."""
+    own = spec[job_name][task_index]
+    host = own.rpartition(":")[0]
+    nodes = [node for nodes in spec.values() for node in nodes]
+    return [node for node in nodes if node.rpartition(":")[0] == host].index(own)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,13 +13,13 @@ from typing import Any
 
 from pybackend.job.context import WorkerContext
 from pybackend.net.rendezvous import split_address
+from pybackend.tfos.tensorboard import start_tensorboard
 from pybackend.tfos.TFManager import fed_manager
 from pybackend.tfos.TFSparkNode import TFNodeContext
 
 # By these names a node tells the driver what it is, and that its function wants no more rows.
 NODE = "node"
 TERMINATED = "terminated"
-_SERVES = re.compile(r"http://\S+?:(\d+)/")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def run_node(
         os.environ.pop("TF_CONFIG", None)
     shown = 0
     if settings.tensorboard == place.executor_id:
-        shown = _start_tensorboard(host, settings.log_dir or f"tensorboard_{place.executor_id}")
+        shown = start_tensorboard(host, settings.log_dir or f"tensorboard_{place.executor_id}")
     ctx = TFNodeContext(
         place.executor_id,
         place.job_name,
@@ -126,41 +123,3 @@ def _hold(host: str, port: int) -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((host, port))
     return held
-
-
-def _start_tensorboard(host: str, log_dir: str) -> int:
-    """Start TensorBoard, which ends with this worker; its port, 0 if it has not come up."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tensorboard.main",
-            f"--logdir={log_dir}",
-            f"--host={host}",
-            f"--port={os.environ.get('TENSORBOARD_PORT', '0')}",
-            "--reload_multifile=true",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    limit = threading.Timer(_TENSORBOARD_SECONDS, process.send_signal, (signal.SIGTERM,))
-    limit.start()
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if found := _SERVES.search(line):
-            limit.cancel()
-            threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
-            return int(found[1])
-    limit.cancel()
-    return 0
-
-
-def _drain(lines: Any) -> None:
-    """Read what nobody needs: a full pipe would stop who writes it."""
-    for _ in lines:
-        pass
-
-
-_TENSORBOARD_SECONDS = 60.0

@@ -1,0 +1,91 @@
+"""The rows that a function of `barrier_run` gets by `WorkerContext.feed`: one array per column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.columns import TEXT, ColumnGroup, ColumnSpec
+from pybackend.data.frames import is_frame
+from pybackend.errors import InputError
+from pybackend.job.job import ROWS
+from pybackend.launchers import Launcher, is_spark_frame, read_schema
+
+
+def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
+    """The argument ``data`` in the form that launchers take; empty for None.
+
+    Parameters
+    ----------
+    data
+        A Spark DataFrame, an RDD of what can be one, a pandas data frame, or a dict of arrays.
+
+    Raises
+    ------
+    InputError
+        It is none of these, or a column has a type that cannot be an array.
+    """
+    if data is None:
+        return {}
+    if is_frame(data):
+        data = {str(name): column.to_numpy() for name, column in data.items()}
+    if isinstance(data, Mapping):
+        return {ROWS: _read_arrays(data)}
+    is_rdd = hasattr(data, "mapPartitions") and hasattr(data, "context")
+    if not is_rdd and not is_spark_frame(data):
+        raise InputError(
+            "`data` must be a Spark DataFrame, an RDD, a pandas data frame or a dict of arrays, "
+            f"not {type(data).__name__}"
+        )
+    if launcher.session is None:
+        raise InputError(
+            "`data` is of Spark, but `spark` is None or 'local': pass its session, e.g. "
+            "barrier_run(df.sparkSession, fn, data=df)"
+        )
+    return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
+
+
+def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:
+    columns = {f"x/{name}": np.asarray(column) for name, column in data.items()}
+    if not columns:
+        raise InputError("`data` has no columns")
+    if objects := [
+        name[2:] for name, column in columns.items() if column.dtype.kind not in "biufc"
+    ]:
+        raise InputError(f"the column {objects[0]!r} of `data` holds no numbers: encode it first")
+    if len({len(column) if column.ndim else -1 for column in columns.values()} - {-1}) != 1:
+        sizes = {name[2:]: np.shape(column) for name, column in columns.items()}
+        raise InputError(f"all columns of `data` must have as many rows: their shapes are {sizes}")
+    return columns
+
+
+def _as_frame(session: Any, rows: Any) -> Any:
+    try:
+        return session.createDataFrame(rows)
+    except Exception as error:
+        raise InputError(
+            "`data` is an RDD that cannot become a DataFrame; its items must be tuples, Rows or "
+            f"dicts of numbers, text, bytes or lists: {error}"
+        ) from error
+
+
+def _read_frame(frame: Any) -> Any:
+    from pybackend.data.dataframe import DataFrameRows, describe_type
+
+    kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
+    spec = ColumnSpec(features={name: [name] for name in kinds}, label=None, finds_levels=False)
+    # Doubles stay doubles; what is narrower than that does, too.
+    rows = DataFrameRows.of(frame, spec, "float64", "data")
+    groups = [_keep_type(group, kinds[group.columns[0]]) for group in rows.column_groups]
+    return replace(rows, column_groups=tuple(groups))
+
+
+def _keep_type(group: ColumnGroup, kind: Any) -> ColumnGroup:
+    """One value per row has no axis of its own; numbers keep their type."""
+    if kind.holds == "number":
+        dtype = kind.dtype if kind.dtype != "bool" else group.dtype
+        return replace(group, dtype=dtype, is_flat=not kind.depth)
+    return replace(group, is_flat=group.dtype == TEXT)
