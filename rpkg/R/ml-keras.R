@@ -98,6 +98,8 @@ ml_keras <- function(
   check_flag(safe_mode)
 
   call <- rlang::current_env()
+  # The classes of stages are those of the PySpark that is attached.
+  open_session(check_pipeline_connection(sc), call)
   options <- list(
     exchange = as_python_options(exchange, call),
     resources = as_python_options(resources, call)

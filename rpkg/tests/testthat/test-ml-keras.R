@@ -31,7 +31,7 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   predicted <- sparklyr::ml_predict(fitted, table)
   expect_s3_class(predicted, "tbl_spark")
   wanted <- c("prediction", "probability", "said")
-  found <- dplyr::collect(dplyr::arrange(dplyr::select(predicted, "id", wanted), id))
+  found <- dplyr::collect(dplyr::arrange(dplyr::select(predicted, id, dplyr::all_of(wanted)), id))
   scores <- fitted$keras$model$predict(as.matrix(iris[1:4]), verbose = 0L)
   expect_equal(found$prediction, max.col(scores) - 1)
   expect_identical(found$said, unlist(fitted$keras$levels)[max.col(scores)])
@@ -49,7 +49,8 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   expect_error(sparklyr::ml_save(fitted, path), "overwrite = TRUE", class = "tfdist_error_input")
   expect_identical(list.files(dirname(path), paste0(basename(path), ".*")), basename(path))
   again <- ml_load_keras(sc, path)
-  predicted <- dplyr::select(sparklyr::ml_transform(again, table), "id", wanted)
+  predicted <- sparklyr::ml_transform(again, table)
+  predicted <- dplyr::select(predicted, id, dplyr::all_of(wanted))
   expect_identical(dplyr::collect(dplyr::arrange(predicted, id)), found)
   expect_identical(again$keras$levels, fitted$keras$levels)
 
