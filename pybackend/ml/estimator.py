@@ -15,6 +15,7 @@ from pybackend.api.train import barrier_train
 from pybackend.errors import InputError
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
+from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
 
 
 class KerasEstimator(
@@ -117,15 +118,11 @@ class KerasEstimator(
 
         Saved are the model, which must not be a function, and the Params without callbacks.
         """
-        from pybackend.ml.persistence import EstimatorWriter
-
         return EstimatorWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[KerasEstimator]:
         """A reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
-        from pybackend.ml.persistence import EstimatorReader
-
         return EstimatorReader(cls)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.ml import Model
@@ -16,18 +15,9 @@ from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.ml.columns import Classes, Names, add_columns
 from pybackend.ml.params import PredictionParams
+from pybackend.ml.persistence import ModelReader, ModelWriter, encode
+from pybackend.ml.trained import Trained
 from pybackend.model.serialization import model_from_bytes
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a stage knows of its model besides the model, and is saved with it."""
-
-    history: Mapping[str, Any] = field(default_factory=dict)
-    levels: Sequence[str] | None = None
-    features: Any = None
-    tensors: Mapping[str, Any] | None = None
-    categories: Mapping[str, Any] | None = None
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
@@ -174,21 +164,15 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         """
         if isinstance(self._source, bytes):
             return self._source
-        from pybackend.ml.persistence import encode
-
         return encode(self.model, self._custom_objects, "predict")
 
     def write(self) -> MLWriter:
         """A writer of this stage; ``save(path)`` is short for ``write().save(path)``."""
-        from pybackend.ml.persistence import ModelWriter
-
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[KerasModel]:
         """A reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
-        from pybackend.ml.persistence import ModelReader
-
         return ModelReader(cls)
 
 

@@ -20,7 +20,7 @@ from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import MODEL_FILE
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.resources import Resources
-from pybackend.ml.model import KerasModel, Trained
+from pybackend.ml.trained import Trained
 from pybackend.model.file_checks import check_digest
 from pybackend.model.serialization import model_from_bytes, sha256_of
 
@@ -56,7 +56,7 @@ class _Writer(MLWriter):
     ) -> None:
         session = self.sparkSession
         DefaultParamsWriter.saveMetadata(
-            self.instance, path, _home(session), {_DIGEST: sha256_of(content), **extra}, params
+            self.instance, path, find_home(session), {_DIGEST: sha256_of(content), **extra}, params
         )
         pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
         rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
@@ -109,7 +109,7 @@ class _Reader(MLReader[Any]):
 
     def _load(self, path: str) -> tuple[dict[str, Any], bytes]:
         session = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, _home(session))
+        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
             raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
@@ -124,7 +124,7 @@ class _Reader(MLReader[Any]):
 class ModelReader(_Reader):
     """Reads a `KerasModel`, whose model is decoded when it is first used."""
 
-    def load(self, path: str) -> KerasModel:
+    def load(self, path: str) -> Any:
         """Read the stage of a folder.
 
         Raises
@@ -140,7 +140,7 @@ class ModelReader(_Reader):
             trained = codec.read_fields(Trained, found)
         except (ValueError, TypeError) as error:
             raise SerializationError(f"the metadata of {path!r} are damaged: {error}") from error
-        stage = KerasModel(content, trained=trained, uid=metadata["uid"])
+        stage = self.cls(content, trained=trained, uid=metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
@@ -179,11 +179,11 @@ class EstimatorReader(_Reader):
         return stage
 
 
-def _home(session: Any) -> Any:
-    """What pyspark's writer of metadata takes: before 4.0 a SparkContext."""
-    from pybackend.launchers import is_connect
+def find_home(session: Any) -> Any:
+    """What pyspark's reader and writer of metadata take: before 4.0 a SparkContext."""
+    import pyspark
 
-    return session if is_connect(session) else session.sparkContext
+    return session.sparkContext if pyspark.__version__.startswith("3.") else session
 
 
 def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:

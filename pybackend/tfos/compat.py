@@ -15,7 +15,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     """Write a model as a SavedModel, with the signature ``serving_default``.
 
     Its inputs are named as the model's, or, of one without a name, ``<first layer>_input``; its
-    outputs as the layers that give them.
+    outputs as the layers that give them. A model of a class of its own has the names of Keras.
 
     Parameters
     ----------
@@ -51,8 +51,13 @@ def _export(model: Any, folder: str) -> None:
     if not isinstance(model, keras.Model):
         model.save(folder, save_format="tf")
         return
+    if not getattr(model, "inputs", None):  # of a class of its own
+        model.export(folder, verbose=False)
+        return
     import tensorflow as tf
 
+    # A Sequential model that was never called has `inputs`, and no `input`.
+    nesting = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     first = next((layer for layer in model.layers if not _is_input(layer)), model)
     specs = [
         tf.TensorSpec(
@@ -63,7 +68,7 @@ def _export(model: Any, folder: str) -> None:
     names = _name_outputs(model)
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        nested = keras.tree.pack_sequence_as(model.input, list(inputs))
+        nested = keras.tree.pack_sequence_as(nesting, list(inputs))
         return dict(zip(names, keras.tree.flatten(model(nested, training=False)), strict=True))
 
     archive = keras.export.ExportArchive()

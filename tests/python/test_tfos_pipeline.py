@@ -103,6 +103,11 @@ def test_what_other_exports_are_called(tmp_path: Path) -> None:
     found = loaded.signatures["serving_default"](**rows)
     expected = model({"l": rows["left"], "r": rows["right"]})
     np.testing.assert_allclose(found["out"], expected, atol=1e-6)
+    line = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")])
+    compat.export_saved_model(line, str(tmp_path / "line"), is_chief=True)
+    loaded = tf.saved_model.load(str(tmp_path / "line"))
+    found = loaded.signatures["serving_default"](dense_input=rows["left"])
+    np.testing.assert_allclose(found["dense"], line(rows["left"]), atol=1e-6)
     options = tf.data.Options()
     compat.disable_auto_shard(options)
     policy = options.experimental_distribute.auto_shard_policy
