@@ -31,6 +31,8 @@ from pybackend.job.codec import encode
 from pybackend.net.rendezvous import connect, split_address
 from pybackend.net.stream import Stream, wait_any
 
+# Python objects made of more rows than that no longer fit into a processor's cache.
+MOST_ROWS = 256
 _CONNECT_SECONDS = 30.0
 _ANSWER_SECONDS = 30.0
 
@@ -292,7 +294,7 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def split_items(items: Iterator[Any], most_rows: int = 2000) -> Iterator[Sequence[Any]]:
+def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
     """Lists of items, first short ones, so that the first rows need not wait for many."""
     size, part = 50, []
     for item in items:
