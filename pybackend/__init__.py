@@ -32,6 +32,7 @@ _HOME = {
     "Resources": "job.resources",
     "RFunction": "r.function",
     "WorkerContext": "job.context",
+    "TFDistributor": "distributor",
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
     "load_checkpoint": "api.checkpoints",
@@ -68,6 +69,7 @@ __all__ = [
     "RFunction",
     "Resources",
     "SerializationError",
+    "TFDistributor",
     "TfdistError",
     "TrainResult",
     "UnverifiedFileWarning",
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
     from pybackend.api.score import barrier_evaluate, barrier_predict
     from pybackend.api.train import barrier_train
     from pybackend.data.sharding import replay_batches
+    from pybackend.distributor import TFDistributor
     from pybackend.errors import (
         ClusterError,
         InputError,

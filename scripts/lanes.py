@@ -40,6 +40,7 @@ MODULES = {
         "test_engine",
         "test_exchange",
         "test_frames",
+        "test_function",
         "test_local",
         "test_object_store",
         "test_quiet",
@@ -64,7 +65,7 @@ MODULES = {
         "test_mnist",
         "test_transfer",
     ],
-    "spark": ["test_probe", "test_routes", "test_spark"],
+    "spark": ["test_distributor", "test_probe", "test_routes", "test_spark", "test_tfos"],
     "frames": [
         "test_dfutil",
         "test_ml",

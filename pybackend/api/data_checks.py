@@ -42,7 +42,10 @@ def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any
 
 
 def check_takes(fn: Any, call: str, *arguments: Any, **named: Any) -> None:
-    """Refuse a function that cannot be called with these arguments."""
+    """Refuse a function that cannot be called with these arguments.
+
+    If ``call`` names a context, it is the first of them.
+    """
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some built-in functions have no signature
@@ -50,10 +53,11 @@ def check_takes(fn: Any, call: str, *arguments: Any, **named: Any) -> None:
     try:
         signature.bind(*arguments, **named)
     except TypeError as error:
+        has_context = "context" in call
         also = f" and {', '.join(f'`{name}`' for name in named)}" if named else ""
         raise InputError(
-            f"the function is called as {call} with {len(arguments) - 1} arguments after the "
-            f"context{also}, but takes {signature}: {error}"
+            f"the function is called as {call} with {len(arguments) - has_context} arguments"
+            f"{' after the context' if has_context else ''}{also}, but takes {signature}: {error}"
         ) from error
 
 

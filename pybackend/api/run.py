@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pybackend.api.data_checks import check_takes
-from pybackend.api.function_data import read_function_data
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
 from pybackend.errors import InputError
+from pybackend.function.rank_zero import RankZero
+from pybackend.function.script import read_script
+from pybackend.function.values import decode_result
 from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.pickling import pickle_value
 from pybackend.job.resources import Resources
 from pybackend.job.roles import check_roles
-from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, launcher_for
 
 _OPTIONS = ("workers", "roles", "data", "resources", "verbose")
@@ -24,7 +26,7 @@ _OPTIONS = ("workers", "roles", "data", "resources", "verbose")
 
 def barrier_run(
     spark: Any,
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str | os.PathLike[str],
     *args: Any,
     workers: int | None = None,
     roles: Mapping[str, int] | None = None,
@@ -44,6 +46,10 @@ def barrier_run(
         TF_CONFIG is set, and its ports are reserved, so
         ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
         interfaces and serve whoever connects: use them on networks that you trust.
+
+        Or the path of a Python script, which the workers run as ``python script.py *args`` does,
+        in processes of their own. They get its text; modules beside it are found only where the
+        workers' machines have them in the same folder.
     args, kwargs
         Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
     workers
@@ -51,7 +57,10 @@ def barrier_run(
     roles
         How many workers have which role, such as ``{"chief": 1, "worker": 2, "ps": 1,
         "evaluator": 1}``, in place of ``workers``. Ranks are in this order, and TF_CONFIG and
-        ``context.role`` say who is who.
+        ``context.role`` say who is who. As soon as the function has returned on the chief (without
+        one, on all workers), parameter servers are ended, which need not return; so are an
+        evaluator and, if there are a chief and parameter servers, the workers, unless they return
+        by themselves within 3 seconds. The value of a rank that is ended is None.
     data
         Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
         DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays.
@@ -63,20 +72,45 @@ def barrier_run(
     Returns
     -------
     list
-        One value per rank: plain data (None, numbers, text, bytes, lists, tuples, dicts, numpy
-        arrays). Return a model as ``model_to_base64(model)``.
+        One value per rank; None of a script. Values are None, numbers, text, bytes, dates and
+        times, paths, lists, tuples, sets, dicts, numpy arrays, pandas data frames and series, Arrow
+        tables, and Keras models, which are built here in Keras's safe mode. Tensors come as arrays.
+        A dataclass or named tuple is of its own class if that is loaded here and found in its
+        module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
+        ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything
+        else is refused by place and type, as nothing from a worker is unpickled.
 
     Raises
     ------
     InputError, ClusterError, WorkerFailedError
         As in `barrier_train`.
     """
-    if not callable(fn):
-        raise InputError(f"`fn` must be a function, not {type(fn).__name__}")
-    _check_names(fn, kwargs)
     options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
     options["data"] = data
-    return run_function(spark, fn, args, kwargs, **options)
+    return run_function(spark, check_function(fn, kwargs), args, kwargs, **options)
+
+
+def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function, or a script that is called like one.
+
+    Raises
+    ------
+    InputError
+        It is neither, or does not take these named arguments.
+    """
+    if isinstance(fn, (str, os.PathLike)):
+        script = read_script(fn)
+        if kwargs:
+            raise InputError(
+                f"a script has no named arguments, such as `{next(iter(kwargs))}`: pass them in "
+                "their order, as on a command line"
+            )
+        return script
+    if not callable(fn):
+        kind = type(fn).__name__
+        raise InputError(f"`fn` must be a function or the path of a .py file, not {kind}")
+    _check_names(fn, kwargs)
+    return cast("Callable[..., Any]", fn)
 
 
 def run_function(
@@ -86,7 +120,7 @@ def run_function(
     kwargs: Mapping[str, Any],
     **options: Any,
 ) -> list[Any]:
-    """`barrier_run` with the function's arguments apart from the options of the call."""
+    """`barrier_run` of what `check_function` gives, its arguments apart from the call's options."""
     launcher = launcher_for(spark)
     roles = check_roles(options.get("roles"))
     wanted = _count_by_role(roles, options.get("workers"))
@@ -95,11 +129,16 @@ def run_function(
     call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
     check_takes(fn, call, None, *args, **kwargs)
     bound = partial(fn, **kwargs) if kwargs else fn
-    owners = [fn, *args, *kwargs.values()]
+    own = fn.fn if isinstance(fn, RankZero) else fn
+    owners = [own, *args, *kwargs.values()]
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
-    datasets = read_function_data(launcher, options.get("data"))
+    datasets: Mapping[str, Any] = {}
+    if options.get("data") is not None:
+        from pybackend.api.function_data import read_function_data  # numpy
+
+        datasets = read_function_data(launcher, options["data"])
     outcome = launcher.launch(job, files, datasets, printer(job.verbose))
-    return [decode_value(report.value) for report in outcome.reports]
+    return [decode_result(report.value) for report in outcome.reports]
 
 
 def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:

@@ -16,11 +16,11 @@ import cloudpickle
 from pybackend.function.barrier_context import standing_in
 from pybackend.function.hub import Hub
 from pybackend.function.spoke import Spoke
+from pybackend.function.values import encode_result
 from pybackend.job.context import Announce, Gather, WorkerContext
 from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
 from pybackend.job.messages import Order
 from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
-from pybackend.job.values import encode_value
 from pybackend.net.secret import derive_token
 
 
@@ -72,7 +72,7 @@ def call_function(
         with _open_rows(folder, hooks) as rows:
             context = WorkerContext(*known, rows, hooks.announce)
             value, seconds = _timed(function, context, positional)
-        return encode_value(value), seconds
+        return encode_result(value), seconds
 
     if job.workers == 1:
         server.close()

@@ -57,6 +57,7 @@ class Hub:
         self._waiting: dict[int, Share] = {}
         self._returned: set[int] = set()
         self._lost: dict[int, str] = {}
+        self._ended: Set[int] = set()
         self._farewell: NotShared | None = None
         self._turn = threading.Lock()
         self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
@@ -99,7 +100,8 @@ class Hub:
             if self._lost.keys() & leading:  # the launcher ends all, and says why
                 return
             self._wait(patient, GRACE_SECONDS)
-            for rank in following - self._returned:
+            self._ended = following - self._returned
+            for rank in self._ended:
                 self._send(rank, End())
             self._wait(following, _END_SECONDS)
 
@@ -122,7 +124,9 @@ class Hub:
             is_awaited = 0 < rank < len(self._hosts) and rank not in self._streams
             if is_awaited:
                 self._streams[rank] = stream
-                if self._farewell:
+                if rank in self._ended:
+                    self._send(rank, End())
+                elif self._farewell:
                     self._send(rank, self._farewell)
         if not is_awaited:
             stream.close()

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.barrier import small_batches
+    from pybackend.launchers.spark.barrier import SparkLauncher, small_batches
     from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
+    from pybackend.launchers.spark.jobs import run_watched
     from pybackend.launchers.spark.log import quiet_log
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.saved_model import apply_saved_model
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
+        get_session,
+        is_connect,
         is_session,
         is_spark_frame,
         read_schema,
     )
-    from pybackend.launchers.spark.slots import check_slots, count_slots
+    from pybackend.launchers.spark.slots import check_slots, count_slots, read_setting
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers
 
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "Launcher",
     "Outcome",
     "SavedModel",
+    "SparkLauncher",
     "SparklyrWorkers",
     "add_predictions",
     "add_run_options",
@@ -58,6 +62,8 @@ __all__ = [
     "count_workers",
     "describe_batch",
     "driver_python",
+    "get_session",
+    "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
@@ -65,7 +71,9 @@ __all__ = [
     "read_records",
     "read_run_plan",
     "read_schema",
+    "read_setting",
     "run_script",
+    "run_watched",
     "small_batches",
     "write_records",
 ]
@@ -78,6 +86,7 @@ _HOME = {
     "FeedItems": "spark.feeding",
     "InferItems": "spark.feeding",
     "SavedModel": "spark.saved_model_task",
+    "SparkLauncher": "spark.barrier",
     "SparklyrWorkers": "spark.sparklyr",
     "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",
@@ -88,13 +97,17 @@ _HOME = {
     "count_slots": "spark.slots",
     "describe_batch": "slurm.batch",
     "driver_python": "spark.python",
+    "get_session": "spark.session",
+    "is_connect": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
     "quiet_log": "spark.log",
     "read_records": "spark.records",
     "read_run_plan": "script.options",
     "read_schema": "spark.session",
+    "read_setting": "spark.slots",
     "run_script": "script.run",
+    "run_watched": "spark.jobs",
     "small_batches": "spark.barrier",
     "write_records": "spark.records",
 }

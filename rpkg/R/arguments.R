@@ -25,6 +25,7 @@ check_argument <- function(x, arg, call) {
     resume = check_flag(x, arg = arg, call = call),
     checkpoint = check_checkpoint(x, arg = arg, call = call),
     resources = check_options(x, "resources", arg = arg, call = call),
+    roles = check_roles(x, arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),
     verbose = check_verbose(x, arg = arg, call = call),
     callbacks = check_callbacks(x, arg = arg, call = call),
@@ -43,6 +44,26 @@ check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
     abort_expected(x, expected, FALSE, arg, call)
   }
   invisible(if (length(x) == 1L) as.integer(x) else as.list(as.integer(x)))
+}
+
+# Counts of workers by role, as Python has them; which of them go together, Python knows.
+check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  known <- c("chief", "worker", "ps", "evaluator")
+  counts <- unlist(x)
+  is_count <- length(counts) == length(x) && rlang::is_integerish(counts, finite = TRUE)
+  if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
+    abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
+  }
+  if (length(unknown <- setdiff(names(x), known))) {
+    abort_input(
+      sprintf("`%s` has \"%s\", which is none of %s.", arg, unknown[[1]], toString(known)),
+      call = call
+    )
+  }
+  invisible(as.list(counts))
 }
 
 check_verbose <- function(x, arg = caller_arg(x), call = caller_env()) {

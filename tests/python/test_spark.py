@@ -673,6 +673,7 @@ from pathlib import Path
 from conftest import spark_session
 import pybackend
 from pybackend.launchers.spark import barrier
+from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
 token = barrier.new_token()
 barrier.new_token = lambda: token
 def threads(context):
@@ -684,9 +685,14 @@ def show_error(session):
         print(error)
 with tempfile.TemporaryDirectory() as folder:
     settings = {"spark__eventLog__enabled": "true", "spark__eventLog__dir": folder,
-                "spark__eventLog__compress": "false", "spark__eventLog__rolling__enabled": "false"}
+                "spark__eventLog__compress": "false", "spark__eventLog__rolling__enabled": "false",
+                "spark__ssl__enabled": "true"}
     with spark_session("local[4]", **settings) as session:
         print(pybackend.barrier_run(session, threads, workers=2, verbose=0))
+        try:
+            MirroredStrategyRunner(num_slots=1, use_gpu=False).run(print)
+        except pybackend.ClusterError as error:
+            print(error)
         shown = [*session.sparkContext.getConf().getAll(), *session.sql("SET").collect()]
         print("settings", "spark.app.name" in str(shown), token in str(shown))
     (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
@@ -724,6 +730,10 @@ def test_workers_of_a_local_session_divide_its_cores(shown: str) -> None:
 def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> None:
     assert "log True True False" in shown
     assert "settings True False" in shown
+
+
+def test_a_session_that_asks_for_encryption_gets_no_servers_without(shown: str) -> None:
+    assert "spark.ssl.enabled is true, but what TensorFlow's own servers send" in shown
 
 
 def test_a_stopped_session_is_named(shown: str) -> None:

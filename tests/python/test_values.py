@@ -6,9 +6,15 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, make_dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +22,24 @@ from hypothesis.extra import numpy as hnp
 
 from pybackend.errors import SerializationError
 from pybackend.job.values import decode_value, encode_value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker may return; its own checks do not run again."""
+
+    rate: Any
+    layers: Any = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rate, str) and self.rate == "refused":
+            raise AssertionError("the driver has built it by its class's code")
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),
@@ -30,7 +54,21 @@ arrays = dtypes.flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
 )
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=50)
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(max_size=50),
+    st.complex_numbers(allow_nan=False),
+    st.datetimes(timezones=st.sampled_from([None, UTC, timezone(timedelta(hours=-3.5))])),
+    st.dates(),
+    st.times(),
+    st.timedeltas(),
+    st.decimals(allow_nan=False),
+    st.sets(st.integers() | st.text(), max_size=3),
+    st.frozensets(st.dates(), max_size=3),
+    st.text("ab/.", min_size=1).map(Path),
 )
 keys = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.tuples(st.integers()))
 values = st.recursive(
@@ -39,6 +77,8 @@ values = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(keys, inner, max_size=4),
+        st.builds(Settings, inner, inner),
+        st.builds(Point, inner, inner),
     ),
     max_leaves=12,
 )
@@ -56,6 +96,8 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Settings):
+        return same(vars(one), vars(other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, float) and math.isnan(one):
@@ -98,14 +140,16 @@ def test_the_text_is_json_that_any_language_reads() -> None:
     ("value", "place", "kind"),
     [
         (object(), "the returned value is a ", "builtins.object"),
-        ([1, {2, 3}], "the returned value[1] is a ", "builtins.set"),
+        ([1, range(3)], "the returned value[1] is a ", "builtins.range"),
         ({"a": (0, print)}, "the returned value['a'][1] is a ", "builtin"),
-        ({"m": {"deep": [None, 1j]}}, "the returned value['m']['deep'][1] is a ", "complex"),
-        ({frozenset(): 1}, "a key of the returned value is a ", "frozenset"),
+        ({"m": {"deep": [None, {Ellipsis}]}}, "the returned value['m']['deep'][1][0] is a ", "ell"),
+        (Settings([object()]), "the returned value.rate[0] is a ", "builtins.object"),
+        (Point(0, json), "the returned value.y is a ", "module"),
+        ({frozenset({json}): 1}, "a key of the returned value[0] is a ", "module"),
         (np.array([object()]), "the returned value is an array of ", "object"),
-        ([np.array(["2026-01-01"], "M8[D]")], "the returned value[0] is an array of ", "datetime"),
+        ([pd.DataFrame({"a": [1, "b"]})], "the returned value[0] cannot be sent: ", "column a"),
     ],
-    ids=["object", "set", "function", "complex", "key", "object array", "dates"],
+    ids=["object", "range", "function", "set", "dataclass", "tuple", "key", "array", "frame"],
 )
 def test_other_objects_are_refused_with_their_place(value: Any, place: str, kind: str) -> None:
     with pytest.raises(SerializationError) as caught:
@@ -119,7 +163,55 @@ def test_a_model_is_told_how_to_travel() -> None:
         encode_value(object())
 
 
-TEXT = encode_value({"a": np.arange(3.0), "b": (b"xyz", [1, None, "text"]), "c": np.float32(2)})
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(SerializationError, match="contains itself"):
+        encode_value(value)
+
+
+def test_tables_come_back_as_they_were() -> None:
+    frame = pd.DataFrame(
+        {"a": [1, 2], "b": ["x", None], "c": pd.Categorical(["u", "v"]), "d": [[1.0], [2.0, 3.0]]},
+        index=pd.Index(["i", "j"], name="row"),
+    )
+    series = pd.Series([1.5, 2.5], index=pd.date_range("2026-01-01", periods=2), name=("p", 3))
+    table = pa.table({"x": [1, None], "y": pa.array([["a"], []], pa.list_(pa.string()))})
+    again = decode_value(
+        encode_value([frame, series, table, table.to_batches()[0], series.iloc[:0]])
+    )
+    pd.testing.assert_frame_equal(again[0], frame)
+    pd.testing.assert_series_equal(again[1], series, check_freq=False)
+    assert again[2].equals(table)
+    assert again[3].equals(table.to_batches()[0])
+    assert list(again[4]) == []
+
+
+def test_no_code_of_a_class_runs_and_none_is_imported() -> None:
+    text = encode_value(Settings("allowed")).replace("allowed", "refused")
+    assert decode_value(text).rate == "refused"
+    for module in ("antigravity", "os", "json", "no.such.module"):
+        other = text.replace(Settings.__module__, module)
+        assert decode_value(other) == SimpleNamespace(rate="refused", layers=())
+
+
+def test_an_unknown_dataclass_keeps_its_fields_and_a_named_tuple_its_names() -> None:
+    def make() -> type[Any]:
+        class Local(NamedTuple):
+            x: int
+
+        return Local
+
+    local = make_dataclass("Local", ["x"])(5)
+    assert decode_value(encode_value(local)) == SimpleNamespace(x=5)
+    again = decode_value(encode_value(make()(6)))
+    assert (again, again.x, type(again).__name__) == ((6,), 6, "Local")
+
+
+TEXT = encode_value(
+    {"a": np.arange(3.0), "b": (b"xyz", [1, None, "text"]), "c": np.float32(2)}
+    | {"d": [Settings(1), Point(2, 3j), pd.DataFrame({"a": [1, 2]}), datetime(2026, 1, 1), {4}]}
+)
 
 
 def test_truncated_text_is_refused() -> None:
@@ -157,6 +249,16 @@ def tagged(**fields: Any) -> str:
         lambda: tagged(shape="wide"),
         lambda: tagged(data="?"),
         lambda: "[" * 100_000,
+        lambda: '{"__tfdist__": "date", "text": "yesterday"}',
+        lambda: '{"__tfdist__": "decimal", "text": "much"}',
+        lambda: '{"__tfdist__": "complex", "parts": ["1", "2"]}',
+        lambda: '{"__tfdist__": "timedelta", "parts": [1e300, 0, 0]}',
+        lambda: '{"__tfdist__": "set", "items": [[1]]}',
+        lambda: '{"__tfdist__": "dataclass", "class": ["os"], "pairs": []}',
+        lambda: '{"__tfdist__": "named tuple", "class": ["a", "b"], "names": ["x"], "items": []}',
+        lambda: '{"__tfdist__": "named tuple", "class": ["a", "b"], "names": ["1"], "items": [2]}',
+        lambda: '{"__tfdist__": "data frame", "data": "AAAA"}',
+        lambda: '{"__tfdist__": "series", "name": null, "data": "////"}',
     ],
 )
 def test_damaged_text_is_a_serialization_error(make: Callable[[], Any]) -> None:

@@ -10,7 +10,7 @@ import math
 import queue
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -66,12 +66,16 @@ _RESULT_SHARE = 0.9
 
 
 class SparkLauncher:
-    """One task of a barrier stage per worker, in a session that is classic or Connect."""
+    """One task of a barrier stage per worker, in a session that is classic or Connect.
+
+    ``look`` is called again and again while they run: what it raises ends them.
+    """
 
     workers = None
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
+        self._look = look
 
     def launch(
         self,
@@ -106,7 +110,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
                 size,
             )
-            rows = _collect(session, plan, server, on_event)
+            rows = _collect(session, plan, server, on_event, look=self._look)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -288,6 +292,7 @@ def _collect(
     server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
+    look: Callable[[], object] = lambda: None,
 ) -> list[Any]:
     """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -306,6 +311,7 @@ def _collect(
     def pause() -> None:
         with suppress(queue.Empty):
             handle(_LOOK_SECONDS)
+        look()
         if time.monotonic() > deadline:
             raise ClusterError(TOO_LONG + advise_on_network())
         if server and (silent := server.silent()):

@@ -24,6 +24,13 @@ def is_session(value: Any) -> bool:
     return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
 
 
+def get_session() -> Any:
+    """The Spark session of this process; one is started if there is none."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate()
+
+
 def is_spark_frame(value: Any) -> bool:
     """Whether this is a Spark ``DataFrame``, classic or Connect; imports nothing."""
     return _is_a(value, "DataFrame", "pyspark.sql", "pyspark.sql.connect.dataframe")

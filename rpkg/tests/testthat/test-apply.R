@@ -6,6 +6,9 @@ test_that("wrong arguments are errors before anything is started", {
     barrier_apply("local", function() 1)
     barrier_apply("local", function(ctx) 1, workers = 0)
     barrier_apply("local", function(ctx) 1, packages = 3)
+    barrier_apply("local", function(ctx) 1, roles = 3)
+    barrier_apply("local", function(ctx) 1, roles = c(chief = 0.5))
+    barrier_apply("local", function(ctx) 1, roles = list(master = 1, worker = 2))
     barrier_apply("local", function(ctx) 1, verbose = 3)
   })
 })
@@ -34,6 +37,24 @@ test_that("a function runs once per worker, with its context and TF_CONFIG", {
   expect_true(found[[2]]$same && found[[2]]$attached)
   expect_identical(found[[1]]$addresses, found[[2]]$addresses)
   expect_length(found[[1]]$addresses, 2)
+})
+
+test_that("workers have roles and share values, and servers end", {
+  skip_if_no_pybackend()
+  found <- barrier_apply(
+    "local",
+    function(ctx) {
+      shared <- ctx$all_gather(ctx$role)
+      ctx$barrier()
+      if (ctx$role == "ps") {
+        Sys.sleep(1000)
+      }
+      list(ctx$role, ctx$index, unlist(shared))
+    },
+    roles = c(worker = 1, ps = 1),
+    verbose = 0
+  )
+  expect_identical(found, list(list("worker", 0L, c("worker", "ps")), NULL))
 })
 
 test_that("an error arrives with its rank, message and calls", {

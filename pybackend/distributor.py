@@ -1,0 +1,80 @@
+"""`TFDistributor`: TensorFlow on the workers of a Spark session, as TorchDistributor has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pybackend.api.data_checks import check_takes
+from pybackend.api.run import check_function, run_function
+from pybackend.function.rank_zero import RankZero
+from pybackend.function.script import Script
+from pybackend.job.arguments import check_flag, check_whole_number
+from pybackend.job.resources import Resources
+from pybackend.launchers import get_session
+
+
+class TFDistributor:
+    """Runs a function or a script in several processes that know each other by TF_CONFIG.
+
+    Parameters
+    ----------
+    num_processes
+        How many; each has one GPU if ``use_gpu`` is True.
+    local_mode
+        True: processes of this machine. False: tasks of the active Spark session.
+    use_gpu
+        True: refused if there are fewer GPUs than processes. False: none is used. None: GPUs are
+        used where there are any.
+
+    Raises
+    ------
+    InputError
+        Names the argument and what is expected.
+    """
+
+    def __init__(
+        self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool | None = None
+    ) -> None:
+        self.num_processes = check_whole_number("num_processes", num_processes, least=1)
+        self.local_mode = check_flag("local_mode", local_mode)
+        self.use_gpu = None if use_gpu is None else check_flag("use_gpu", use_gpu)
+        self.spark = None if local_mode else get_session()
+
+    def run(
+        self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a function or a script in all processes, and return the value of the first.
+
+        Parameters
+        ----------
+        train_object
+            Called as ``train_object(*args, **kwargs)``, or the path of a Python script, which is
+            run as ``python script.py *args``.
+        args, kwargs
+            Its arguments; a script has no named ones.
+
+        Returns
+        -------
+        Any
+            What `barrier_run` can return; None of a script.
+
+        Raises
+        ------
+        InputError, ClusterError, WorkerFailedError
+            As in `barrier_run`.
+        """
+        fn = check_function(train_object, kwargs)
+        if not isinstance(fn, Script):
+            check_takes(fn, "train_object(*args, **kwargs)", *args, **kwargs)
+            fn = RankZero(fn)
+        gpus = None if self.use_gpu is None else int(self.use_gpu)
+        options = {
+            "workers": self.num_processes,
+            "resources": None if gpus is None else Resources(gpus=gpus),
+            "verbose": 2,
+        }
+        where = "local" if self.spark is None else self.spark
+        values = run_function(where, fn, args, kwargs, **options)
+        return values[0]

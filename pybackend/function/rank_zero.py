@@ -1,0 +1,79 @@
+"""Functions that know nothing of workers: called as they are, with the value of rank 0 alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import ClusterError
+from pybackend.job.context import WorkerContext
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class RankZero:
+    """Calls a function without a `WorkerContext`, and returns its value on rank 0.
+
+    Attributes
+    ----------
+    fn
+        The function.
+    gpus
+        GPUs of all workers together, which divide them as evenly as can be; None: each has those
+        that it was given.
+    chosen
+        The GPUs themselves, of a single worker.
+    is_mirrored
+        Whether it is called in the scope of a ``MultiWorkerMirroredStrategy``.
+    """
+
+    fn: Callable[..., Any]
+    gpus: int | None = None
+    chosen: tuple[str, ...] | None = None
+    is_mirrored: bool = False
+
+    def __call__(self, context: WorkerContext, *args: Any, **kwargs: Any) -> Any:
+        """The function's value on rank 0, None elsewhere."""
+        if self.chosen is not None:
+            os.environ[_GPUS] = ",".join(self.chosen)
+        elif self.gpus is not None:
+            os.environ[_GPUS] = ",".join(_share(self.gpus, context))
+        call = _call_mirrored if self.is_mirrored else _call
+        value = call(self.fn, args, kwargs)
+        return value if context.rank == 0 else None
+
+
+def _share(gpus: int, context: WorkerContext) -> list[str]:
+    """This worker's part of the GPUs, of those that it was given."""
+    wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
+    given = [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
+    if wanted > len(given):
+        raise ClusterError(
+            f"worker {context.rank} is to have {wanted} GPUs, but its task was given {len(given)}: "
+            "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
+        )
+    return given[:wanted]
+
+
+def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def _call_mirrored(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    tf: Any = importlib.import_module("tensorflow")
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        try:
+            return fn(*args, **kwargs)
+        except ValueError as error:
+            if "PerReplica" not in str(error):
+                raise
+            raise ClusterError(
+                "Keras 3 cannot `fit` under MultiWorkerMirroredStrategy with several workers "
+                f"({str(error).splitlines()[0]}). Train the model by `pybackend.barrier_train`, "
+                "which takes it as it is; or install tf_keras and set TF_USE_LEGACY_KERAS=1 on "
+                "the workers; or write the training step by hand"
+            ) from error

@@ -1,0 +1,172 @@
+"""`MirroredStrategyRunner`, by the name and with the arguments of spark-tensorflow-distributor."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pybackend.api.data_checks import check_takes
+from pybackend.api.progress import printer
+from pybackend.api.run import run_function
+from pybackend.errors import ClusterError, InputError
+from pybackend.function.rank_zero import RankZero
+from pybackend.job.arguments import check_flag, check_whole_number
+from pybackend.job.messages import Note
+from pybackend.job.resources import Resources
+from pybackend.launchers import get_session, read_setting
+
+_IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
+_OPEN_SERVERS = (
+    "TensorFlow's own servers, of MultiWorkerMirroredStrategy, listen on all interfaces of the "
+    "workers' hosts, and serve whoever connects, without a token or encryption: use them on "
+    "networks that you trust"
+)
+
+
+class MirroredStrategyRunner:
+    """Runs a function of TensorFlow on the tasks of a Spark session, or beside this process.
+
+    Parameters
+    ----------
+    num_slots
+        GPUs that train together, or workers if ``use_gpu`` is False.
+    local_mode
+        Train on this machine, in one worker process, rather than in tasks of Spark.
+    use_gpu
+        Whether the slots are GPUs, as ``spark.task.resource.gpu.amount`` gives each task some.
+    gpu_resource_name
+        What Spark calls GPUs; its tasks have to call them ``"gpu"``.
+    use_custom_strategy
+        True: the function makes its own strategy. False: it is called in the scope of a
+        ``tf.distribute.MultiWorkerMirroredStrategy``.
+
+    Raises
+    ------
+    InputError
+        Names the argument, or the setting of Spark, and what is expected.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        local_mode: bool = False,
+        use_gpu: bool = True,
+        gpu_resource_name: str = "gpu",
+        use_custom_strategy: bool = False,
+    ) -> None:
+        self._num_slots = check_whole_number("num_slots", num_slots, least=1)
+        self._local_mode = check_flag("local_mode", local_mode)
+        self._use_gpu = check_flag("use_gpu", use_gpu)
+        self._gpu_resource_name = gpu_resource_name
+        self._use_custom_strategy = check_flag("use_custom_strategy", use_custom_strategy)
+        if local_mode and not use_gpu and num_slots > 1:
+            raise InputError(
+                f"`num_slots` is {num_slots}, but without GPUs one process of this machine is one "
+                "slot: pass num_slots=1, or local_mode=False"
+            )
+        self._spark = get_session()
+        if not local_mode:
+            self.get_num_tasks()
+
+    @property
+    def sc(self) -> Any:
+        """The session's ``SparkContext``; over Spark Connect there is none."""
+        return self._spark.sparkContext
+
+    def get_num_tasks(self) -> int:
+        """How many tasks of Spark train together.
+
+        Raises
+        ------
+        InputError
+            Spark's tasks have no GPUs.
+        """
+        if not self._use_gpu:
+            return self._num_slots
+        if self._gpu_resource_name != "gpu":
+            raise InputError(
+                f"`gpu_resource_name` is {self._gpu_resource_name!r}: workers get the GPUs that "
+                "Spark calls 'gpu' (spark.task.resource.gpu.amount); call them so"
+            )
+        key = f"spark.task.resource.{self._gpu_resource_name}.amount"
+        amount = read_setting(self._spark, key)
+        if amount is None or float(amount) < 1:
+            raise InputError(
+                f"`use_gpu` is True, but {key} is {amount or 'not set'}: start the session with "
+                "the number of GPUs of a task, or pass use_gpu=False"
+            )
+        return math.ceil(self._num_slots / int(float(amount)))
+
+    def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call a function on all workers, and return its value on the first.
+
+        Parameters
+        ----------
+        train_fn
+            Called as ``train_fn(**kwargs)``. ``BarrierTaskContext.get()`` of pyspark gives it an
+            object that knows its place and speaks with the others.
+        kwargs
+            Its arguments; like the function they are sent pickled.
+
+        Returns
+        -------
+        Any
+            What `barrier_run` can return. On this machine, too, the function runs in a process of
+            its own.
+
+        Raises
+        ------
+        InputError, ClusterError, WorkerFailedError
+            As in `barrier_run`.
+        """
+        if not callable(train_fn):
+            raise InputError(f"`train_fn` must be a function, not {type(train_fn).__name__}")
+        check_takes(train_fn, "train_fn(**kwargs)", **kwargs)
+        is_mirrored = not self._use_custom_strategy
+        if self._local_mode:
+            gpus = self._gpus_of_driver() if self._use_gpu else ()
+            fn = RankZero(train_fn, chosen=gpus, is_mirrored=is_mirrored)
+            return run_function("local", fn, (), kwargs, workers=1, verbose=2)[0]
+        self._check_ssl()
+        if is_mirrored:
+            printer(1)(Note(_OPEN_SERVERS))
+        tasks = self.get_num_tasks()
+        fn = RankZero(train_fn, self._num_slots if self._use_gpu else None, None, is_mirrored)
+        resources = None if self._use_gpu else Resources(gpus=0)
+        options = {"workers": tasks, "resources": resources, "verbose": 2}
+        return run_function(self._spark, fn, (), kwargs, **options)[0]
+
+    def _gpus_of_driver(self) -> tuple[str, ...]:
+        """As many of the driver's GPUs as there are slots."""
+        found = self.sc.resources.get(self._gpu_resource_name)
+        if found is None:
+            name = f"spark.driver.resource.{self._gpu_resource_name}"
+            raise InputError(
+                f"the driver has no GPUs that Spark calls {self._gpu_resource_name!r}: start the "
+                f"session with {name}.amount and {name}.discoveryScript, or pass use_gpu=False"
+            )
+        numbers = list(found.addresses)
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # Spark counts those that it shows
+            shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            numbers = [shown[int(number)] for number in numbers if int(number) < len(shown)]
+        if self._num_slots > len(numbers):
+            raise InputError(
+                f"`num_slots` is {self._num_slots}, but the driver has {len(numbers)} GPUs"
+            )
+        return tuple(numbers[: self._num_slots])
+
+    def _check_ssl(self) -> None:
+        """Refuse a session that asks for encryption, which TensorFlow's servers do not have."""
+        wants, ignores = (
+            (read_setting(self._spark, name) or "false").lower() == "true"
+            for name in ("spark.ssl.enabled", _IGNORE_SSL)
+        )
+        if wants and not ignores:
+            raise ClusterError(
+                "spark.ssl.enabled is true, but what TensorFlow's own servers send each other is "
+                f"not encrypted. Set {_IGNORE_SSL}=true in the session to train nevertheless, or "
+                "use `pybackend.barrier_train`, whose workers encrypt"
+            )

@@ -1,0 +1,76 @@
+"""The same function on every executor, each by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pybackend.api.data_checks import check_takes
+from pybackend.api.run import run_function
+from pybackend.errors import InputError
+from pybackend.job.arguments import check_flag, check_whole_number
+from pybackend.job.context import WorkerContext
+from pybackend.launchers import count_slots
+from pybackend.tfos.session import default_fs, session_of
+from pybackend.tfos.TFSparkNode import TFNodeContext
+
+
+def run(
+    sc: Any,
+    map_fn: Callable[[Any, Any], Any],
+    tf_args: Any,
+    num_executors: int,
+    use_barrier: bool = True,
+) -> None:
+    """Run a function so many times, in processes that know nothing of each other.
+
+    Parameters
+    ----------
+    sc
+        A SparkContext.
+    map_fn
+        Called as ``map_fn(tf_args, ctx)`` with a `TFNodeContext`, in a process of its own.
+    tf_args
+        Its first argument.
+    num_executors
+        How many there are.
+    use_barrier
+        True: all at the same time; refused if Spark has fewer slots. False: as many at a time as
+        there are slots.
+
+    Raises
+    ------
+    InputError, ClusterError, WorkerFailedError
+        As in `barrier_run`.
+    """
+    session = session_of(sc)
+    count = check_whole_number("num_executors", num_executors, least=1)
+    if not callable(map_fn):
+        raise InputError(f"`map_fn` must be a function, not {type(map_fn).__name__}")
+    check_takes(map_fn, "map_fn(tf_args, ctx)", tf_args, None)
+    together = count if check_flag("use_barrier", use_barrier) else min(count, _count(session))
+    file_system = default_fs(session.sparkContext)
+    for first in range(0, count, together):
+        args = (map_fn, tf_args, first, count, file_system)
+        workers = min(together, count - first)
+        run_function(session, _run_alone, args, {}, workers=workers, verbose=2)
+
+
+def _count(session: Any) -> int:
+    return max(1, count_slots(session))
+
+
+def _run_alone(
+    context: WorkerContext,
+    map_fn: Callable[[Any, Any], Any],
+    tf_args: Any,
+    first: int,
+    count: int,
+    file_system: str,
+) -> None:
+    """One call; what the function returns stays where it is."""
+    os.environ.pop("TF_CONFIG", None)
+    ctx = TFNodeContext(first + context.rank, defaultFS=file_system)
+    ctx.num_workers = count
+    map_fn(tf_args, ctx)

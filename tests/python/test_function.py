@@ -1,0 +1,217 @@
+"""Functions in workers: what they do together, how servers end, scripts, and Spark's stand-in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for, worker_processes
+
+from pybackend import ClusterError, WorkerContext, WorkerFailedError, barrier_run
+from pybackend.function.script import Script
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    wait_for(lambda: not worker_processes())
+
+
+def run(fn: Any, *args: Any, **options: Any) -> list[Any]:
+    return barrier_run("local", fn, *args, verbose=0, **options)
+
+
+def test_workers_share_values_in_the_order_of_ranks() -> None:
+    def work(context: WorkerContext) -> Any:
+        first = context.all_gather({"rank": context.rank, "big": bytes(3_000_000)})
+        context.barrier()
+        return [value["rank"] for value in first], context.all_gather(context.role)
+
+    assert run(work, workers=3) == [([0, 1, 2], ["worker"] * 3)] * 3
+    assert run(work, workers=1) == [([0], ["worker"])]
+
+
+def test_a_worker_that_does_not_share_ends_the_others_by_name() -> None:
+    def work(context: WorkerContext, how: str) -> Any:
+        if context.rank == 0:
+            return None if how == "returns" else context.barrier()
+        return context.all_gather(1)
+
+    for how, message in {
+        "returns": "worker 0 has returned",
+        "waits": r"worker 0 calls barrier\(\) while worker 1 calls all_gather\(\)",
+    }.items():
+        with pytest.raises(WorkerFailedError, match=message) as caught:
+            run(work, how, workers=2)
+        assert caught.value.exception_type == "ClusterError"
+
+
+def test_who_waits_for_a_worker_that_fails_is_no_cause() -> None:
+    def work(context: WorkerContext) -> None:
+        if context.rank == 1:
+            raise KeyError("no such digit")
+        context.all_gather(1)
+
+    with pytest.raises(WorkerFailedError, match="no such digit") as caught:
+        run(work, workers=3)
+    assert {failure.exception_type for failure in caught.value.others} == {"PeerLostError"}
+
+
+def test_a_context_travels_without_its_connection() -> None:
+    def work(context: WorkerContext) -> Any:
+        copy = pickle.loads(pickle.dumps(context))  # noqa: S301
+        return copy == context, copy.index
+
+    assert run(work, workers=2) == [(True, 0), (True, 1)]
+    alone = WorkerContext(0, 1, ("a:1",), "{}")
+    with pytest.raises(ClusterError, match="only functions that `barrier_run` runs"):
+        alone.barrier()
+
+
+def test_servers_end_when_those_they_serve_have_returned() -> None:
+    def work(context: WorkerContext) -> Any:
+        import signal
+        import time
+
+        if context.role == "ps" or (context.role, context.index) == ("worker", 1):
+            signal.pause()
+        if context.role == "evaluator":
+            time.sleep(0.3)  # behind the chief, but within the grace
+        return context.role, context.index
+
+    roles = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
+    expected = [("chief", 0), ("worker", 0), None, None, None, ("evaluator", 0)]
+    assert run(work, roles=roles) == expected
+    assert run(work, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
+
+
+def test_a_server_that_fails_and_a_chief_that_is_killed_are_named() -> None:
+    def work(context: WorkerContext, failing: str) -> None:
+        import os
+        import signal
+
+        if context.role == failing == "ps":
+            raise KeyError("no such variable")
+        if context.role == failing:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    for failing, rank, message in (("ps", 1, "no such variable"), ("chief", 0, "SIGKILL")):
+        with pytest.raises(WorkerFailedError, match=message) as caught:
+            run(work, failing, roles={"chief": 1, "ps": 1})
+        assert caught.value.rank == rank
+    assert [failure.exception_type for failure in caught.value.others] == ["PeerLostError"]
+
+
+def test_a_parameter_server_strategy_trains_and_its_servers_end() -> None:
+    def work(context: WorkerContext, steps: int) -> Any:
+        import tensorflow as tf
+
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if context.role != "chief":
+            server = tf.distribute.Server(
+                resolver.cluster_spec(), context.role, context.index, protocol="grpc"
+            )
+            server.join()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            weight = tf.Variable(5.0)
+
+        @tf.function
+        def step() -> None:
+            weight.assign_sub(0.25 * (weight - 1.0))
+
+        for _ in range(steps):
+            coordinator.schedule(step)
+        coordinator.join()
+        return float(weight.numpy()), "/job:ps" in weight.device
+
+    values = run(work, 8, roles={"chief": 1, "worker": 1, "ps": 1})
+    assert values[1:] == [None, None]
+    assert values[0] == (pytest.approx(1 + 4 * 0.75**8, abs=1e-6), True)
+
+
+def test_a_function_of_a_barrier_task_finds_its_context() -> None:
+    def work(context: WorkerContext, is_known: bool) -> Any:
+        import sys
+
+        before = "pyspark" in sys.modules
+        from pyspark import BarrierTaskContext, TaskContext
+
+        task = BarrierTaskContext.get()
+        task.barrier()
+        assert isinstance(task, BarrierTaskContext)
+        assert TaskContext.get() is task
+        addresses = [info.address for info in task.getTaskInfos()]
+        assert addresses == list(context.addresses)
+        assert task.attemptNumber() == task.stageId() == 0
+        assert task.cpus() >= 1
+        return before, task.partitionId(), task.allGather(str(task.taskAttemptId()))
+
+    values = run(work, False, workers=2)
+    assert values == [(False, rank, ["0", "1"]) for rank in range(2)]
+
+
+SCRIPT = """
+import json, os, sys
+import beside
+print("here", __name__, sys.argv[1:], beside.VALUE, json.loads(os.environ["TF_CONFIG"])["task"])
+if __name__ == "__main__" and sys.argv[1] != "succeed":
+    sys.exit(3 if sys.argv[1] == "fail" else "no data")
+sys.exit(0)
+"""
+
+
+def test_a_script_runs_as_the_main_module(tmp_path: Path, capfd: Any) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("VALUE = 7")
+    assert barrier_run(None, path, "succeed", 2, workers=2) == [None, None]
+    shown = capfd.readouterr().out
+    for rank in (0, 1):
+        task = {"type": "worker", "index": rank}
+        assert f"[{rank}] here __main__ ['succeed', '2'] 7 {task}" in shown
+    for how, message in {"fail": "ended with status 3", "say": "ended with no data"}.items():
+        with pytest.raises(WorkerFailedError, match=f"train.py has {message}"):
+            run(str(path), how, workers=1)
+
+
+def test_a_script_that_only_the_driver_has_is_run_from_its_text(capfd: Any) -> None:
+    script = Script("/no/such/folder/train.py", b"import sys\nprint(sys.argv)")
+    barrier_run(None, script, "--epochs", 3, workers=1)
+    assert os.path.join("", "train.py', '--epochs', '3']") in capfd.readouterr().out
+
+
+def test_models_and_histories_come_back() -> None:
+    def work(context: WorkerContext) -> Any:
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        history = model.fit(np.ones((4, 2)), np.ones(4), epochs=2, verbose=0)
+        shown = model.predict(np.ones((1, 2)), verbose=0)
+        return {"model": model, "fit": history, "shown": shown, "text": tf.constant(["a", "b"][0])}
+
+    (value,) = run(work, workers=1)
+    import numpy as np
+
+    assert int(value["model"].optimizer.iterations) == 2
+    assert np.array_equal(value["model"].predict(np.ones((1, 2)), verbose=0), value["shown"])
+    assert len(value["fit"].history["loss"]) == len(value["fit"].epoch) == 2
+    assert value["text"] == b"a"
+
+    def unfit(context: WorkerContext) -> Any:
+        import keras
+
+        return [None, keras.layers.Dense(1)]
+
+    with pytest.raises(WorkerFailedError, match=r"the returned value\[1\] is a keras\.\S+Dense"):
+        run(unfit, workers=1)
