@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
         get_session,
-        is_connect,
         is_session,
         is_spark_frame,
         read_schema,
@@ -63,7 +62,6 @@ __all__ = [
     "describe_batch",
     "driver_python",
     "get_session",
-    "is_connect",
     "is_session",
     "is_spark_frame",
     "launcher_for",
@@ -98,7 +96,6 @@ _HOME = {
     "describe_batch": "slurm.batch",
     "driver_python": "spark.python",
     "get_session": "spark.session",
-    "is_connect": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
     "quiet_log": "spark.log",
