@@ -141,6 +141,8 @@ class Spoke:
                     self._send(Returned())
                 else:
                     self._answers.put(message)
+                    if isinstance(message, NotShared) and message.lost == 0:
+                        self._end(self._lose(message.reason))
         except TimeoutError:
             reason = f"has not answered for {self._timeout:g} s"
         except (OSError, ValueError) as error:

@@ -12,20 +12,22 @@
 #' @inheritParams barrier_train
 #' @param sc Where the workers run, as in [barrier_train()]; their machines need what is listed
 #'   above.
-#' @param f A function whose first argument is the worker's context: a list of `rank` (the first is
-#'   0), `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
+#' @param f A function whose first argument is the worker's context: a list of `rank` (the first
+#'   is 0), `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
 #'   `TF_CONFIG`), `role` and `index`, and two functions that all workers call equally often:
-#'   `barrier()` waits for all, `all_gather(value)` gives each the values of all. The variables that it uses, from its own environment and from the workspace, and
-#'   all functions of the workspace travel with it; packages that it uses and that are attached here
-#'   are attached there. Anything that it names only as text, as in `get("x")`, or through an R6
-#'   object of the workspace, is not found. Python objects do not travel: create them inside.
+#'   `barrier()` waits for all, `all_gather(value)` gives each the values of all. The variables
+#'   that it uses, from its own environment and from the workspace, and all functions of the
+#'   workspace travel with it; packages that it uses and that are attached here are attached
+#'   there. Anything that it names only as text, as in `get("x")`, or through an R6 object of the
+#'   workspace, is not found. Python objects do not travel: create them inside.
 #' @param ... Further arguments for `f`.
 #' @param packages Names of additional packages to attach in the workers.
-#' @param roles How many workers have which role, such as `c(chief = 1, worker = 2, ps = 1, evaluator =
-#'   1)`, in place of `workers`. Ranks are in this order, and `TF_CONFIG` says who is who. As soon as `f`
-#'   has returned on the chief (without one, on all workers), parameter servers are ended, which need
-#'   not return; so are an evaluator and, if there are a chief and parameter servers, the workers,
-#'   unless they return by themselves within 3 seconds. The value of a worker that is ended is `NULL`.
+#' @param roles How many workers have which role, such as `c(chief = 1, worker = 2, ps = 1)`, in
+#'   place of `workers`. Ranks are in this order, and `TF_CONFIG` says who is who. As soon as `f`
+#'   has returned on the chief (without one, on all workers), parameter servers are ended, which
+#'   need not return; so are an evaluator and, if there are a chief and parameter servers, the
+#'   workers, unless they return by themselves within 3 seconds. The value of a worker that is
+#'   ended is `NULL`.
 #' @param verbose 2 shows what the workers print, 0 and 1 do not.
 #'
 #' @return A list with one value per worker, in the order of the ranks: vectors, factors, lists and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from conftest import wait_for, worker_processes
 
 from pybackend import ClusterError, WorkerContext, WorkerFailedError, barrier_run
+from pybackend.function.hub import Hub
 from pybackend.function.script import Script
+from pybackend.function.spoke import Spoke
+from pybackend.net.rendezvous import address_of, listen
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,27 @@ def test_who_waits_for_a_worker_that_fails_is_no_cause() -> None:
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
         run(work, workers=3)
     assert {failure.exception_type for failure in caught.value.others} == {"PeerLostError"}
+
+
+def test_between_machines_what_is_shared_is_encrypted() -> None:
+    servers = [listen("127.0.0.1") for _ in range(3)]
+    peers = [address_of(server) for server in servers]
+    ended: list[Any] = []
+    hub = Hub(servers[0], peers, "token", 20, encrypt=True)
+    spokes = [Spoke(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
+    members: list[Hub | Spoke] = [hub, *spokes]
+    with ThreadPoolExecutor(3) as pool:
+        for call in ("a", "b"):
+            texts = [call * 2_000_000 + str(rank) for rank in range(3)]
+            found = pool.map(lambda member, text: member.gather("all_gather", text), members, texts)
+            assert list(found) == [texts] * 3
+        assert all(stream.is_protected for stream in hub._streams.values())
+        end = pool.submit(hub.finish, {0}, {1, 2}, {1})
+        spokes[0].finish()
+        wait_for(end.done)
+    assert ended == [None]  # one has returned by itself
+    for one in [*servers, *spokes]:
+        one.close()
 
 
 def test_a_context_travels_without_its_connection() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.feed.client import Feeder, split_items
@@ -140,6 +141,7 @@ def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> 
     other = FeedServer(HOST, TOKEN)
     with_both = feeder(server, other)
     feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), "a", n, 0)) for n in (0, 0)]
+    wait_for(lambda: (server.queue.feeds, other.queue.feeds) == (1, 1))
     found = [server.queue.take(5)[0], other.queue.take(5)[0]]
     assert found == [list(range(5))] * 2
     assert [feed.result() for feed in feeds] == [5, 5]
