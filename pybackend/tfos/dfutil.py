@@ -16,7 +16,7 @@ from pybackend.data.tfrecord.encode import encode_batch
 from pybackend.data.tfrecord.framing import FOOT, HEAD
 from pybackend.data.tfrecord.schema import infer_spec, spec_to_schema
 from pybackend.errors import InputError
-from pybackend.launchers import is_session
+from pybackend.tfos.session import session_of
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """DataFrames of `loadTFRecords`, and where they were loaded from."""
@@ -72,7 +72,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     InputError
         As in `read_tfrecords`.
     """
-    frame = read_tfrecords(_session_for(sc), input_dir)
+    frame = read_tfrecords(session_of(sc), input_dir)
     types = dict(frame.dtypes)
     columns = []
     for name in sorted(types):
@@ -208,13 +208,3 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
 
     features = sorted(example.features.feature.items())
     return types.StructType([types.StructField(name, infer(name, item)) for name, item in features])
-
-
-def _session_for(sc: Any) -> Any:
-    if is_session(sc):
-        return sc
-    if not hasattr(sc, "parallelize"):
-        raise InputError(f"`sc` must be a SparkContext, not {type(sc).__name__}")
-    from pyspark.sql import SparkSession
-
-    return SparkSession(sc)

@@ -5,9 +5,9 @@
 #'
 #' @details
 #' The stage is Python's, `pybackend.ml.KerasEstimator`, which Spark's own pipelines cannot hold. So
-#' an `ml_pipeline()` that gets one becomes a `tfdist_ml_pipeline`, to which more stages are added by
-#' `ml_keras()` or [ml_add()], and which sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and
-#' `ml_save()` take like any other. `ml_save()` writes the format of Spark ML, in which Python's
+#' an `ml_pipeline()` that gets one becomes a `tfdist_ml_pipeline`. More stages are added to it by
+#' `ml_keras()` or [ml_add()], and sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and
+#' `ml_save()` take it like any other. `ml_save()` writes the format of Spark ML, in which Python's
 #' `PipelineModel.load()` reads it; sparklyr's `ml_load()`, which knows stages of the JVM alone,
 #' cannot: use [ml_load_keras()].
 #'
@@ -29,7 +29,7 @@
 #' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,resources As in
 #'   [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
-#' @param stage A stage of sparklyr's, e.g. `ft_index_to_string(sc, ...)`, for the end of a pipeline.
+#' @param stage A stage of sparklyr's for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
 #' @param path Where `ml_save()` has written: a path that all machines share, or a URI that Spark
 #'   knows.
