@@ -44,7 +44,15 @@ def _compared(session: Any, sql_type: str, rounds: int) -> Table:
         "tfdist, to training tensors": (ROWS, lambda: tfdist_feed(session, frame)),
         "TensorFlowOnSpark 2.2.5, InputMode.SPARK": (
             TFOS_ROWS,
-            lambda: tfos.feed_seconds(session, few, TFOS_ROWS),
+            lambda: tfos.feed_seconds(session, few.rdd, TFOS_ROWS),
+        ),
+        "the same script, pybackend.tfos": (
+            TFOS_ROWS,
+            lambda: tfos.feed_seconds(session, few.rdd, TFOS_ROWS, "pybackend.tfos"),
+        ),
+        "the same script, pybackend.tfos, train(df)": (
+            ROWS,
+            lambda: tfos.feed_seconds(session, frame, ROWS, "pybackend.tfos"),
         ),
     }
     found = interleaved({name: case for name, (_, case) in cases.items()}, rounds)

@@ -1,11 +1,12 @@
-"""TensorFlowOnSpark 2.2.5 with ``InputMode.SPARK``: rows of an RDD to tensors, and nothing more.
+"""One script of TensorFlowOnSpark's, run by 2.2.5 itself and by `pybackend.tfos`: rows to tensors.
 
-It runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on two conditions: an executor
-runs one task at a time, and executors are told the driver's address.
+The original runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on two conditions: an
+executor runs one task at a time, and executors are told the driver's address.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import tempfile
@@ -18,27 +19,31 @@ from standalone_session import WORKERS
 BATCH = 64
 
 
-def feed_seconds(session: Any, frame: Any, rows: int) -> float:
-    """Seconds in which the rows of a DataFrame (image, label) become batches of tensors.
+def feed_seconds(session: Any, data: Any, rows: int, package: str = "tensorflowonspark") -> float:
+    """Seconds in which rows (image, label) become batches of tensors.
 
-    Starting its cluster and ending it, some ten seconds, is not timed.
+    Starting the cluster and ending it, some ten seconds, is not timed.
+
+    Parameters
+    ----------
+    data
+        An RDD; for `pybackend.tfos` also a DataFrame.
     """
     # By default it announces the address of the route to the internet.
     os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        from tensorflowonspark import TFCluster
-
+        cluster_module = importlib.import_module(f"{package}.TFCluster")
         logging.getLogger().setLevel(logging.WARNING)  # it tells of every step
-        cluster = TFCluster.run(
+        cluster = cluster_module.run(
             session.sparkContext,
             _consume,
             {"folder": folder},
             num_executors=WORKERS,
             num_ps=0,
-            input_mode=TFCluster.InputMode.SPARK,
+            input_mode=cluster_module.InputMode.SPARK,
         )
         began = time.perf_counter()
-        cluster.train(frame.rdd, 1)
+        cluster.train(data, 1)
         seconds = time.perf_counter() - began
         cluster.shutdown(timeout=-1)
         counted = sum(int(path.read_text()) for path in Path(folder).iterdir())

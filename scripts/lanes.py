@@ -65,8 +65,15 @@ MODULES = {
         "test_mnist",
         "test_transfer",
     ],
-    "spark": ["test_distributor", "test_probe", "test_routes", "test_spark"],
-    "frames": ["test_predict", "test_records", "test_score"],
+    "spark": ["test_distributor", "test_probe", "test_routes", "test_spark", "test_tfos"],
+    "frames": [
+        "test_dfutil",
+        "test_ml",
+        "test_predict",
+        "test_records",
+        "test_score",
+        "test_tfos_pipeline",
+    ],
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
     "machines": [

@@ -16,7 +16,7 @@ from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 
 def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
-    """The argument ``data`` in the form that launchers take; empty for None.
+    """The argument ``data`` in the form that launchers take.
 
     Parameters
     ----------
@@ -28,8 +28,6 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
     InputError
         It is none of these, or a column has a type that cannot be an array.
     """
-    if data is None:
-        return {}
     if is_frame(data):
         data = {str(name): column.to_numpy() for name, column in data.items()}
     if isinstance(data, Mapping):

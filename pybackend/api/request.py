@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
+# Calls on several threads may be given one model, and Keras's settings are the process's.
+_encoding = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,20 @@ def prepare(
         job = datasets["train"].adapt(job)
     if kind != "predict":
         check_columns_exist(arguments, datasets)
-    model = given if result is None else result.model
+    with _encoding:
+        return _encode(job, arguments, columns, datasets, callbacks, as_file)
+
+
+def _encode(
+    job: Job,
+    arguments: Mapping[str, Any],
+    columns: ColumnSpec,
+    datasets: Mapping[str, Any],
+    callbacks: Sequence[Any],
+    as_file: bool,
+) -> Request:
+    given = arguments["model"]
+    model = given.model if isinstance(given, TrainResult) else given
     custom_objects = arguments["custom_objects"] or {}
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
@@ -118,7 +134,7 @@ def prepare(
     rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
     files = encode_model(model, custom_objects, job, callbacks, as_file, rows)
     snapshot = None
-    if kind == "train" and MODEL_OBJECTS in files:
+    if job.kind == "train" and MODEL_OBJECTS in files:
         from pybackend.model.by_value import take_snapshot
 
         snapshot = take_snapshot(model)

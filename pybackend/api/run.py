@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, cast
 
 from pybackend.api.data_checks import check_takes
-from pybackend.api.function_data import read_function_data
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
 from pybackend.errors import InputError
@@ -133,7 +132,11 @@ def run_function(
     own = fn.fn if isinstance(fn, RankZero) else fn
     owners = [own, *args, *kwargs.values()]
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
-    datasets = read_function_data(launcher, options.get("data"))
+    datasets: Mapping[str, Any] = {}
+    if options.get("data") is not None:
+        from pybackend.api.function_data import read_function_data  # numpy
+
+        datasets = read_function_data(launcher, options["data"])
     outcome = launcher.launch(job, files, datasets, printer(job.verbose))
     return [decode_result(report.value) for report in outcome.reports]
 

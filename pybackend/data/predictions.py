@@ -105,7 +105,7 @@ class Predictions:
         if not (self.has_class or self.has_numbers):
             pairs = zip(self.outputs, outputs, strict=True)
             return [
-                _nest_lists(numbers.astype(output.held), output.depth) for output, numbers in pairs
+                nest_lists(numbers.astype(output.held), output.depth) for output, numbers in pairs
             ]
         import pyarrow as pa
 
@@ -137,7 +137,7 @@ def _check_shape(output: Output, numbers: Array) -> None:
         )
 
 
-def _nest_lists(numbers: Array, depth: int) -> Any:
+def nest_lists(numbers: Array, depth: int) -> Any:
     """Rows of numbers as Arrow lists, one in another."""
     import pyarrow as pa
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pybackend.errors import ClusterError
@@ -22,6 +22,7 @@ from pybackend.feed.protocol import (
     Greets,
     Rows,
     Skips,
+    Starts,
     Taken,
     read,
     read_rows,
@@ -30,6 +31,8 @@ from pybackend.job.codec import encode
 from pybackend.net.rendezvous import connect, split_address
 from pybackend.net.stream import Stream, wait_any
 
+# Python objects made of more rows than that no longer fit into a processor's cache.
+MOST_ROWS = 256
 _CONNECT_SECONDS = 30.0
 _ANSWER_SECONDS = 30.0
 
@@ -64,7 +67,7 @@ class Feeder:
         if first is None:
             return 0
         skipped = self._count_taken(name, partition) if attempt else 0
-        conversation = self._begin(Begins(name, partition, attempt, False))
+        conversation = self._begin(Begins(name, partition, attempt, False, 0))
         with contextlib.closing(conversation):
             for batch in _drop_rows(_chain(first, batches), skipped):
                 if not conversation.send(batch):
@@ -88,7 +91,7 @@ class Feeder:
             return
         if attempt:
             self._count_taken(name, partition)
-        conversation = self._begin(Begins(name, partition, attempt, True))
+        conversation = self._begin(Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
                 conversation.send(batch)
@@ -117,12 +120,11 @@ class Feeder:
         near = [rank for rank in self.addresses if _is_here(split_address(self.addresses[rank])[0])]
         ranks = near or list(self.addresses)
         turn = begins.partition % len(ranks)
-        found: list[tuple[int, int, Stream]] = []
+        found: dict[int, tuple[Stream, int]] = {}
         errors = []
         for rank in [*ranks[turn:], *ranks[:turn]]:
             try:
-                stream, feeds = self._connect(rank)
-                found.append((feeds, rank, stream))
+                found[rank] = self._connect(rank)
             except OSError as error:
                 errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
         if not found:
@@ -131,14 +133,13 @@ class Feeder:
                 "returned or failed, or the network does not let this host reach them; "
                 "TFCluster.shutdown() tells"
             )
-        chosen = min(found, key=lambda entry: entry[0])
-        for entry in found:
-            if entry is not chosen:
-                entry[2].close()
-        _, rank, stream = chosen
-        stream.keep_alive()
-        stream.send_all(_line(begins), _ANSWER_SECONDS)
-        return _Conversation(stream, f"worker {rank} at {self.addresses[rank]}", self.timeout)
+        rank = _agree(begins, found)
+        for other, (stream, _) in found.items():
+            if other != rank:
+                stream.close()
+        chosen = found[rank][0]
+        chosen.keep_alive()
+        return _Conversation(chosen, f"worker {rank} at {self.addresses[rank]}", self.timeout)
 
     def _reach(self, rank: int) -> tuple[Stream, int]:
         try:
@@ -252,6 +253,18 @@ class _Conversation:
         )
 
 
+def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
+    """Begin with one of some workers, even if other tasks choose at the same time; its rank."""
+    while True:
+        rank = min(found, key=lambda known: found[known][1])
+        stream, feeds = found[rank]
+        stream.send_all(_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
+        answer = read(stream, Greets, Starts, seconds=_ANSWER_SECONDS)
+        if isinstance(answer, Starts):
+            return rank
+        found[rank] = stream, answer.feeds
+
+
 def _line(message: Any) -> bytes:
     return encode(message).encode() + b"\n"
 
@@ -281,7 +294,7 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def split_items(items: Iterator[Any], most_rows: int = 2000) -> Iterator[Sequence[Any]]:
+def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
     """Lists of items, first short ones, so that the first rows need not wait for many."""
     size, part = 50, []
     for item in items:

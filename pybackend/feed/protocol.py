@@ -21,7 +21,7 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class Greets:
-    """Of a worker: how many tasks feed it at present."""
+    """Of a worker: how many tasks feed it; also when there are more than `Begins` expects."""
 
     feeds: int
 
@@ -38,12 +38,20 @@ class Begins:
         Of the task: after the first one, rows that were taken before are not fed again.
     wants_results
         Whether each row has a result, which goes back to the task.
+    feeds
+        How many tasks feed the worker, as it has said last.
     """
 
     feed: str
     partition: int
     attempt: int
     wants_results: bool
+    feeds: int
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Of a worker: the task may send rows."""
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,12 @@ class RowQueue:
         with self.changed:
             return len(self._feeds)
 
-    def open(self, wants_results: bool) -> Feed:
-        """Begin a feed."""
+    def open(self, wants_results: bool, most: int) -> Feed | None:
+        """Begin a feed; None if there are more than ``most`` of them."""
         feed = Feed(wants_results)
         with self.changed:
+            if len(self._feeds) > most:
+                return None
             self._feeds.append(feed)
         return feed
 

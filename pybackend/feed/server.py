@@ -18,6 +18,7 @@ from pybackend.feed.protocol import (
     Greets,
     Rows,
     Skips,
+    Starts,
     Taken,
     read,
     read_rows,
@@ -44,7 +45,7 @@ class FeedServer:
         self._lock = threading.Lock()
         # By feed and partition: how many rows earlier attempts have had taken, and the present one.
         self._taken: dict[tuple[str, int], int] = {}
-        self._open: dict[tuple[str, int], tuple[Feed, Stream]] = {}
+        self._open: dict[tuple[str, int], Stream] = {}
         server = listen(host)
         self.address = address_of(server)
         """``host:port`` for feeders."""
@@ -70,13 +71,18 @@ class FeedServer:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
             write(stream, Greets(self.queue.feeds))
             message = read(stream, Begins, Asks, Closes)
+            while isinstance(message, Begins):
+                feed = self.queue.open(message.wants_results, message.feeds)
+                if feed is not None:
+                    self._take_in(stream, message, feed)
+                    return
+                write(stream, Greets(self.queue.feeds))
+                message = read(stream, Begins)
             if isinstance(message, Closes):
                 self.queue.close()
                 write(stream, Done())
-            elif isinstance(message, Asks):
-                write(stream, Taken(self._end_earlier(message.feed, message.partition)))
             else:
-                self._take_in(stream, message)
+                write(stream, Taken(self._end_earlier(message.feed, message.partition)))
 
     def _end_earlier(self, name: str, partition: int) -> int:
         """End what feeds this partition; how many of its rows were taken."""
@@ -84,25 +90,26 @@ class FeedServer:
         with self._lock:
             found = self._open.get(key)
         if found is not None:
-            found[1].close()
+            found.close()
             with self.queue.changed:
                 self.queue.changed.wait_for(lambda: key not in self._open, _FINISH_SECONDS)
         with self._lock:
             return self._taken.get(key, 0)
 
-    def _take_in(self, stream: Stream, begins: Begins) -> None:
+    def _take_in(self, stream: Stream, begins: Begins, feed: Feed) -> None:
         key = begins.feed, begins.partition
-        feed = self.queue.open(begins.wants_results)
         with self._lock:
-            self._open[key] = feed, stream
+            self._open[key] = stream
         sender = threading.Thread(target=self._send, args=(stream, feed), daemon=True)
-        sender.start()
         try:
+            write(stream, Starts())
+            sender.start()
             self._receive(stream, feed)
             sender.join()
         finally:
             self.queue.remove(feed)
-            sender.join()
+            if sender.ident is not None:
+                sender.join()
             with self._lock:
                 if not begins.wants_results:
                     self._taken[key] = self._taken.get(key, 0) + feed.taken

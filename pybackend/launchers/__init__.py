@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.barrier import small_batches
+    from pybackend.launchers.spark.barrier import SparkLauncher, small_batches
     from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
+    from pybackend.launchers.spark.jobs import run_watched
     from pybackend.launchers.spark.log import quiet_log
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
+    from pybackend.launchers.spark.saved_model import apply_saved_model
+    from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
         get_session,
         is_session,
@@ -45,9 +48,12 @@ __all__ = [
     "InferItems",
     "Launcher",
     "Outcome",
+    "SavedModel",
+    "SparkLauncher",
     "SparklyrWorkers",
     "add_predictions",
     "add_run_options",
+    "apply_saved_model",
     "ask_executors",
     "attach_spark",
     "check_slots",
@@ -65,6 +71,7 @@ __all__ = [
     "read_schema",
     "read_setting",
     "run_script",
+    "run_watched",
     "small_batches",
     "write_records",
 ]
@@ -76,7 +83,10 @@ _HOME = {
     "FeedFrame": "spark.feeding",
     "FeedItems": "spark.feeding",
     "InferItems": "spark.feeding",
+    "SavedModel": "spark.saved_model_task",
+    "SparkLauncher": "spark.barrier",
     "SparklyrWorkers": "spark.sparklyr",
+    "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",
     "add_run_options": "script.options",
     "ask_executors": "spark.executors",
@@ -94,6 +104,7 @@ _HOME = {
     "read_schema": "spark.session",
     "read_setting": "spark.slots",
     "run_script": "script.run",
+    "run_watched": "spark.jobs",
     "small_batches": "spark.barrier",
     "write_records": "spark.records",
 }

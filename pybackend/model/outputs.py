@@ -61,13 +61,28 @@ def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
     return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
 
 
+def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
+    """Whether the model's only output tells classes by numbers that its loss makes probabilities.
+
+    The loss is one of Keras's categorical ones, or, for one number, a binary one.
+    """
+    loss = _first_loss(model)
+    if len(outputs) != 1 or len(outputs[0].shape) != 1 or not _is_keras_loss(loss):
+        return False
+    kind = "binary" if outputs[0].shape == (1,) else "categorical"
+    return kind in _name_of(loss) and _takes_logits(loss)
+
+
 def _is_probability(model: Any) -> bool:
     """Whether the loss takes a single number for a probability."""
     loss = _first_loss(model)
-    if loss is None or not _is_keras_loss(loss) or not _name_of(loss).startswith("binary"):
-        return False
+    is_binary = _is_keras_loss(loss) and _name_of(loss).startswith("binary")
+    return is_binary and not _takes_logits(loss)
+
+
+def _takes_logits(loss: Any) -> bool:
     options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    return not options.get("from_logits", False)
+    return bool(options.get("from_logits", False))
 
 
 def _first_loss(model: Any) -> Any:

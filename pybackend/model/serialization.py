@@ -256,6 +256,7 @@ def load_model(path: str | Path, **options: Any) -> Any:
 
 
 _has_warned = threading.Event()
+_silence = threading.RLock()
 
 
 def _warn_of_unverified(name: str) -> None:
@@ -289,13 +290,17 @@ def _check_keras_model(model: Any) -> None:
 
 @contextmanager
 def silence_keras() -> Iterator[None]:
-    """Keep Keras's advice about HDF5 and fresh optimizers out of the user's console."""
+    """Keep Keras's advice about HDF5 and fresh optimizers out of the user's console.
+
+    One thread at a time: these settings are the process's.
+    """
     logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        logger.setLevel(level)
+    with _silence:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                yield
+        finally:
+            logger.setLevel(level)

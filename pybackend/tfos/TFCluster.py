@@ -8,10 +8,13 @@ With `InputMode.TENSORFLOW` the function reads its own data, and the workers are
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from pybackend.api.progress import printer
@@ -28,10 +31,11 @@ from pybackend.launchers import (
     FeedFrame,
     FeedItems,
     InferItems,
+    SparkLauncher,
     driver_python,
     is_spark_frame,
-    launcher_for,
     quiet_log,
+    run_watched,
     small_batches,
 )
 from pybackend.net.rendezvous import new_token
@@ -81,6 +85,10 @@ class TFCluster:
         self._gang = gang
         self._feeds = 0
         self._lock = threading.Lock()
+        # For what `inference` has returned, too, which is made when it is used.
+        self._python = ExitStack()
+        self._python.enter_context(driver_python(session))
+        self._is_over = False
 
     def train(
         self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input"
@@ -152,6 +160,7 @@ class TFCluster:
             The workers took longer, or were lost.
         """
         deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+        self._is_over = True
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(0.5):
                 if self._gang.done or self._gang.has_ended or time.monotonic() > deadline:
@@ -159,7 +168,8 @@ class TFCluster:
                     break
         while self._feeds and not self._gang.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        self._gang.finish(deadline, timeout)
+        with self._python:
+            self._gang.finish(deadline, timeout)
 
     def tensorboard_url(self) -> str | None:
         """Where TensorBoard shows the training; None if it was not asked for."""
@@ -172,22 +182,32 @@ class TFCluster:
         if qname != "input":
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
         self._gang.raise_failure(0)
+        if self._is_over:
+            raise ClusterError(f"the cluster was shut down: TFCluster.{call}() comes before that")
 
     def _feed(self, rows: Any, epochs: int, feeder: Feeder) -> None:
         name = new_token()[:16]
         with self._lock:
             self._feeds += 1
         try:
-            ended = _feed_frame if is_spark_frame(rows) else _feed_rdd
-            with driver_python(self._session), quiet_log(self._session):
-                failures = [failure for _, failure in ended(rows, epochs, feeder, name) if failure]
+            feed = partial(
+                _feed_frame if is_spark_frame(rows) else _feed_rdd, rows, epochs, feeder, name
+            )
+            with quiet_log(self._session):
+                fed = run_watched(self._session, feed, self._gang.watch, math.inf)
+        except _NobodyTakesRows:
+            return
         finally:
             with self._lock:
                 self._feeds -= 1
-        if failures:
+        if failures := [failure for _, failure in fed if failure]:
             self._gang.raise_failure(_CAUSE_SECONDS)
             if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
                 raise ClusterError(failures[0])
+
+
+class _NobodyTakesRows(Exception):
+    """All functions have returned, or want no more rows: the tasks that feed need not go on."""
 
 
 class _Gang:
@@ -197,21 +217,28 @@ class _Gang:
     ----------
     nodes
         What each has said of itself, by executor id.
-    done
-        Whether a function wants no more rows.
+    launch, fed
+        What the thread calls; and the launcher that is told when no more rows come.
     """
 
-    def __init__(self, launch: Callable[[_Gang], object], launcher: Any, workers: int) -> None:
+    def __init__(self, workers: int) -> None:
         self.token = new_token()
+        self.fed: DetachedLauncher | None = None
+        self.launch: Callable[[], object] = lambda: None
         self.nodes: list[dict[str, Any]] = []
-        self.done = False
-        self._launcher = launcher
+        self._satisfied: set[int] = set()
+        self._reason: str | None = None
         self._workers = workers
         self._show = printer(2)
         self._error: BaseException | None = None
         self._fed: dict[int, str] = {}
         self._known: dict[int, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._run, args=(launch,), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether a function wants no more rows."""
+        return bool(self._satisfied)
 
     @property
     def has_ended(self) -> bool:
@@ -237,8 +264,17 @@ class _Gang:
 
     def feeder(self, timeout: float) -> Feeder:
         """How tasks reach the workers that take rows."""
-        trains = [rank for rank, node in self._known.items() if node["job_name"] != "ps"]
-        return Feeder({rank: self._fed[rank] for rank in sorted(trains)}, self.token, timeout)
+        return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
+
+    def watch(self) -> None:
+        """Raise what ends the tasks that feed: a failure of the workers, or `_NobodyTakesRows`."""
+        self.raise_failure(_LOOK_SECONDS)
+        if self.has_ended or self._satisfied.issuperset(self._takers()):
+            raise _NobodyTakesRows
+
+    def _takers(self) -> list[int]:
+        """Ranks that take rows."""
+        return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
 
     def raise_failure(self, seconds: float) -> None:
         """Raise what has ended the workers, if it does so within some seconds."""
@@ -249,8 +285,8 @@ class _Gang:
 
     def finish(self, deadline: float, timeout: float) -> None:
         """Wait for the workers' end, and raise what has failed."""
-        if isinstance(self._launcher, DetachedLauncher):
-            self._launcher.close_feeds()
+        if self.fed is not None:
+            self.fed.close_feeds()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
@@ -263,9 +299,14 @@ class _Gang:
     def stop(self) -> None:
         """Nothing: the workers end with their functions, or with this process."""
 
-    def _run(self, launch: Callable[[_Gang], object]) -> None:
+    def look(self) -> None:
+        """Raise why the workers are to end, if they are."""
+        if self._reason is not None:
+            raise ClusterError(self._reason)
+
+    def _run(self) -> None:
         try:
-            launch(self)
+            self.launch()
         except BaseException as error:
             self._error = error
 
@@ -278,12 +319,11 @@ class _Gang:
         elif event.name == NODE:
             self._known[event.rank] = json.loads(event.text)
         elif event.name == TERMINATED:
-            self.done = True
+            self._satisfied.add(event.rank)
 
     def _end(self, reason: str) -> None:
-        if isinstance(self._launcher, DetachedLauncher):
-            self._launcher.give_up(reason)
-            self._thread.join()
+        self._reason = reason
+        self._thread.join()
         raise self._error or ClusterError(reason)
 
 
@@ -367,13 +407,12 @@ def run(
     job = make_job("run", {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    launcher: Any = DetachedLauncher(session) if is_fed else launcher_for(session)
-
-    def launch(gang: _Gang) -> None:
-        secret = {FEED_TOKEN: gang.token.encode()} if is_fed else {}
-        launcher.launch(job, {**files, **secret}, {}, gang.hear)
-
-    gang = _Gang(launch, launcher, num_executors)
+    gang = _Gang(num_executors)
+    if is_fed:
+        files[FEED_TOKEN] = gang.token.encode()
+        gang.fed = DetachedLauncher(session, gang.look)
+    launcher = gang.fed or SparkLauncher(session, gang.look)
+    gang.launch = partial(launcher.launch, job, files, {}, gang.hear)
     gang.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
     return TFCluster(session, gang, settings, input_mode)
 

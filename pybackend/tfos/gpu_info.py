@@ -1,56 +1,93 @@
-"""GPUs of this machine that nobody computes on."""
+"""GPUs of this machine that no process uses, as NVIDIA's own tool tells."""
 
 from __future__ import annotations
 
+import random
 import subprocess
-from typing import Any
+import time
+from typing import Final, Literal, overload
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 
-AS_STRING = "string"
-AS_LIST = "list"
-_SECONDS = 30.0
+MAX_RETRIES = 3
+AS_STRING: Final = "string"
+AS_LIST: Final = "list"
+# The driver still counts a process for a moment after its end.
+_RETRY_SECONDS = 1.0
 
 
 def is_gpu_available() -> bool:
-    """Whether this machine has GPUs of NVIDIA's."""
-    return bool(_query("--query-gpu=index"))
+    """Whether this machine has a GPU."""
+    try:
+        return bool(_query("--list-gpus"))
+    except (OSError, subprocess.CalledProcessError):
+        return False
 
 
-def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> Any:
-    """Numbers of free GPUs, as text with commas or as a list of texts.
+@overload
+def get_gpus(
+    num_gpu: int = 1, worker_index: int = -1, format: Literal["string"] = AS_STRING
+) -> str: ...
+
+
+@overload
+def get_gpus(
+    num_gpu: int = 1, worker_index: int = -1, format: Literal["list"] = ...
+) -> list[str]: ...
+
+
+def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
+    """Numbers of GPUs that no process uses.
 
     Parameters
     ----------
+    num_gpu
+        How many.
     worker_index
-        Number of the process on its host: it gets the GPUs at this place among the free ones; -1:
-        the first.
+        The worker's number on this machine, so that each takes others; -1: at random.
+    format
+        `AS_STRING`, as ``CUDA_VISIBLE_DEVICES`` takes them, or `AS_LIST`.
 
     Raises
     ------
+    InputError
+        ``format`` is neither.
     ClusterError
-        Fewer are free.
+        Fewer are free, or there are none.
     """
-    busy = set(_query("--query-compute-apps=gpu_uuid"))
-    free = [
-        line.partition(", ")[0]
-        for line in _query("--query-gpu=index,uuid")
-        if line.partition(", ")[2] not in busy
-    ]
-    if len(free) < num_gpu:
-        raise ClusterError(f"num_gpu={num_gpu}, but {len(free)} GPUs of this machine are free")
-    places = [(max(0, worker_index) * num_gpu + n) % len(free) for n in range(num_gpu)]
-    chosen = [free[place] for place in places]
-    return chosen if format == AS_LIST else ",".join(chosen)
+    if format not in (AS_STRING, AS_LIST):
+        raise InputError(f"`format` must be {AS_STRING!r} or {AS_LIST!r}, not {format!r}")
+    free = _find_free(num_gpu)
+    if worker_index < 0:
+        chosen = random.sample(free, num_gpu)
+    else:
+        first = worker_index * num_gpu
+        if first + num_gpu > len(free):
+            first %= len(free)
+        chosen = free[first : first + num_gpu]
+    return ",".join(chosen) if format == AS_STRING else chosen
 
 
-def _query(question: str) -> list[str]:
-    """Lines of NVIDIA's tool, none without it."""
-    command = ["nvidia-smi", question, "--format=csv,noheader"]
+def _find_free(count: int) -> list[str]:
     try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return found.stdout.splitlines()
+        pairs = [line.split(", ") for line in _query("--query-gpu=index,uuid")]
+        for _ in range(MAX_RETRIES):
+            busy = set(_query("--query-compute-apps=gpu_uuid"))
+            free = [index for index, uuid in pairs if uuid not in busy]
+            if len(free) >= count:
+                return free
+            time.sleep(_RETRY_SECONDS)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ClusterError(
+            f"this machine's GPUs are not known: nvidia-smi fails ({error})"
+        ) from None
+    raise ClusterError(
+        f"{count} free GPUs are needed, and of this machine's {len(pairs)} only {len(free)} are: "
+        "end what uses the others (nvidia-smi shows it), or ask for fewer"
+    )
+
+
+def _query(option: str) -> list[str]:
+    options = [option] if option.startswith("--list") else [option, "--format=csv,noheader,nounits"]
+    shown = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=True)
+    return [line.strip() for line in shown.stdout.splitlines() if line.strip()]

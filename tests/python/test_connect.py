@@ -296,3 +296,20 @@ def test_an_interrupt_ends_the_workers(url: str) -> None:
     wait_for(lambda: not worker_processes())
     assert time.monotonic() - began < 15
     assert "KeyboardInterrupt" in driver.communicate(timeout=30)[1]
+
+
+def test_a_stage_of_spark_ml_trains_and_predicts(
+    session: Any, dense_model: Any, rows: Any, tmp_path: Path
+) -> None:
+    from pybackend.ml import KerasEstimator, KerasModel
+
+    values = [(i, x.tolist(), int(y)) for i, (x, y) in enumerate(zip(*rows, strict=True))][:40]
+    data = session.createDataFrame(values, "id int, features array<double>, label int")
+    fitted = KerasEstimator(dense_model, workers=1, seed=1).fit(data)
+    fitted.save(str(tmp_path / "stage"))
+    for stage in (fitted, KerasModel.load(str(tmp_path / "stage"))):
+        got = stage.transform(data).orderBy("id").collect()
+        expected = fitted.model.predict(rows[0][:40], verbose=0)
+        shown = [row.rawPrediction.toArray() for row in got]
+        np.testing.assert_allclose(shown, expected, atol=1e-6)
+        assert [row.prediction for row in got] == expected.argmax(axis=1).tolist()

@@ -136,9 +136,9 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
         for name, tree in SOURCES.items()
         if any(full.partition(".")[0] == "pyspark" for full in imported(running(tree)))
     }
-    elsewhere = {n for n in importing if not n.startswith(("launchers.spark.", "doctor."))}
-    # Rows and vectors of Spark are what a feed brings, and a SparkContext is what `tfos` is given.
-    assert elsewhere <= {"data.dataframe", "feed.items", "tfos.TFSparkNode", "tfos.session"}
+    rooms = ("launchers.spark.", "doctor.", "ml.", "tfos.")
+    elsewhere = {name for name in importing if not name.startswith(rooms)}
+    assert elsewhere <= {"data.dataframe", "feed.items"}  # rows and vectors of Spark
 
 
 def reach(name: str) -> set[str]:

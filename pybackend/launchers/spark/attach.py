@@ -19,6 +19,7 @@ from pybackend.launchers.spark.session import ask
 
 # The port and the session that this process is attached to.
 _attached: tuple[int, Any] | None = None
+_FORGOTTEN = ("pyspark", "pybackend.ml", "pybackend.tfos")
 
 
 def attach_spark(
@@ -147,10 +148,12 @@ def _reject_session(session: Any) -> None:
 def _forget_pyspark() -> None:
     """Have PySpark imported again: it keeps its first JVM's gateway for the process's life.
 
-    Objects of the old JVM keep the old modules, and so never reach into the new one.
+    Objects of the old JVM keep the old modules, and so never reach into the new one. Those of ours
+    whose classes derive from PySpark's go, too.
     """
-    for name in [n for n in sys.modules if n == "pyspark" or n.startswith("pyspark.")]:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
+            del sys.modules[name]
 
 
 @contextmanager

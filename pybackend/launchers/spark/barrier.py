@@ -10,7 +10,7 @@ import math
 import queue
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
 )
 from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.held import hold
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.log import quiet_log
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
@@ -43,6 +44,7 @@ from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.launchers.spark.turns import take_slots
 from pybackend.net.deadline import within
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
@@ -64,12 +66,16 @@ _RESULT_SHARE = 0.9
 
 
 class SparkLauncher:
-    """One task of a barrier stage per worker, in a session that is classic or Connect."""
+    """One task of a barrier stage per worker, in a session that is classic or Connect.
+
+    ``look`` is called again and again while they run: what it raises ends them.
+    """
 
     workers = None
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
+        self._look = look
 
     def launch(
         self,
@@ -80,13 +86,15 @@ class SparkLauncher:
     ) -> Outcome:
         """See `Launcher`."""
         session = self.session
-        check_slots(session, job.workers)
+        slots = check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)
         job = _with_model_limit(session, job)
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)
         with ExitStack() as stack:
+            owner = session if is_connect(session) else session.sparkContext
+            stack.enter_context(take_slots(owner, job.workers, slots))
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
@@ -102,7 +110,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
                 size,
             )
-            rows = _collect(session, plan, server, on_event)
+            rows = _collect(session, plan, server, on_event, look=self._look)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -284,6 +292,7 @@ def _collect(
     server: MeetingServer | None = None,
     on_event: Emit = print,
     seconds: float = math.inf,
+    look: Callable[[], object] = lambda: None,
 ) -> list[Any]:
     """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -302,6 +311,7 @@ def _collect(
     def pause() -> None:
         with suppress(queue.Empty):
             handle(_LOOK_SECONDS)
+        look()
         if time.monotonic() > deadline:
             raise ClusterError(TOO_LONG + advise_on_network())
         if server and (silent := server.silent()):
@@ -369,15 +379,20 @@ def collect_rows(result: Any) -> list[Any]:
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
     """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory."""
-    before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
-    known = int(before or 0)  # 0 or less: no limit
-    rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
-    ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
-    try:
-        yield
-    finally:
+
+    def lower() -> str | None:
+        before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
+        known = int(before or 0)  # 0 or less: no limit
+        rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
+        ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
+        return None if before is None else str(before)
+
+    def restore(before: str | None) -> None:
         with suppress(Exception):  # a session that is gone needs no settings
             within(_RESTORE_SECONDS, lambda: _restore(session, before), ClusterError())
+
+    with hold("rows at once", session, lower, restore):
+        yield
 
 
 def _restore(session: Any, before: str | None) -> None:

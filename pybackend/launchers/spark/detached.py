@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, Failure
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome
@@ -34,17 +34,18 @@ _LEAVE_SECONDS = 20.0
 class DetachedLauncher:
     """A process per worker on the executors of a classic session, which holds no slot of Spark's.
 
-    `launch` blocks as ever; other threads call `close_feeds` and `give_up` meanwhile.
+    `launch` blocks as ever; other threads call `close_feeds` meanwhile. ``look`` is called again
+    and again: what it raises, a `ClusterError`, ends the workers.
     """
 
     workers = None
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
+        self._look = look
         self._meeting: MeetingServer | None = None
         self._lock = threading.Lock()
         self._has_closed = False
-        self._reason: str | None = None
 
     def launch(
         self,
@@ -72,7 +73,7 @@ class DetachedLauncher:
                 if self._has_closed:
                     meeting.send({})
             try:
-                outcome = run_gang(meeting, job, hosts, on_event, self._look)
+                outcome = run_gang(meeting, job, hosts, on_event, self._find_failed)
                 _wait_until_gone(meeting, job.workers)
                 return outcome
             finally:
@@ -85,10 +86,6 @@ class DetachedLauncher:
             self._has_closed = True
             if self._meeting is not None:
                 self._meeting.send({})
-
-    def give_up(self, reason: str) -> None:
-        """End the workers: `launch` raises `ClusterError` with this reason."""
-        self._reason = reason
 
     def _start(self, member: Member) -> list[str]:
         """Start all members; their hosts, by rank."""
@@ -111,10 +108,9 @@ class DetachedLauncher:
         self._look()
         threading.Event().wait(0.05)
 
-    def _look(self) -> list[Any]:
-        if self._reason is not None:
-            raise ClusterError(self._reason)
-        return []
+    def _find_failed(self) -> list[Failure]:
+        self._look()
+        return []  # a member that is lost is known by its connection
 
 
 @contextmanager

@@ -71,8 +71,8 @@ class StartMember:
 
 
 def _start(member: Member, place: str) -> None:
-    parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    folder = tempfile.mkdtemp(prefix="tfdist-", dir=parent if os.path.isdir(parent) else None)
+    # Not in a folder of Spark's, which goes with the executor.
+    folder = tempfile.mkdtemp(prefix="tfdist-")
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", SWEEP, folder],
         stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import ClusterError, SerializationError
-from pybackend.feed.client import Feeder, split_items
+from pybackend.feed.client import MOST_ROWS, Feeder, split_items
 from pybackend.feed.items import encode_items, frame_items
 
 FED_SCHEMA = "rows long, failure string"
@@ -39,7 +39,11 @@ class FeedFrame:
         """Feed these Arrow batches."""
         import pyarrow as pa
 
-        filled = (frame_items(batch) for batch in batches if batch.num_rows)
+        filled = (
+            frame_items(batch.slice(start, MOST_ROWS))
+            for batch in batches
+            for start in range(0, batch.num_rows, MOST_ROWS)
+        )
         rows, failure = _feed(self.feeder, self.name, filled)
         columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])

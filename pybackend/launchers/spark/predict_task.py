@@ -97,7 +97,7 @@ class PredictTask:
             return _models[self.digest]
 
     def _load(self) -> Any:
-        _set_up_tensorflow()
+        set_up_tensorflow()
         import cloudpickle
 
         from pybackend.model.load import configure_keras
@@ -164,7 +164,7 @@ def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
     return {name: s[0] for name, s in shapes.items() if len(s) == 1 and s[0] is not None}
 
 
-def _set_up_tensorflow() -> None:
+def set_up_tensorflow() -> None:
     """As many threads as the task has cores, its GPU alone, and of that only what is needed."""
     from pyspark import TaskContext
 

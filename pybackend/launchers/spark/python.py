@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pybackend.launchers.spark.held import hold
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import is_one_machine
 
@@ -14,12 +15,19 @@ from pybackend.launchers.spark.slots import is_one_machine
 @contextmanager
 def driver_python(session: Any) -> Iterator[None]:
     """On one machine, run the workers with the driver's Python unless another was chosen."""
-    is_ours = is_one_machine(session) and not is_connect(session)
-    if not is_ours or session.sparkContext.pythonExec != "python3":
+    if is_connect(session) or not is_one_machine(session):
         yield
         return
-    session.sparkContext.pythonExec = sys.executable
-    try:
+    context = session.sparkContext
+
+    def choose() -> str:
+        before = str(context.pythonExec)
+        if before == "python3":
+            context.pythonExec = sys.executable
+        return before
+
+    def restore(before: str) -> None:
+        context.pythonExec = before
+
+    with hold("python", context, choose, restore):
         yield
-    finally:
-        session.sparkContext.pythonExec = "python3"

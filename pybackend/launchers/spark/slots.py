@@ -15,8 +15,10 @@ _REGISTER_SECONDS = 30.0
 _UNKNOWN = 2**31
 
 
-def check_slots(session: Any, workers: int) -> None:
+def check_slots(session: Any, workers: int) -> int:
     """Refuse a job for which Spark would wait ten minutes and then fail.
+
+    Returns how many tasks the session runs at once.
 
     Raises
     ------
@@ -41,6 +43,7 @@ def check_slots(session: Any, workers: int) -> None:
             f"(master {_master(session)}): use workers={max(slots, 1)} or fewer, or "
             "start the session with more executors or cores"
         )
+    return slots
 
 
 def _allocates_dynamically(session: Any) -> bool:

@@ -1,0 +1,120 @@
+"""A SavedModel's outputs for the rows of a DataFrame: a plan that runs when rows are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.data.column_groups import group_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.dataframe import describe_type
+from pybackend.errors import InputError
+from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.log import quiet_log
+from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.records_task import SCHEMA, CallTask, read_refusal
+from pybackend.launchers.spark.saved_model_task import (
+    SavedModel,
+    SavedModelTask,
+    describe_signature,
+)
+from pybackend.launchers.spark.session import ask, read_schema
+from pybackend.launchers.spark.shipping import ship_package
+
+_KINDS = {"double": "double", "int64": "bigint", "bool": "boolean", "binary": "binary"}
+
+
+def apply_saved_model(
+    frame: Any,
+    model: SavedModel,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    batch_size: int,
+) -> Any:
+    """A DataFrame of a SavedModel's outputs, and no other columns; in the order of the rows.
+
+    Parameters
+    ----------
+    inputs
+        The signature's inputs to columns.
+    outputs
+        Its outputs to the names of their columns, in the order of the columns.
+    batch_size
+        Rows that the model computes at once.
+
+    Raises
+    ------
+    InputError
+        Names the input, the output or the column that is not there or does not fit.
+    ClusterError
+        Spark could not look at the model.
+    """
+    session = frame.sparkSession
+    types = {field.name: field.dataType for field in read_schema(frame).fields}
+    kinds = {name: describe_type(kind) for name, kind in types.items()}
+    spec = ColumnSpec(features={name: [column] for name, column in inputs.items()}, label=None)
+    ship_package(session)
+    signature = _ask_signature(session, model)
+    _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
+    groups, read = group_columns(spec, kinds, "float32", "dataset")
+    _check_names("output_mapping", "output", outputs, signature["outputs"])
+    fields = []
+    for name, column in outputs.items():
+        dtype, depth = signature["outputs"][name]
+        kind = "array<" * depth + _KINDS[dtype] + ">" * depth
+        fields.append(f"`{column.replace('`', '``')}` {kind}")
+    columns = [_as_array(frame, name, types[name]).alias(f"c{n}") for n, name in enumerate(read)]
+    task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
+
+    def plan() -> Any:
+        return frame.select(*columns).mapInArrow(task, ", ".join(fields))
+
+    with driver_python(session):
+        return ask(session, "a plan", plan)
+
+
+def _ask_signature(session: Any, model: SavedModel) -> Any:
+    """What a task sees of the model: this process may not see its folder."""
+    asked = session.range(0, 1, 1, 1)
+    task = CallTask(describe_signature, (model,))
+
+    def collect() -> list[Any] | Exception:
+        try:
+            return list(asked.mapInArrow(task, SCHEMA).collect())
+        except Exception as error:
+            return error
+
+    with driver_python(session), quiet_log(session):
+        rows = run_watched(session, collect)
+    if isinstance(rows, Exception):
+        raise read_refusal(str(rows)) or explain_spark_error(rows, session) from None
+    return json.loads(rows[0]["report"])
+
+
+def _check_names(
+    argument: str,
+    what: str,
+    given: Mapping[str, Any],
+    known: Mapping[str, Any],
+    needs_all: bool = False,
+) -> None:
+    listed = ", ".join(known)
+    if not given:
+        raise InputError(f"`{argument}` is empty: the model's {what}s are {listed}")
+    for name in given:
+        if name not in known:
+            raise InputError(f"`{argument}` names the {what} {name!r}: the model's are {listed}")
+    missing = [name for name in known if name not in given]
+    if needs_all and missing:
+        raise InputError(f"`{argument}` has no column for the model's {what} {missing[0]!r}")
+
+
+def _as_array(frame: Any, name: str, kind: Any) -> Any:
+    column = frame["`" + name.replace("`", "``") + "`"]
+    if type(kind).__name__ != "VectorUDT":
+        return column
+    from pyspark.ml.functions import vector_to_array
+
+    return vector_to_array(column)

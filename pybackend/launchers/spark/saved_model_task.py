@@ -1,0 +1,141 @@
+"""What computes a SavedModel's outputs in Spark's own Python processes, which keep it.
+
+This file is imported on the executors; the driver sends it there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pybackend.data.arrow import TensorReader
+from pybackend.data.columns import ColumnGroup
+from pybackend.data.predictions import nest_lists
+from pybackend.data.ragged import to_dense
+from pybackend.errors import InputError
+from pybackend.launchers.spark.predict_task import set_up_tensorflow
+
+_lock = threading.Lock()
+_loaded: dict[SavedModel, Any] = {}
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A signature of a SavedModel: its folder, the tags of its graph (None: any), its name."""
+
+    folder: str
+    tags: tuple[str, ...] | None
+    signature: str
+
+
+@dataclass(frozen=True)
+class SavedModelTask:
+    """The function that Spark runs on each partition, whose columns are those of the groups."""
+
+    model: SavedModel
+    column_groups: tuple[ColumnGroup, ...]
+    outputs: tuple[str, ...]
+    batch_size: int
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the outputs of each batch."""
+        import pyarrow as pa
+
+        reader = TensorReader(self.column_groups)
+        for batch in batches:
+            for first in range(0, batch.num_rows, self.batch_size):
+                rows = reader.read(batch.slice(first, self.batch_size))
+                found = self._compute({key.partition("/")[2]: rows[key] for key in rows})
+                yield pa.RecordBatch.from_arrays(
+                    [_to_arrow(found[name], name, self.batch_size) for name in self.outputs],
+                    list(self.outputs),
+                )
+
+    def _compute(self, rows: dict[str, Any]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        function = _load(self.model)
+        specs = function.structured_input_signature[1]
+        inputs = {}
+        for name, values in rows.items():
+            dense, spec = to_dense(values, 0), specs[name]
+            # A column holds flat arrays.
+            shape = [len(dense), *(-1 if size is None else size for size in spec.shape[1:])]
+            if spec.shape.rank is not None and shape.count(-1) < 2:
+                dense = np.reshape(dense, shape)
+            inputs[name] = tf.cast(tf.convert_to_tensor(dense), spec.dtype)
+        rows_in = len(next(iter(inputs.values())))
+        found = {name: tensor.numpy() for name, tensor in function(**inputs).items()}
+        for name in self.outputs:
+            if len(found[name]) != rows_in:
+                raise InputError(
+                    f"the model's output {name!r} has {len(found[name])} rows for {rows_in} of the "
+                    "DataFrame: it must have one for each"
+                )
+        return found
+
+
+def describe_signature(model: SavedModel) -> dict[str, Any]:
+    """The inputs of a signature, and the type and depth of each output.
+
+    Raises
+    ------
+    InputError
+        There is no such model, or no such signature, or an output has no known rank.
+    """
+    function = _load(model)
+    outputs = {}
+    for name, spec in function.structured_outputs.items():
+        if spec.shape.rank is None or spec.shape.rank < 1:
+            raise InputError(
+                f"the model's output {name!r} has the shape {spec.shape}: one row each?"
+            )
+        outputs[name] = [_column_kind(spec.dtype), spec.shape.rank - 1]
+    return {"inputs": dict.fromkeys(function.structured_input_signature[1]), "outputs": outputs}
+
+
+def _column_kind(dtype: Any) -> str:
+    if dtype.is_floating:
+        return "double"
+    if dtype.is_integer:
+        return "int64"
+    return "bool" if dtype.is_bool else "binary"
+
+
+def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
+    kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
+    if values.dtype.kind not in kinds:
+        raise InputError(
+            f"the model's output {name!r} is of type {values.dtype}: no column holds it"
+        )
+    return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
+
+
+def _load(model: SavedModel) -> Any:
+    """The signature's function, from this process's memory if it was loaded before."""
+    with _lock:
+        if model not in _loaded:
+            _loaded.clear()
+            _loaded[model] = _read(model)
+        return _loaded[model][1]
+
+
+def _read(model: SavedModel) -> tuple[Any, Any]:
+    set_up_tensorflow()
+    import tensorflow as tf
+
+    try:
+        loaded = tf.saved_model.load(model.folder, tags=model.tags and list(model.tags))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"there is no SavedModel to load at {model.folder!r}: {error}") from error
+    if model.signature not in loaded.signatures:
+        raise InputError(
+            f"the SavedModel at {model.folder!r} has no signature {model.signature!r}: it has "
+            f"{', '.join(loaded.signatures) or 'none'}"
+        )
+    # A function does not keep its model alive.
+    return loaded, loaded.signatures[model.signature]

@@ -1,0 +1,147 @@
+"""What a model's numbers become in a pipeline: the columns of pyspark's classifiers and regressors.
+
+Plain Spark SQL, so that nothing runs before Spark is asked for rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.data.predictions import Output
+from pybackend.errors import InputError
+
+# As `predict_spark` names what a model gives.
+_GIVEN = ".pred"
+_DOUBLES = "CAST(`.pred` AS array<double>)"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the columns; an empty one leaves its column out."""
+
+    prediction: str
+    probability: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class Classes:
+    """How a model's only output tells classes.
+
+    Attributes
+    ----------
+    count
+        Number of classes; 0 if the output is no classes.
+    are_logits
+        Whether the numbers become probabilities by a softmax, or a sigmoid.
+    levels
+        Names of the classes, if they are known.
+    """
+
+    count: int
+    are_logits: bool = False
+    levels: Sequence[str] | None = None
+
+
+def add_columns(
+    frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: Classes, names: Names
+) -> Any:
+    """Put the columns of a pipeline in the place of what the model gave.
+
+    Parameters
+    ----------
+    frame
+        The columns ``kept``, and those of ``predict_spark(type="raw")``.
+
+    Raises
+    ------
+    InputError
+        ``kept`` has a column of one of the names.
+    """
+    if len(outputs) > 1:
+        added = {f"{names.prediction}_{o.name}": _number(o, f".pred_{o.name}") for o in outputs}
+        vectors = [name for name, o in zip(added, outputs, strict=True) if o.depth == 1]
+    elif not classes.count:
+        added = {names.prediction: _number(outputs[0], _GIVEN)}
+        vectors = [names.prediction] if outputs[0].depth == 1 else []
+    else:
+        raw, probability, chosen = _classify(outputs[0], classes)
+        added = {names.raw: raw, names.probability: probability, names.prediction: chosen}
+        vectors = [names.raw, names.probability]
+    added = {name: sql for name, sql in added.items() if name}
+    _reject_taken_names(kept, list(added))
+    staged = frame.selectExpr(
+        *map(_quote, kept), *(f"{sql} AS `.new{place}`" for place, sql in enumerate(added.values()))
+    )
+    metadata = {names.prediction: _describe(classes)} if classes.count else {}
+    new = [
+        _finish(staged[f"`.new{place}`"], name, name in vectors, metadata.get(name))
+        for place, name in enumerate(added)
+    ]
+    return staged.select(*(staged[_quote(name)] for name in kept), *new)
+
+
+def _number(output: Output, given: str) -> str:
+    """An output that is no classes: one number, a vector, or nested arrays."""
+    wanted = {0: "double", 1: "array<double>"}.get(output.depth)
+    return f"CAST(`{given}` AS {wanted})" if wanted else f"`{given}`"
+
+
+def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
+    """Raw numbers, probabilities and the class, in SQL."""
+    if output.depth == 0:
+        number = "CAST(`.pred` AS double)"
+        if classes.are_logits:
+            sigmoid = f"1 / (1 + exp(-{number}))"
+            raw, probability = f"array(-{number}, {number})", f"array(1 - {sigmoid}, {sigmoid})"
+        else:
+            raw = probability = f"array(1 - {number}, {number})"
+        border = 0 if classes.are_logits else 0.5
+        return raw, probability, f"CAST({number} > {border}D AS double)"
+    probability = _softmax(_DOUBLES) if classes.are_logits else _DOUBLES
+    chosen = _let("r", _DOUBLES, "CAST(array_position(r, array_max(r)) - 1 AS double)")
+    return _DOUBLES, probability, chosen
+
+
+def _softmax(numbers: str) -> str:
+    quotients = _let("s", "aggregate(e, 0D, (a, v) -> a + v)", "transform(e, v -> v / s)")
+    powers = _let("e", "transform(r, v -> exp(v - m))", quotients)
+    return _let("r", numbers, _let("m", "array_max(r)", powers))
+
+
+def _let(name: str, value: str, body: str) -> str:
+    """An expression in which a name stands for a value that Spark computes once per row."""
+    return f"element_at(transform(array({value}), {name} -> {body}), 1)"
+
+
+def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | None) -> Any:
+    if is_vector:
+        from pyspark.ml.functions import array_to_vector
+
+        column = array_to_vector(column)
+    return column.alias(name, metadata=metadata) if metadata else column.alias(name)
+
+
+def _describe(classes: Classes) -> dict[str, Any]:
+    """How Spark ML knows a column of classes: so `IndexToString` finds their names."""
+    known = {"vals": list(classes.levels)} if classes.levels else {"num_vals": classes.count}
+    return {"ml_attr": {"type": "nominal", **known}}
+
+
+def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
+    """Reject names that Spark, which ignores case, would take for one."""
+    taken = {name.lower() for name in kept}
+    for name in added:
+        if name.lower() in taken:
+            raise InputError(
+                f"the DataFrame would have two columns named {name!r}: name those of the "
+                "predictions with setPredictionCol(), setProbabilityCol() and "
+                "setRawPredictionCol(), or drop its own"
+            )
+        taken.add(name.lower())
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

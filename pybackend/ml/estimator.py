@@ -1,0 +1,133 @@
+"""Training a Keras model as a stage of a Spark ML pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from pybackend.api.model import find_source
+from pybackend.api.train import barrier_train
+from pybackend.errors import InputError
+from pybackend.ml.model import KerasModel
+from pybackend.ml.params import TrainingParams
+from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
+
+
+class KerasEstimator(
+    Estimator["KerasModel"], TrainingParams, MLWritable, MLReadable["KerasEstimator"]
+):
+    """Trains a Keras model by `barrier_train` on the rows of a DataFrame.
+
+    Parameters
+    ----------
+    model
+        A compiled Keras 3 model, which each `fit` begins with and none changes, or a function that
+        returns one: called on every worker, with the Param ``modelArgs`` by name, so that
+        ``ParamGridBuilder`` can vary them.
+    customObjects, safeMode
+        As ``custom_objects`` and ``safe_mode`` of `barrier_train`; they are not saved.
+    params
+        Params by name. As pyspark's classifiers have them: ``featuresCol``, ``labelCol``,
+        ``weightCol``, ``predictionCol``, ``probabilityCol``, ``rawPredictionCol``,
+        ``validationIndicatorCol`` (True for rows that validate). As `barrier_train` has them:
+        ``features`` (columns side by side, or a mapping from input names), ``labels`` (a mapping
+        from output names), ``workers``, ``epochs``, ``batchSize``, ``seed``, ``verbose`` (0 by
+        default), and all others in ``trainOptions``, e.g. ``{"exchange": LocalSteps(8)}``.
+
+    Raises
+    ------
+    InputError
+        ``model`` is neither. `fit` raises what `barrier_train` raises.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        customObjects: Mapping[str, Any] | None = None,
+        safeMode: bool = True,
+        uid: str | None = None,
+        **params: Any,
+    ) -> None:
+        super().__init__()
+        # Whether the function takes arguments, `fit` knows.
+        if not callable(model) or isinstance(model, type):
+            find_source(model)
+        self.model = model
+        self.customObjects = customObjects
+        self.safeMode = safeMode
+        if uid is not None:
+            self._resetUid(uid)
+        self._set(**params)
+
+    def _fit(self, dataset: Any) -> KerasModel:
+        data, validation_data = self._split(dataset)
+        features = self._given("features") or [self.getFeaturesCol()]
+        result = barrier_train(
+            dataset.sparkSession,
+            self._model_to_train(),
+            data,
+            validation_data=validation_data,
+            workers=self._given("workers"),
+            epochs=self.getEpochs(),
+            batch_size=self.getBatchSize(),
+            seed=self._given("seed"),
+            features=features,
+            label=self._given("labels") or self.getLabelCol(),
+            weight=self._given("weightCol"),
+            custom_objects=self.customObjects,
+            safe_mode=self.safeMode,
+            verbose=self.getVerbose(),
+            **self.getTrainOptions(),
+        )
+        fitted = KerasModel(
+            result, customObjects=self.customObjects, safeMode=self.safeMode, uid=self.uid
+        )
+        if fitted.levels is None and not self.isDefined("labels"):
+            levels = _read_levels(dataset, self.getLabelCol())
+            fitted.trained = replace(fitted.trained, levels=levels)
+        return self._copyValues(fitted)
+
+    def _model_to_train(self) -> Any:
+        arguments = self.getModelArgs()
+        if not arguments:
+            return self.model
+        if find_source(partial(self.model, **arguments)) == "function" and not hasattr(
+            self.model, "fit"
+        ):
+            return partial(self.model, **arguments)
+        raise InputError(
+            "`modelArgs` are arguments of a function that builds the model, but `model` is a model"
+        )
+
+    def _split(self, dataset: Any) -> tuple[Any, Any]:
+        """The rows to train on, and those that validate."""
+        indicator = self._given("validationIndicatorCol")
+        if not indicator:
+            return dataset, None
+        validates = dataset["`" + indicator.replace("`", "``") + "`"]
+        return dataset.filter(~validates), dataset.filter(validates)
+
+    def write(self) -> MLWriter:
+        """A writer of this stage; ``save(path)`` is short for ``write().save(path)``.
+
+        Saved are the model, which must not be a function, and the Params without callbacks.
+        """
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[KerasEstimator]:
+        """A reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
+        return EstimatorReader(cls)
+
+
+def _read_levels(dataset: Any, label: str) -> Sequence[str] | None:
+    """The names that `StringIndexer` has given codes, which travel with its column."""
+    found = [field.metadata for field in dataset.schema.fields if field.name == label]
+    levels = found[0].get("ml_attr", {}).get("vals") if found else None
+    return levels if isinstance(levels, list) else None

@@ -1,0 +1,170 @@
+"""Params of the stages, named as those of pyspark's own stages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.ml.param import Param, TypeConverters
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+from pyspark.ml.util import Identifiable
+
+from pybackend.api.train import barrier_train
+
+# Arguments of `barrier_train` that are Params of their own, the data, or no Param at all.
+_NOT_OPTIONS = {
+    "spark",
+    "model",
+    "data",
+    "workers",
+    "epochs",
+    "batch_size",
+    "validation_data",
+    "validation_split",
+    "seed",
+    "features",
+    "label",
+    "weight",
+    "custom_objects",
+    "safe_mode",
+    "verbose",
+}
+
+
+class _Unbound(Identifiable):
+    """What a Param of a class belongs to; each stage gets copies of its own."""
+
+    def __init__(self) -> None:
+        self.uid = "undefined"
+
+
+def setter(name: str) -> Callable[..., Any]:
+    """A method that sets the Param of this name."""
+
+    def set_value(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    set_value.__doc__ = f"Set the Param `{name}`, and return this stage."
+    return set_value
+
+
+def getter(name: str) -> Callable[..., Any]:
+    """A method that returns the value of the Param of this name, or its default."""
+
+    def get_value(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    get_value.__doc__ = f"Return the value of the Param `{name}`, or its default."
+    return get_value
+
+
+def _to_mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"expected a dict with texts as keys, not {value!r}")
+    return dict(value)
+
+
+def _to_features(value: Any) -> Any:
+    return _to_mapping(value) if isinstance(value, Mapping) else TypeConverters.toListString(value)
+
+
+def _to_options(value: Any) -> dict[str, Any]:
+    options = _to_mapping(value)
+    known = inspect.signature(barrier_train).parameters
+    allowed = [name for name in known if name not in _NOT_OPTIONS]
+    if unknown := sorted(options.keys() - set(allowed)):
+        raise TypeError(f"{unknown[0]!r} is none of the options: {', '.join(allowed)}")
+    return options
+
+
+def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
+    return Param(_Unbound(), name, doc, typeConverter=convert)
+
+
+class PredictionParams(
+    HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol
+):
+    """Params of predicting, which a fitted model takes over from its estimator."""
+
+    features = _param(
+        "features",
+        "columns side by side (a list), or a mapping from the model's input names to columns; "
+        "goes before featuresCol",
+        _to_features,
+    )
+    predictBatchSize = _param(
+        "predictBatchSize", "rows that a task predicts at once", TypeConverters.toInt
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(predictBatchSize=256)
+
+    setFeaturesCol = setter("featuresCol")
+    setFeatures = setter("features")
+    setLabelCol = setter("labelCol")
+    setPredictionCol = setter("predictionCol")
+    setProbabilityCol = setter("probabilityCol")
+    setRawPredictionCol = setter("rawPredictionCol")
+    setPredictBatchSize = setter("predictBatchSize")
+    getFeatures = getter("features")
+    getPredictBatchSize = getter("predictBatchSize")
+
+    def setParams(self, **values: Any) -> Any:
+        """Set several Params by name, and return this stage."""
+        return self._set(**values)
+
+    def _given(self, name: str) -> Any:
+        """The value of a Param, or None if it has neither a value nor a default."""
+        return self.getOrDefault(name) if self.isDefined(name) else None
+
+
+class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
+    """Params of training: the arguments of `barrier_train`, in pyspark's spelling."""
+
+    labels = _param(
+        "labels", "a mapping from the model's output names to columns; before labelCol", _to_mapping
+    )
+    workers = _param("workers", "number of worker processes", TypeConverters.toInt)
+    epochs = _param("epochs", "passes over the data", TypeConverters.toInt)
+    batchSize = _param("batchSize", "most rows per worker and step", TypeConverters.toInt)
+    seed = _param("seed", "makes the training repeatable", TypeConverters.toInt)
+    verbose = _param("verbose", "0 silent, 1 a line per epoch, 2 all", TypeConverters.toInt)
+    modelArgs = _param(
+        "modelArgs", "arguments by name of the function that builds the model", _to_mapping
+    )
+    trainOptions = _param(
+        "trainOptions", "other arguments of barrier_train, by its own names", _to_options
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(epochs=1, batchSize=32, verbose=0, modelArgs={}, trainOptions={})
+
+    setWeightCol = setter("weightCol")
+    setValidationIndicatorCol = setter("validationIndicatorCol")
+    setLabels = setter("labels")
+    setWorkers = setter("workers")
+    setEpochs = setter("epochs")
+    setBatchSize = setter("batchSize")
+    setSeed = setter("seed")
+    setVerbose = setter("verbose")
+    setModelArgs = setter("modelArgs")
+    setTrainOptions = setter("trainOptions")
+    getLabels = getter("labels")
+    getWorkers = getter("workers")
+    getEpochs = getter("epochs")
+    getBatchSize = getter("batchSize")
+    getSeed = getter("seed")
+    getVerbose = getter("verbose")
+    getModelArgs = getter("modelArgs")
+    getTrainOptions = getter("trainOptions")

@@ -1,0 +1,209 @@
+"""Stages on a file system of Spark's: metadata as pyspark writes them, and the model's file.
+
+A stage's folder has ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of the
+model's file as Parquet. Nothing that is read is unpickled or imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, Literal
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError, SerializationError
+from pybackend.job import codec
+from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.job import MODEL_FILE
+from pybackend.job.options import DataOptions, Exchange, LocalSteps
+from pybackend.job.resources import Resources
+from pybackend.ml.trained import Trained
+from pybackend.model.file_checks import check_digest
+from pybackend.model.serialization import model_from_bytes, sha256_of
+
+_MODEL = "model"
+_SCHEMA = "place int, content binary"
+_PIECE_BYTES = 16 << 20
+_DIGEST = "modelSha256"
+_TRAINED = "trained"
+_OPTIONS = "trainOptions"
+_OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources)
+
+
+def encode(
+    model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
+) -> bytes:
+    """A model as Keras's file, if that has all of it; errors as in `encode_file`."""
+    from pybackend.api.model import add_custom_objects
+    from pybackend.model.transfer import encode_file
+
+    known = add_custom_objects(model, custom_objects)
+    return encode_file(model, known, safe_mode=False, kind=kind)[MODEL_FILE]
+
+
+class _Writer(MLWriter):
+    """What the writers share."""
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def _save(
+        self, path: str, content: bytes, extra: dict[str, Any], params: dict[str, Any] | None
+    ) -> None:
+        session = self.sparkSession
+        DefaultParamsWriter.saveMetadata(
+            self.instance, path, find_home(session), {_DIGEST: sha256_of(content), **extra}, params
+        )
+        pieces = [content[i : i + _PIECE_BYTES] for i in range(0, len(content), _PIECE_BYTES)]
+        rows = [(place, bytearray(piece)) for place, piece in enumerate(pieces)]
+        frame = session.createDataFrame(rows, _SCHEMA)
+        frame.coalesce(1).write.parquet(f"{path}/{_MODEL}")
+
+
+class ModelWriter(_Writer):
+    """Writes a `KerasModel`."""
+
+    def saveImpl(self, path: str) -> None:
+        """Write the stage into a new folder; see `KerasModel.content` for errors."""
+        self._save(path, self.instance.content(), {_TRAINED: asdict(self.instance.trained)}, None)
+
+
+class EstimatorWriter(_Writer):
+    """Writes a `KerasEstimator`."""
+
+    def saveImpl(self, path: str) -> None:
+        """Write the stage into a new folder.
+
+        Raises
+        ------
+        InputError
+            The model is a function, or there are callbacks: neither can be read in safe mode.
+        """
+        from pybackend.api.model import is_keras_model
+
+        stage = self.instance
+        model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
+        if not is_keras_model(model):
+            raise InputError(
+                "this estimator builds its model by a function, and functions are not saved: give "
+                "it a compiled model, or save what fit() returns"
+            )
+        values = {
+            param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)
+        }
+        if _OPTIONS in values:
+            values[_OPTIONS] = _pack_options(values[_OPTIONS])
+        self._save(path, encode(model, stage.customObjects, "train"), {}, values)
+
+
+class _Reader(MLReader[Any]):
+    """What the readers share."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def _load(self, path: str) -> tuple[dict[str, Any], bytes]:
+        session = self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
+        expected = f"{self.cls.__module__}.{self.cls.__name__}"
+        if metadata.get("class") != expected:
+            raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
+        rows = session.read.parquet(f"{path}/{_MODEL}").collect()
+        content = b"".join(bytes(row["content"]) for row in sorted(rows, key=lambda row: row.place))
+        if not isinstance(metadata.get(_DIGEST), str):
+            raise SerializationError(f"the metadata of {path!r} name no digest of the model's file")
+        check_digest(content, metadata[_DIGEST])
+        return metadata, content
+
+
+class ModelReader(_Reader):
+    """Reads a `KerasModel`, whose model is decoded when it is first used."""
+
+    def load(self, path: str) -> Any:
+        """Read the stage of a folder.
+
+        Raises
+        ------
+        InputError
+            The folder holds another kind of stage.
+        SerializationError
+            The model's file is not the one that was written.
+        """
+        metadata, content = self._load(path)
+        found = metadata.get(_TRAINED)
+        try:
+            trained = codec.read_fields(Trained, found)
+        except (ValueError, TypeError) as error:
+            raise SerializationError(f"the metadata of {path!r} are damaged: {error}") from error
+        stage = self.cls(content, trained=trained, uid=metadata["uid"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+        return stage
+
+
+class EstimatorReader(_Reader):
+    """Reads a `KerasEstimator`."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        self._options: dict[str, Any] = {}
+
+    def customObjects(self, value: Mapping[str, Any]) -> EstimatorReader:
+        """Set what the model needs of classes and functions, and return this reader."""
+        self._options["custom_objects"] = value
+        return self
+
+    def safeMode(self, value: bool) -> EstimatorReader:
+        """Set whether the model may run code that it carries, and return this reader."""
+        self._options["safe_mode"] = value
+        return self
+
+    def load(self, path: str) -> Any:
+        """Read the stage of a folder; errors as in `ModelReader.load` and `model_from_bytes`."""
+        metadata, content = self._load(path)
+        options = self._options
+        stage = self.cls(
+            model_from_bytes(content, **options),
+            customObjects=options.get("custom_objects"),
+            safeMode=options.get("safe_mode", True),
+            uid=metadata["uid"],
+        )
+        given = metadata["paramMap"]
+        if _OPTIONS in given:
+            given[_OPTIONS] = _unpack_options(given[_OPTIONS])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+        return stage
+
+
+def find_home(session: Any) -> Any:
+    """What pyspark's reader and writer of metadata take: before 4.0 a SparkContext."""
+    import pyspark
+
+    return session.sparkContext if pyspark.__version__.startswith("3.") else session
+
+
+def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    packed = {}
+    for name, value in options.items():
+        try:
+            is_ours = is_dataclass(value) and type(value) in _OPTION_TYPES
+            packed[name] = json.loads(codec.encode(value) if is_ours else json.dumps(value))
+        except TypeError as error:
+            raise InputError(
+                f"`{name}` of trainOptions cannot be saved ({error}): take it out, save, and set "
+                "it again after loading; or save what fit() returns"
+            ) from error
+    return packed
+
+
+def _unpack_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: codec.decode(json.dumps(value), *_OPTION_TYPES)
+        if isinstance(value, dict) and "__type__" in value
+        else value
+        for name, value in options.items()
+    }

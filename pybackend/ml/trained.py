@@ -1,0 +1,18 @@
+"""What a stage knows of its model besides the model, and is saved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a model was trained, and on what: as in `TrainResult`, levels as text."""
+
+    history: Mapping[str, Any] = field(default_factory=dict)
+    levels: Sequence[str] | None = None
+    features: Any = None
+    tensors: Mapping[str, Any] | None = None
+    categories: Mapping[str, Any] | None = None

@@ -1,0 +1,93 @@
+"""Calls of user's functions that differ between versions of TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Names that Keras 3 makes up for inputs.
+_MADE_UP = re.compile(r"(input_layer|keras_tensor|input)(_\d+)?")
+
+
+def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
+    """Write a model as a SavedModel, with the signature ``serving_default``.
+
+    Its inputs are named as the model's, or, of one without a name, ``<first layer>_input``; its
+    outputs as the layers that give them. A model of a class of its own has the names of Keras.
+
+    Parameters
+    ----------
+    model
+        A Keras model: of Keras 3, or of tf_keras, where TF_USE_LEGACY_KERAS is set.
+    is_chief
+        All others write, too, as a strategy may need them, but nothing remains of it.
+    """
+    if is_chief:
+        _export(model, export_dir)
+        return
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        _export(model, str(Path(folder) / "model"))
+
+
+def disable_auto_shard(options: Any) -> None:
+    """Have ``tf.data.Options`` say that a data set is one worker's own."""
+    import tensorflow as tf
+
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def is_gpu_available() -> bool:
+    """Whether TensorFlow sees a GPU."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _export(model: Any, folder: str) -> None:
+    import keras
+
+    if not isinstance(model, keras.Model):
+        model.save(folder, save_format="tf")
+        return
+    if not getattr(model, "inputs", None):  # of a class of its own
+        model.export(folder, verbose=False)
+        return
+    import tensorflow as tf
+
+    # A Sequential model that was never called has `inputs`, and no `input`.
+    nesting = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    first = next((layer for layer in model.layers if not _is_input(layer)), model)
+    specs = [
+        tf.TensorSpec(
+            tensor.shape, tensor.dtype, name=_name_input(tensor, first, len(model.inputs))
+        )
+        for tensor in model.inputs
+    ]
+    names = _name_outputs(model)
+
+    def serve(*inputs: Any) -> dict[str, Any]:
+        nested = keras.tree.pack_sequence_as(nesting, list(inputs))
+        return dict(zip(names, keras.tree.flatten(model(nested, training=False)), strict=True))
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve, input_signature=specs)
+    archive.write_out(folder, verbose=False)
+
+
+def _is_input(layer: Any) -> bool:
+    import keras
+
+    return isinstance(layer, keras.layers.InputLayer)
+
+
+def _name_input(tensor: Any, first: Any, count: int) -> str:
+    is_made_up = count == 1 and _MADE_UP.fullmatch(tensor.name)
+    return f"{first.name}_input" if is_made_up else str(tensor.name)
+
+
+def _name_outputs(model: Any) -> list[str]:
+    names = getattr(model, "output_names", None)
+    return list(names) if names else [model.layers[-1].name]

@@ -1,0 +1,210 @@
+"""TFRecord files of tf.train.Example as DataFrames with the types that TensorFlowOnSpark gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pybackend.api.records import read_tfrecords, write_tfrecords
+from pybackend.data.tfrecord.chunks import Chunk
+from pybackend.data.tfrecord.decode import decode_chunk
+from pybackend.data.tfrecord.encode import encode_batch
+from pybackend.data.tfrecord.framing import FOOT, HEAD
+from pybackend.data.tfrecord.schema import infer_spec, spec_to_schema
+from pybackend.errors import InputError
+from pybackend.tfos.session import session_of
+
+loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""DataFrames of `loadTFRecords`, and where they were loaded from."""
+
+_ROWS_AT_ONCE = 1000
+# As `DataFrame.dtypes` names types, and as Arrow does.
+_ARROW_TYPES = {
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "long": "int64",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+}
+_WHOLE = ("boolean", "tinyint", "smallint", "int", "bigint")
+
+
+def isLoadedDF(df: Any) -> bool:
+    """Whether this very DataFrame is one of `loadTFRecords`."""
+    return df in loadedDF
+
+
+def saveAsTFRecords(df: Any, output_dir: str) -> None:
+    """Write a DataFrame as TFRecord files; errors as in `write_tfrecords`.
+
+    Parameters
+    ----------
+    output_dir
+        A folder, new or empty.
+    """
+    write_tfrecords(df, output_dir)
+
+
+def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
+    """Read TFRecord files as a DataFrame, its columns sorted by name.
+
+    Whole numbers are ``bigint``, others ``double``, bytes are text unless ``binary_features`` names
+    them; features of several values are arrays of these.
+
+    Parameters
+    ----------
+    sc
+        A SparkContext or a SparkSession.
+    input_dir
+        A file or a folder.
+
+    Raises
+    ------
+    InputError
+        As in `read_tfrecords`.
+    """
+    frame = read_tfrecords(session_of(sc), input_dir)
+    types = dict(frame.dtypes)
+    columns = []
+    for name in sorted(types):
+        column = frame["`" + name.replace("`", "``") + "`"]
+        element = types[name].removeprefix("array<").removesuffix(">")
+        wanted = _loaded_type(name, element, binary_features)
+        is_list = types[name] != element
+        columns.append(column.cast(f"array<{wanted}>" if is_list else wanted).alias(name))
+    loaded = frame.select(*columns)
+    loadedDF[loaded] = input_dir
+    return loaded
+
+
+def _loaded_type(name: str, element: str, binary_features: Sequence[str]) -> str:
+    if name in binary_features:
+        return "binary"
+    if element in _WHOLE:
+        return "bigint"
+    return "double" if element in ("float", "double") else "string"
+
+
+def toTFExample(
+    dtypes: Sequence[tuple[str, str]],
+) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
+    """A function for ``mapPartitions``: rows to pairs of a serialized tf.train.Example and None.
+
+    Parameters
+    ----------
+    dtypes
+        ``DataFrame.dtypes`` of the rows.
+
+    Raises
+    ------
+    InputError
+        Names the column of a type that no record can hold.
+    """
+    return _ToExamples(tuple((name, kind) for name, kind in dtypes if _arrow_type(name, kind)))
+
+
+class _ToExamples:
+    """See `toTFExample`."""
+
+    def __init__(self, dtypes: tuple[tuple[str, str], ...]) -> None:
+        self._dtypes = dtypes
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
+        import pyarrow as pa
+
+        schema = pa.schema([(name, _arrow_type(name, kind)) for name, kind in self._dtypes])
+        waiting = iter(rows)
+        while some := list(islice(waiting, _ROWS_AT_ONCE)):
+            columns = [
+                pa.array([row[name] for row in some], schema.field(name).type)
+                for name, _ in self._dtypes
+            ]
+            content, offsets, _ = encode_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            for first, last in zip(offsets[:-1] + HEAD, offsets[1:] - FOOT, strict=True):
+                yield bytearray(content[first:last].tobytes()), None
+
+
+def _arrow_type(name: str, kind: str) -> Any:
+    import pyarrow as pa
+
+    element = kind.removeprefix("array<").removesuffix(">")
+    if element not in _ARROW_TYPES:
+        raise InputError(f"column {name!r} has the type {kind}, which no record can hold")
+    found = pa.type_for_alias(_ARROW_TYPES[element])
+    return found if element == kind else pa.list_(found)
+
+
+def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
+    """Rows of the features of serialized tf.train.Example, for ``mapPartitions``.
+
+    Parameters
+    ----------
+    iter
+        Pairs that begin with the bytes of an example.
+    binary_features
+        Features that stay bytes; all others of bytes are UTF-8.
+
+    Returns
+    -------
+    list
+        A ``pyspark.sql.Row`` for each: a value, a list of several, or None without any.
+
+    Raises
+    ------
+    InputError
+        An example is none, or two have a feature in different kinds of lists.
+    """
+    from pyspark.sql import Row
+
+    examples = [bytes(record[0]) for record in iter]
+    if not examples:
+        return []
+    lengths = np.array([len(example) for example in examples], np.int64)
+    content = b"".join(examples)
+    chunk = Chunk("the examples", 0, 0, content, np.cumsum(lengths) - lengths, lengths)
+    spec = {
+        name: kind if name in binary_features else kind.replace("bytes", "string")
+        for name, kind in infer_spec([chunk]).items()
+    }
+    rows = decode_chunk(chunk, spec_to_schema(spec)).to_pylist()
+    return [Row(**{name: _python_value(value) for name, value in row.items()}) for row in rows]
+
+
+def _python_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_python_value(item) for item in value] or None
+    return bytearray(value) if isinstance(value, bytes) else value
+
+
+def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
+    """The ``StructType`` of the rows that `fromTFExample` makes of examples like this one.
+
+    Parameters
+    ----------
+    example
+        A ``tf.train.Example``.
+    binary_features
+        As in `fromTFExample`.
+    """
+    from pyspark.sql import types
+
+    def infer(name: str, feature: Any) -> Any:
+        found = feature.bytes_list.value
+        kind: Any = types.BinaryType() if name in binary_features else types.StringType()
+        if feature.int64_list.value:
+            found, kind = feature.int64_list.value, types.LongType()
+        elif feature.float_list.value:
+            found, kind = feature.float_list.value, types.DoubleType()
+        return types.ArrayType(kind) if len(found) > 1 else kind
+
+    features = sorted(example.features.feature.items())
+    return types.StructType([types.StructField(name, infer(name, item)) for name, item in features])

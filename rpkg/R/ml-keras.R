@@ -1,0 +1,292 @@
+#' Keras models in pipelines of Spark ML
+#'
+#' `ml_keras()` makes a Keras model a stage of sparklyr's pipelines: trained by [barrier_train()] on
+#' the workers of the cluster, it adds its predictions to the rows of a table.
+#'
+#' @details
+#' The stage is Python's, `pybackend.ml.KerasEstimator`, which Spark's own pipelines cannot hold. So
+#' an `ml_pipeline()` that gets one becomes a `tfdist_ml_pipeline`. More stages are added to it by
+#' `ml_keras()` or [ml_add()], and sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and
+#' `ml_save()` take it like any other. `ml_save()` writes the format of Spark ML, in which Python's
+#' `PipelineModel.load()` reads it; sparklyr's `ml_load()`, which knows stages of the JVM alone,
+#' cannot: use [ml_load_keras()].
+#'
+#' A model with a number for each class, or of one probability, adds `raw_prediction_col`,
+#' `probability_col` and `prediction_col`, the class as a double, as sparklyr's classifiers do; any
+#' other adds `prediction_col`.
+#'
+#' @param x A `spark_connection`, an `ml_pipeline`, what `ml_keras()` has made of one, or a
+#'   `tbl_spark`.
+#' @param model A compiled Keras model, a [tfdist_fit], or an R function without arguments that
+#'   returns a model; it is called once, here.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param features_col,label_col,prediction_col,probability_col,raw_prediction_col Names of columns,
+#'   as of sparklyr's classifiers.
+#' @param weight_col Column with the weight of each row in the loss, or `NULL`.
+#' @param validation_indicator_col Column that is true for rows that validate, or `NULL`.
+#' @param features Columns side by side, or a named list of columns for each input of the model;
+#'   `NULL` uses `features_col`.
+#' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,resources As in
+#'   [barrier_train()].
+#' @param verbose As in [barrier_train()]; 0 is silent.
+#' @param stage A stage of sparklyr's for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
+#' @param sc A `spark_connection`.
+#' @param path Where `ml_save()` has written: a path that all machines share, or a URI that Spark
+#'   knows.
+#'
+#' @return
+#' * For a connection or a pipeline, a `tfdist_ml_pipeline`.
+#' * For a table, what `ml_fit()` returns: a `tfdist_ml_model`. Its `keras` is the trained stage, a
+#'   Python object with `keras$model`, `keras$history` and `keras$levels`.
+#' * `ml_load_keras()`: what was saved, a `tfdist_ml_pipeline` or a `tfdist_ml_model`.
+#'
+#' @inheritSection barrier_train Errors
+#' @export
+#' @examples
+#' \dontrun{
+#' sc <- sparklyr::spark_connect(master = "yarn")
+#' flowers <- dplyr::tbl(sc, "flowers")
+#' pipeline <- sparklyr::ml_pipeline(sc) |>
+#'   sparklyr::ft_string_indexer("species", "label") |>
+#'   sparklyr::ft_vector_assembler(c("length", "width"), "features") |>
+#'   ml_keras(model, workers = 8, epochs = 5)
+#' fitted <- sparklyr::ml_fit(pipeline, flowers)
+#' predicted <- sparklyr::ml_transform(fitted, flowers)
+#' sparklyr::ml_multiclass_classification_evaluator(predicted, metric_name = "accuracy")
+#' sparklyr::ml_save(fitted, "hdfs:///models/flowers")
+#' }
+ml_keras <- function(
+  x,
+  model,
+  ...,
+  features_col = "features",
+  label_col = "label",
+  prediction_col = "prediction",
+  probability_col = "probability",
+  raw_prediction_col = "rawPrediction",
+  weight_col = NULL,
+  validation_indicator_col = NULL,
+  features = NULL,
+  workers = NULL,
+  epochs = 1L,
+  batch_size = 32L,
+  seed = NULL,
+  exchange = NULL,
+  resources = NULL,
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  verbose = 0
+) {
+  check_dots_empty(...)
+  check_installed("sparklyr", "A pipeline of Spark ML")
+  sc <- pipeline_connection(x)
+  check_model(model)
+  columns <- list(
+    featuresCol = check_string(features_col),
+    labelCol = check_string(label_col),
+    predictionCol = check_string(prediction_col),
+    probabilityCol = check_string(probability_col),
+    rawPredictionCol = check_string(raw_prediction_col),
+    weightCol = check_string(weight_col, allow_null = TRUE),
+    validationIndicatorCol = check_string(validation_indicator_col, allow_null = TRUE),
+    features = null_if_empty(as_python_features(check_features(features)))
+  )
+  settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
+  check_options(exchange, c("exchange", "local_steps"))
+  check_options(resources, "resources")
+  check_custom_objects(custom_objects)
+  check_flag(safe_mode)
+
+  call <- rlang::current_env()
+  # The classes of stages are those of the PySpark that is attached.
+  open_session(check_pipeline_connection(sc), call)
+  options <- list(
+    exchange = as_python_options(exchange, call),
+    resources = as_python_options(resources, call)
+  )
+  names(settings)[names(settings) == "batch_size"] <- "batchSize"
+  params <- c(columns, settings, list(trainOptions = drop_null(options)))
+  stage <- do.call(
+    call_python,
+    c(
+      list(pybackend_ml(call)$KerasEstimator, as_python_model(model, call, seed), call = call),
+      list(customObjects = custom_objects, safeMode = safe_mode),
+      drop_null(params)
+    )
+  )
+  if (inherits(x, "tbl_spark")) {
+    return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
+  }
+  ml_add(x, stage)
+}
+
+#' @rdname ml_keras
+#' @export
+ml_add <- function(x, stage) {
+  sc <- pipeline_connection(x)
+  stages <- if (inherits(x, "tfdist_ml_pipeline")) x$stages
+  if (inherits(x, "ml_pipeline") && length(sparklyr::ml_stages(x))) {
+    stages <- list(x)
+  }
+  if (!is_python(stage) && !inherits(stage, c("ml_pipeline_stage", "ml_pipeline"))) {
+    abort_expected(stage, "a stage of a pipeline", FALSE, "stage", rlang::current_env())
+  }
+  new_ml_pipeline(sc, c(stages, list(stage)))
+}
+
+#' @rdname ml_keras
+#' @export
+ml_load_keras <- function(sc, path) {
+  check_string(path)
+  session <- open_session(check_pipeline_connection(sc))
+  stages <- pybackend_ml()$stages
+  loaded <- call_python(stages$load_stages, session, absolute_path(path))
+  make <- if (loaded[[1L]]) new_ml_model else new_ml_pipeline
+  make(sc, list(loaded[[2L]]))
+}
+
+new_ml_pipeline <- function(sc, stages) {
+  structure(list(sc = sc, stages = stages), class = "tfdist_ml_pipeline")
+}
+
+new_ml_model <- function(sc, stages) {
+  of_python <- Filter(is_python, stages)
+  keras <- call_python(pybackend_ml()$stages$find_keras, of_python)
+  structure(list(sc = sc, stages = stages, keras = keras), class = "tfdist_ml_model")
+}
+
+#' @exportS3Method sparklyr::ml_fit
+ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
+  call <- rlang::current_env()
+  session <- open_session(check_pipeline_connection(x$sc))
+  fitted <- list()
+  for (stage in x$stages) {
+    # What is trained sees the rows as the stages before it leave them.
+    dataset <- transform_by(fitted[length(fitted)], dataset, session, call)
+    fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session, call)
+  }
+  new_ml_model(x$sc, fitted)
+}
+
+#' @exportS3Method sparklyr::ml_transform
+ml_transform.tfdist_ml_model <- function(x, dataset, ...) {
+  session <- open_session(check_pipeline_connection(x$sc))
+  transform_by(x$stages, dataset, session, rlang::current_env())
+}
+
+#' @exportS3Method sparklyr::ml_predict
+ml_predict.tfdist_ml_model <- function(x, dataset, ...) sparklyr::ml_transform(x, dataset)
+
+#' @exportS3Method sparklyr::ml_save
+ml_save.tfdist_ml_pipeline <- function(x, path, overwrite = FALSE, ...) {
+  save_stages(x, path, overwrite, FALSE, rlang::current_env())
+}
+
+#' @exportS3Method sparklyr::ml_save
+ml_save.tfdist_ml_model <- function(x, path, overwrite = FALSE, ...) {
+  save_stages(x, path, overwrite, TRUE, rlang::current_env())
+}
+
+#' @export
+print.tfdist_ml_pipeline <- function(x, ...) print_stages("Pipeline", x)
+
+#' @export
+print.tfdist_ml_model <- function(x, ...) print_stages("Pipeline model", x)
+
+print_stages <- function(title, x) {
+  names <- vapply(
+    x$stages,
+    function(stage) if (is_python(stage)) stage$uid else sparklyr::ml_uid(stage),
+    ""
+  )
+  cat(sprintf("<%s with Keras>\n", title), sprintf("  %s\n", names), sep = "")
+  invisible(x)
+}
+
+fit_stage <- function(stage, dataset, session, call) {
+  if (!is_python(stage)) {
+    return(if (inherits(stage, "ml_transformer")) stage else sparklyr::ml_fit(stage, dataset))
+  }
+  with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame, call = call))
+}
+
+# Lazily, one stage after another; a stage of Python gives a view that Spark computes when needed.
+transform_by <- function(stages, dataset, session, call) {
+  for (stage in stages) {
+    if (is_python(stage)) {
+      name <- paste0("tfdist_predictions_", random_hex())
+      with_spark_frame(dataset, session, function(frame) {
+        call_python(stage$transform, frame, call = call)$createOrReplaceTempView(name)
+      })
+      dataset <- dplyr::tbl(sparklyr::spark_connection(dataset), name)
+    } else {
+      dataset <- sparklyr::ml_transform(stage, dataset)
+    }
+  }
+  dataset
+}
+
+# Spark ML's format, by Python: stages of sparklyr's get there through files of their own.
+save_stages <- function(x, path, overwrite, is_fitted, call) {
+  check_string(path, call = call)
+  check_flag(overwrite, call = call)
+  path <- absolute_path(path)
+  session <- open_session(check_pipeline_connection(x$sc, call), call)
+  part_path <- paste0(path, ".part-", random_hex())
+  on.exit(delete_from_spark(x$sc, part_path), add = TRUE)
+  parts <- lapply(seq_along(x$stages), function(place) {
+    stage <- x$stages[[place]]
+    if (is_python(stage)) {
+      return(stage)
+    }
+    saved <- paste0(part_path, "/", place)
+    suppressMessages(sparklyr::ml_save(stage, saved))
+    saved
+  })
+  stages <- pybackend_ml(call)$stages
+  call_python(stages$save_stages, session, parts, path, overwrite, is_fitted, call = call)
+  invisible(NULL)
+}
+
+delete_from_spark <- function(sc, path) {
+  place <- sparklyr::invoke_new(sc, "org.apache.hadoop.fs.Path", path)
+  settings <- sparklyr::invoke(sparklyr::spark_context(sc), "hadoopConfiguration")
+  sparklyr::invoke(sparklyr::invoke(place, "getFileSystem", settings), "delete", place, TRUE)
+}
+
+pipeline_connection <- function(x, call = caller_env()) {
+  if (inherits(x, "tfdist_ml_pipeline")) {
+    return(x$sc)
+  }
+  known <- c("spark_connection", "ml_pipeline", "tbl_spark")
+  if (!inherits(x, known)) {
+    expected <- "a connection, an `ml_pipeline()` or a table of sparklyr"
+    abort_expected(x, expected, FALSE, "x", call)
+  }
+  sc <- sparklyr::spark_connection(x)
+  check_pipeline_connection(sc, call)
+  sc
+}
+
+check_pipeline_connection <- function(sc, call = caller_env()) {
+  route <- check_sc(sc, "sc", call)
+  if (route$kind != "sparklyr") {
+    abort_input(
+      c(
+        "Pipelines with Keras need a connection of sparklyr's own.",
+        i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
+      ),
+      call = call
+    )
+  }
+  check_installed("dplyr", "A Spark table", call)
+  route
+}
+
+pybackend_ml <- function(call = caller_env()) {
+  pybackend(call)
+  reticulate::import("pybackend.ml.stages")
+  reticulate::import("pybackend.ml")
+}
+
+drop_null <- function(x) x[!vapply(x, is.null, NA)]

@@ -1,0 +1,122 @@
+"""Items travel as Arrow data and come back as they were."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybackend.errors import SerializationError
+from pybackend.feed.items import (
+    decode_columns,
+    decode_items,
+    encode_items,
+    frame_items,
+    read_batch,
+    write_batch,
+)
+
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8"))
+    | st.binary()
+)
+_ITEMS = st.recursive(
+    _LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def there_and_back(items: list[Any]) -> list[Any]:
+    return decode_items(read_batch(write_batch(encode_items(items))))
+
+
+@given(st.lists(_ITEMS, max_size=6))
+def test_any_items_come_back(items: list[Any]) -> None:
+    # Their text tells types, too, which equality does not: 1, 1.0 and True are equal.
+    assert repr(there_and_back(items)) == repr(items)
+
+
+@given(_ITEMS, st.integers(2, 4))
+def test_items_that_are_alike_come_back_and_so_do_parts_of_them(item: Any, count: int) -> None:
+    batch = encode_items([item] * count)
+    assert repr(decode_items(batch.slice(1))) == repr([item] * (count - 1))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.datetime(1, 1, 1)],
+        [datetime.date(2020, 1, 2)],
+        [decimal.Decimal("1.10"), decimal.Decimal("1.1")],
+        [bytearray(b"a"), bytearray()],
+        [np.float32(0.1), np.float32(2)],
+        [2**70, -1],
+        ["\ud800"],
+    ],
+)
+def test_other_types_come_back(items: list[Any]) -> None:
+    found = there_and_back(items)
+    assert repr(found) == repr(items)
+    assert list(map(type, found)) == list(map(type, items))
+
+
+def test_arrays_come_back_whatever_their_shapes() -> None:
+    alike = [np.arange(6, dtype="int16").reshape(2, 3) * n for n in range(3)]
+    for items in (alike, [np.zeros(2), np.ones(3)], [np.zeros((0, 2))] * 2):
+        for found, sent in zip(there_and_back(items), items, strict=True):
+            np.testing.assert_array_equal(found, sent, strict=True)
+    found = there_and_back(alike)
+    found[0][:] = 9  # one's own, as it was
+
+
+def test_not_a_number_comes_back() -> None:
+    assert math.isnan(there_and_back([[1.0, math.nan]])[0][1])
+
+
+def test_rows_and_vectors_of_spark_come_back() -> None:
+    from pyspark.ml.linalg import Vectors
+    from pyspark.sql import Row
+
+    items = [Row(a=1, b=[0.5]), Row(a=2, b=[])]
+    assert repr(there_and_back(items)) == repr(items)
+    assert there_and_back([Vectors.dense(1, 2)]) == [Vectors.dense(1, 2)]
+
+
+def test_columns_are_arrays_of_the_rows() -> None:
+    rows = [([0.5, 1.5], n, "t") for n in range(3)]
+    columns = dict(decode_columns(encode_items(rows)) or [])
+    assert columns["0"].tolist() == [[0.5, 1.5]] * 3
+    assert columns["1"].tolist() == [0, 1, 2]
+    assert decode_columns(encode_items([1, 2])) is None
+
+
+def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
+    import pyarrow as pa
+    from pyspark.sql import Row
+
+    table = pa.record_batch({"x": [[1.0, 2.0], [3.0, 4.0]], "n": [1, None], "t": ["a", "b"]})
+    batch = read_batch(write_batch(frame_items(table)))
+    assert decode_items(batch) == [Row(x=[1.0, 2.0], n=1, t="a"), Row(x=[3.0, 4.0], n=None, t="b")]
+    assert dict(decode_columns(batch) or [])["x"].shape == (2, 2)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    with pytest.raises(SerializationError, match="object"):
+        encode_items([(1, object())])
+    with pytest.raises(SerializationError, match="damaged"):
+        read_batch(b"nothing of the kind")

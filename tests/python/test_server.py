@@ -1,0 +1,178 @@
+"""Feeds, between a task's side and a worker's: rows, results, waits and ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import wait_for
+
+from pybackend.errors import ClusterError, InputError
+from pybackend.feed.client import Feeder, split_items
+from pybackend.feed.items import encode_items
+from pybackend.feed.server import FeedServer
+from pybackend.net.rendezvous import new_token
+
+HOST = "127.0.0.1"
+TOKEN = new_token()
+
+
+@pytest.fixture
+def server() -> Iterator[FeedServer]:
+    made = FeedServer(HOST, TOKEN)
+    yield made
+    made.finish()
+
+
+def feeder(*servers: FeedServer, timeout: float = 60.0) -> Feeder:
+    return Feeder({rank: server.address for rank, server in enumerate(servers)}, TOKEN, timeout)
+
+
+def batches(items: Any) -> Iterator[Any]:
+    return map(encode_items, split_items(iter(items)))
+
+
+class Running:
+    """A call on a thread."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._found: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._found.append(self._try(call)))
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join()
+        found = self._found[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+
+def take_all(server: FeedServer, size: int = 7) -> list[Any]:
+    items: list[Any] = []
+    has_ended = False
+    while not has_ended:
+        found, has_ended = server.queue.take(size)
+        items += found
+    return items
+
+
+def test_all_rows_of_all_feeds_are_taken_once(server: FeedServer) -> None:
+    taken = Running(lambda: take_all(server))
+    rows = [list(range(n * 1000, n * 1000 + 1000)) for n in range(3)]
+    feeds = [
+        Running(lambda n=n: feeder(server).feed(batches(rows[n]), "a", n, 0)) for n in range(3)
+    ]
+    assert [feed.result() for feed in feeds] == [1000] * 3
+    feeder(server).close()
+    found = taken.result()
+    assert sorted(found) == sorted(itertools.chain(*rows))
+    for part in rows:  # each feed's in its order
+        assert [row for row in found if row in set(part)] == part
+
+
+def test_results_go_back_to_their_own_rows(server: FeedServer) -> None:
+    sizes = []
+
+    def answer() -> None:
+        has_ended = False
+        while not has_ended:
+            items, has_ended = server.queue.take(100, keeps_apart=True)
+            sizes.append(len(items))
+            server.queue.give([item * item for item in items])
+
+    answered = Running(answer)
+    rows = [list(range(n * 1000, n * 1000 + 130)) for n in range(4)]
+    infer = feeder(server).infer
+    feeds = [Running(lambda n=n: list(infer(batches(rows[n]), "a", n, 0))) for n in range(4)]
+    for feed, part in zip(feeds, rows, strict=True):
+        assert feed.result() == [row * row for row in part]
+    feeder(server).close()
+    answered.result()
+    assert max(sizes) == 100
+
+
+def test_a_function_that_takes_nothing_fails_the_feed_by_name(server: FeedServer) -> None:
+    with pytest.raises(ClusterError, match=r"worker 0 .* has taken no row for 0.2 s"):
+        feeder(server, timeout=0.2).feed(batches(range(10)), "a", 0, 0)
+
+
+def test_a_feed_waits_while_rows_pile_up(server: FeedServer) -> None:
+    server.queue._most_bytes = 1000
+    produced = []
+
+    def rows() -> Iterator[int]:
+        for number in range(50_000_000):
+            produced.append(number)
+            yield number
+
+    fed = Running(lambda: feeder(server).feed(batches(rows()), "a", 0, 0))
+    assert server.queue.take(3) == ([0, 1, 2], False)
+    server.queue.stop()
+    assert fed.result() >= 3
+    assert len(produced) < 10_000_000
+
+
+def test_a_task_that_is_tried_again_goes_on_behind_the_rows_that_were_taken(
+    server: FeedServer,
+) -> None:
+    def lose() -> Iterator[Any]:
+        yield encode_items(list(range(10)))
+        assert server.queue.take(4) == ([0, 1, 2, 3], False)
+        raise OSError("the task was lost")
+
+    with pytest.raises(OSError, match="the task was lost"):
+        feeder(server).feed(lose(), "a", 5, 0)
+    taken = Running(lambda: server.queue.take(6))
+    assert feeder(server).feed(batches(range(10)), "a", 5, 1) == 10
+    assert taken.result() == ([4, 5, 6, 7, 8, 9], False)
+
+
+def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> None:
+    other = FeedServer(HOST, TOKEN)
+    with_both = feeder(server, other)
+    feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), "a", n, 0)) for n in (0, 0)]
+    wait_for(lambda: (server.queue.feeds, other.queue.feeds) == (1, 1))
+    found = [server.queue.take(5)[0], other.queue.take(5)[0]]
+    assert found == [list(range(5))] * 2
+    assert [feed.result() for feed in feeds] == [5, 5]
+    other.finish()
+
+
+def test_feeders_hear_of_a_failure_and_of_the_end(server: FeedServer) -> None:
+    fed = Running(lambda: feeder(server).feed(batches(itertools.count()), "a", 0, 0))
+    server.queue.take(1)
+    server.fail("ValueError: no such luck")
+    with pytest.raises(ClusterError, match="no such luck"):
+        fed.result()
+    with pytest.raises(ClusterError, match="no such luck"):  # who comes later, too
+        list(feeder(server).infer(batches(range(3)), "a", 1, 0))
+    server.finish()
+    with pytest.raises(ClusterError, match="no worker takes rows any more"):
+        feeder(server).feed(batches(range(3)), "a", 2, 0)
+
+
+def test_inference_without_a_result_for_each_row_is_an_error(server: FeedServer) -> None:
+    fed = Running(lambda: list(feeder(server).infer(batches(range(5)), "a", 0, 0)))
+    server.queue.take(5)
+    server.queue.give([1, 2])
+    server.queue.stop()
+    with pytest.raises(ClusterError, match="given 2 results for 5 rows"):
+        fed.result()
+    with pytest.raises(InputError, match="4 results more than rows"):
+        server.queue.give([0] * 7)
+
+
+def test_a_stranger_feeds_nothing(server: FeedServer) -> None:
+    with pytest.raises(ClusterError, match=r"does not know|closed the connection"):
+        Feeder({0: server.address}, new_token(), 1.0).feed(batches([1]), "a", 0, 0)
+    assert server.queue.feeds == 0
