@@ -1,0 +1,44 @@
+"""The pages for those who come from other tools run as they stand, from top to bottom."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import FORGE
+
+import pybackend
+
+ROOT = Path(pybackend.__file__).parents[1]
+PAGES = sorted((ROOT / "docs/migrating").glob("*.md"))
+
+
+@pytest.mark.timeout(300)
+def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
+    parts = {page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES}
+    # The recipe of sparklyr is R's, and has a test of its own.
+    assert [name for name, blocks in parts.items() if not blocks] == ["spark-apply"]
+    # One process, and so one session of Spark, for all of them.
+    for name, blocks in parts.items():
+        (tmp_path / f"{name}.py").write_text("\n".join(blocks))
+    programs = [f"runpy.run_path('{name}.py', run_name='__main__')" for name in parts]
+    (tmp_path / "all.py").write_text("import runpy\n" + "\n".join(programs))
+    FORGE.start()
+    done = subprocess.run(
+        [sys.executable, "all.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)]),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
