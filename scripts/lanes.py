@@ -68,6 +68,7 @@ MODULES = {
     "spark": ["test_distributor", "test_probe", "test_routes", "test_spark", "test_tfos"],
     "frames": [
         "test_dfutil",
+        "test_migrating",
         "test_ml",
         "test_predict",
         "test_records",

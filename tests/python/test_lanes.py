@@ -56,6 +56,7 @@ CROSS_CUTTING = {
     "fuzz": "input that is damaged or hostile",
     "imports": "layers, and what imports cost",
     "lanes": "scripts/lanes.py",
+    "migrating": "the pages of docs/migrating, run",
     "object_store": "checkpoints and models in S3",
     "quiet": "what TensorFlow prints at its start",
     "recovery": "checkpoints and restarts",

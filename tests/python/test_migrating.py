@@ -19,7 +19,9 @@ PAGES = sorted((ROOT / "docs/migrating").glob("*.md"))
 
 @pytest.mark.timeout(300)
 def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
-    parts = {page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES}
+    parts = {
+        page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES
+    }
     # The recipe of sparklyr is R's, and has a test of its own.
     assert [name for name, blocks in parts.items() if not blocks] == ["spark-apply"]
     # One process, and so one session of Spark, for all of them.
