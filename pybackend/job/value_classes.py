@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack, is_of
+from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack
 
 
 def _pack_enum(value: Any, pack: Pack) -> Fields:
@@ -38,7 +38,7 @@ def _is_named_tuple(value: Any) -> bool:
 def _pack_named_tuple(value: Any, pack: Pack) -> Fields:
     if getattr(value, "__dict__", None):
         raise UnfitError(f"it has an attribute {next(iter(vars(value)))!r} beside its fields")
-    names = type(value)._fields
+    names: tuple[str, ...] = getattr(type(value), "_fields", ())
     items = [pack(item, f".{name}") for name, item in zip(names, value, strict=True)]
     return {"class": _name_of(value), "names": list(names), "items": items}
 
@@ -138,23 +138,7 @@ def _find_class(name: Sequence[str]) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _pack_row(value: Any, pack: Pack) -> Fields:
-    names = vars(value).get("__fields__")
-    items = [pack(item, f"[{place}]") for place, item in enumerate(value)]
-    return {"names": None if names is None else list(names), "items": items}
-
-
-def _unpack_row(fields: Fields, unpack: Unpack) -> Any:
-    from pyspark.sql import Row
-
-    row: Any = tuple.__new__(Row, [unpack(item) for item in fields["items"]])
-    if fields["names"] is not None:
-        row.__fields__ = [str(name) for name in fields["names"]]
-    return row
-
-
 CLASSES: tuple[Kind, ...] = (
-    Kind("row", is_of("pyspark.sql", "Row"), _pack_row, _unpack_row),
     Kind("enum", lambda v: isinstance(v, enum.Enum), _pack_enum, _unpack_enum),
     Kind("named tuple", _is_named_tuple, _pack_named_tuple, _unpack_named_tuple),
     Kind("dataclass", _is_dataclass, _pack_dataclass, _unpack_dataclass),

@@ -16,6 +16,7 @@ from typing import Any
 
 from pybackend.job.value_classes import CLASSES
 from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_exactly, is_of, to_text
+from pybackend.job.value_spark import OF_SPARK
 from pybackend.job.value_tables import TABLES
 from pybackend.job.value_times import TIMES
 
@@ -82,18 +83,6 @@ def _unpack_history(fields: Fields, unpack: Unpack) -> Any:
     return types.SimpleNamespace(**{name: unpack(value) for name, value in fields.items()})
 
 
-def _unpack_dense(fields: Fields, unpack: Unpack) -> Any:
-    from pyspark.ml.linalg import DenseVector
-
-    return DenseVector(unpack(fields["values"]))
-
-
-def _unpack_sparse(fields: Fields, unpack: Unpack) -> Any:
-    from pyspark.ml.linalg import SparseVector
-
-    return SparseVector(fields["size"], unpack(fields["indices"]), unpack(fields["values"]))
-
-
 KINDS: tuple[Kind, ...] = (
     # Only what JSON cannot write arrives at these two.
     _by_text("integer", int, hex, lambda text: int(text, 16)),
@@ -106,6 +95,7 @@ KINDS: tuple[Kind, ...] = (
     _by_text("bytes", bytes, to_text, base64.b64decode),
     _by_text("bytearray", bytearray, to_text, lambda text: bytearray(base64.b64decode(text))),
     *CLASSES,
+    *OF_SPARK,
     _of_items("tuple", tuple),
     _of_pairs("dict", dict),
     _of_pairs("ordered dict", collections.OrderedDict),
@@ -126,22 +116,6 @@ KINDS: tuple[Kind, ...] = (
         _unpack_path,
     ),
     *TABLES,
-    Kind(
-        "dense vector",
-        is_of("pyspark.ml.linalg", "DenseVector"),
-        lambda v, pack: {"values": pack(v.array, "")},
-        _unpack_dense,
-    ),
-    Kind(
-        "sparse vector",
-        is_of("pyspark.ml.linalg", "SparseVector"),
-        lambda v, pack: {
-            "size": int(v.size),
-            "indices": pack(v.indices, ""),
-            "values": pack(v.values, ""),
-        },
-        _unpack_sparse,
-    ),
     Kind(
         "history",
         is_of("keras.callbacks", "History", or_derived=True),

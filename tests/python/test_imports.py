@@ -137,8 +137,10 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
         if any(full.partition(".")[0] == "pyspark" for full in imported(running(tree)))
     }
     elsewhere = {n for n in importing if not n.startswith(("launchers.spark.", "doctor."))}
-    # Rows and vectors of Spark are what a feed brings, and a SparkContext is what `tfos` is given.
-    assert elsewhere <= {"data.dataframe", "feed.items", "tfos.TFSparkNode", "tfos.session"}
+    # Rows and vectors of Spark are what feeds and workers bring, and a SparkContext is what `tfos`
+    # is given.
+    allowed = {"data.dataframe", "feed.items", "job.value_spark", "tfos.TFSparkNode"}
+    assert elsewhere <= allowed | {"tfos.session"}
 
 
 def reach(name: str) -> set[str]:
