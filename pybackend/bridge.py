@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Call a function: ``{"ok": True, "value": ...}`` or ``{"ok": False, "error": {...}}``.
 
     Only errors that tfdist itself raises are turned into data. Ctrl-C and programming errors

@@ -43,7 +43,11 @@ class TFDistributor:
         self.spark = None if local_mode else get_session()
 
     def run(
-        self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any
+        self,
+        /,
+        train_object: Callable[..., Any] | str | os.PathLike[str],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Run a function or a script in all processes, and return the value of the first.
 

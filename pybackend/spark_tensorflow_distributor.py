@@ -100,7 +100,7 @@ class MirroredStrategyRunner:
             )
         return math.ceil(self._num_slots / int(float(amount)))
 
-    def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
+    def run(self, /, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call a function on all workers, and return its value on the first.
 
         Parameters
@@ -149,9 +149,8 @@ class MirroredStrategyRunner:
                 f"session with {name}.amount and {name}.discoveryScript, or pass use_gpu=False"
             )
         numbers = list(found.addresses)
-        if "CUDA_VISIBLE_DEVICES" in os.environ:  # Spark counts those that it shows
-            shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-            numbers = [shown[int(number)] for number in numbers if int(number) < len(shown)]
+        if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            numbers = _find_visible(numbers, shown.split(","))
         if self._num_slots > len(numbers):
             raise InputError(
                 f"`num_slots` is {self._num_slots}, but the driver has {len(numbers)} GPUs"
@@ -170,3 +169,19 @@ class MirroredStrategyRunner:
                 f"not encrypted. Set {_IGNORE_SSL}=true in the session to train nevertheless, or "
                 "use `pybackend.barrier_train`, whose workers encrypt"
             )
+
+
+def _find_visible(addresses: list[str], shown: list[str]) -> list[str]:
+    """The GPUs with Spark's addresses, of those that a process is shown.
+
+    Scripts that discover GPUs give numbers of the machine's or, if they see as much as the process,
+    numbers among those shown.
+    """
+    if set(addresses) <= set(shown):
+        return addresses
+    if all(address.isdecimal() and int(address) < len(shown) for address in addresses):
+        return [shown[int(address)] for address in addresses]
+    raise InputError(
+        f"Spark gives the driver the GPUs {', '.join(addresses)}, but CUDA_VISIBLE_DEVICES shows "
+        f"it {', '.join(shown)}: unset the variable before the session starts"
+    )

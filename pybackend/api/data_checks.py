@@ -41,7 +41,7 @@ def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any
         )
 
 
-def check_takes(fn: Any, call: str, *arguments: Any, **named: Any) -> None:
+def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
     """Refuse a function that cannot be called with these arguments.
 
     If ``call`` names a context, it is the first of them.

@@ -27,6 +27,7 @@ _OPTIONS = ("workers", "roles", "data", "resources", "verbose")
 def barrier_run(
     spark: Any,
     fn: Callable[..., Any] | str | os.PathLike[str],
+    /,
     *args: Any,
     workers: int | None = None,
     roles: Mapping[str, int] | None = None,
@@ -74,9 +75,11 @@ def barrier_run(
     list
         One value per rank; None of a script. Values are None, numbers, text, bytes, dates and
         times, paths, lists, tuples, sets, dicts, numpy arrays, pandas data frames and series, Arrow
-        tables, and Keras models, which are built here in Keras's safe mode. Tensors come as arrays.
-        A dataclass or named tuple is of its own class if that is loaded here and found in its
-        module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
+        tables, and Keras models, which are built here in Keras's safe mode. They are equal to what
+        the function has returned, and of the same class: one derived from these, such as a masked
+        array or a ``defaultdict``, is refused. Tensors come as arrays.
+        A dataclass, an enum or a named tuple is of its own class if that is loaded here and found
+        in its module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
         ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything
         else is refused by place and type, as nothing from a worker is unpickled.
 

@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Sequence, Set
+from functools import partial
 from typing import get_args
 
 from pybackend.errors import ClusterError, PeerLostError
+from pybackend.function.outbox import Outbox
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import End, FromHub, FromSpoke, NotShared, Share, Shared
 from pybackend.net.rendezvous import Acceptor, split_address
@@ -53,7 +55,7 @@ class Hub:
         self._timeout = timeout
         self._began = time.monotonic()
         self._changed = threading.Condition()
-        self._streams: dict[int, Stream] = {}
+        self._outboxes: dict[int, Outbox] = {}
         self._waiting: dict[int, Share] = {}
         self._returned: set[int] = set()
         self._lost: dict[int, str] = {}
@@ -112,8 +114,13 @@ class Hub:
             self._farewell = (
                 NotShared("worker 0 has returned") if is_over else NotShared("has failed", lost=0)
             )
-            for rank in self._streams:
+            for rank in self._outboxes:
                 self._send(rank, self._farewell)
+            outboxes = list(self._outboxes.values())
+        deadline = time.monotonic() + _END_SECONDS
+        for outbox in outboxes:
+            # This process may end after that; a worker that is busy still gets what it waits for.
+            outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
     def _wait(self, ranks: Set[int], seconds: float | None) -> None:
         """Wait until these ranks have returned, or were lost."""
@@ -121,9 +128,9 @@ class Hub:
 
     def _welcome(self, stream: Stream, rank: int) -> None:
         with self._changed:
-            is_awaited = 0 < rank < len(self._hosts) and rank not in self._streams
+            is_awaited = 0 < rank < len(self._hosts) and rank not in self._outboxes
             if is_awaited:
-                self._streams[rank] = stream
+                self._outboxes[rank] = Outbox(stream, self._timeout, partial(self._lose, rank))
                 if rank in self._ended:
                     self._send(rank, End())
                 elif self._farewell:
@@ -160,7 +167,7 @@ class Hub:
     def _find_absent(self) -> None:
         """Give up ranks that have not come in time, of which nothing is known."""
         if time.monotonic() - self._began > self._timeout:
-            for rank in set(range(1, len(self._hosts))) - self._streams.keys():
+            for rank in set(range(1, len(self._hosts))) - self._outboxes.keys():
                 self._lose(rank, f"did not connect within {self._timeout:g} s")
 
     def _settle(self) -> None:
@@ -177,8 +184,12 @@ class Hub:
             answer = NotShared(f"worker {gone[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
+            line = _line(answer) if waiting.keys() & self._outboxes.keys() else b""
             for rank in waiting:
-                self._send(rank, answer)
+                if outbox := self._outboxes.get(rank):
+                    outbox.put(line)
+                else:
+                    self._answers.put(answer)
 
     def _compare(self, shares: Sequence[Share]) -> Shared | NotShared:
         for rank, share in enumerate(shares):
@@ -188,14 +199,12 @@ class Hub:
         return Shared(tuple(share.text for share in shares))
 
     def _send(self, rank: int, message: FromHub) -> None:
-        if rank == 0:
-            assert not isinstance(message, End)
-            self._answers.put(message)
-        elif stream := self._streams.get(rank):
-            try:
-                stream.send_all(encode(message).encode() + b"\n", self._timeout)
-            except OSError:  # its own thread notices
-                return
+        if outbox := self._outboxes.get(rank):
+            outbox.put(_line(message))
+
+
+def _line(message: FromHub) -> bytes:
+    return encode(message).encode() + b"\n"
 
 
 def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:

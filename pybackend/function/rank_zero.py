@@ -36,7 +36,7 @@ class RankZero:
     chosen: tuple[str, ...] | None = None
     is_mirrored: bool = False
 
-    def __call__(self, context: WorkerContext, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, context: WorkerContext, /, *args: Any, **kwargs: Any) -> Any:
         """The function's value on rank 0, None elsewhere."""
         if self.chosen is not None:
             os.environ[_GPUS] = ",".join(self.chosen)

@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import get_args
 
 from pybackend.errors import ClusterError, PeerLostError, TfdistError
 from pybackend.function.hub import LONGEST, PURPOSE, read_answer
+from pybackend.function.outbox import Outbox
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import End, FromHub, FromSpoke, NotShared, Returned, Share, Shared
 from pybackend.net.dialing import dial
@@ -52,11 +52,12 @@ class Spoke:
         self._encrypt = encrypt
         self._on_end = on_end
         self._turn = threading.Lock()
-        self._sending = threading.Lock()
+        self._lock = threading.Lock()
         self._has_tried = threading.Event()
         self._has_returned = False
         self._is_closed = False
         self._stream: Stream | None = None
+        self._outbox: Outbox | None = None
         self._error: TfdistError | None = None
         self._answers: queue.Queue[Shared | NotShared | TfdistError] = queue.Queue()
         threading.Thread(target=self._work, daemon=True).start()
@@ -87,17 +88,19 @@ class Spoke:
 
     def finish(self) -> None:
         """Say that this rank's function has returned."""
-        with self._sending:
+        with self._lock:
             self._has_returned = True
-        if self._stream is not None:
+        if self._outbox is not None:
             self._send(Returned())
+            self._outbox.finish()
 
     def close(self) -> None:
         """Close the connection; unless `finish` was called before, this rank counts as lost."""
-        with self._sending:
+        with self._lock:
             self._has_returned = self._is_closed = True
-        if self._stream is not None:
+        if self._stream is not None and self._outbox is not None:
             self._stream.close()
+            self._outbox.finish(0)
 
     def _work(self) -> None:
         try:
@@ -105,8 +108,9 @@ class Spoke:
         except TfdistError as error:
             self._fail(error)
             return
-        with self._sending:
+        with self._lock:
             self._stream, has_returned = stream, self._has_returned
+            self._outbox = Outbox(stream, self._timeout, self._lose_hub)
         if self._is_closed:
             stream.close()
         elif has_returned:
@@ -156,7 +160,7 @@ class Spoke:
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        with self._sending:
+        with self._lock:
             is_over, self._has_returned = self._has_returned, True
         if not is_over:
             self._on_end(error)
@@ -164,8 +168,9 @@ class Spoke:
     def _lose(self, reason: str) -> PeerLostError | ClusterError:
         return PeerLostError(0, self._hosts[0], reason)
 
+    def _lose_hub(self, reason: str) -> None:
+        self._fail(self._lose(reason))
+
     def _send(self, message: FromSpoke) -> None:
-        assert self._stream is not None
-        # If it fails, the thread that listens has the answer, or notices.
-        with self._sending, suppress(OSError):
-            self._stream.send_all(encode(message).encode() + b"\n", self._timeout)
+        assert self._outbox is not None
+        self._outbox.put(encode(message).encode() + b"\n")

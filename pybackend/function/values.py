@@ -6,7 +6,8 @@ import base64
 from typing import Any
 
 from pybackend.job import values
-from pybackend.job.value_kinds import KINDS, Fields, Kind, Pack, Unpack, is_of, to_text
+from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_of, to_text
+from pybackend.job.value_kinds import KINDS
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
 
@@ -34,4 +35,7 @@ def _unpack_model(fields: Fields, _: Unpack) -> Any:
     return model_from_bytes(base64.b64decode(fields["data"]), safe_mode=True)
 
 
-_KINDS = (Kind("model", is_of("keras", "Model"), _pack_model, _unpack_model), *KINDS)
+_KINDS = (
+    Kind("model", is_of("keras", "Model", or_derived=True), _pack_model, _unpack_model),
+    *KINDS,
+)

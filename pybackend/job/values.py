@@ -2,7 +2,8 @@
 
 Results of workers arrive over the network, and unpickling executes what it is sent. So only data
 of known kinds travel: None, booleans, numbers, text, bytes, dates, lists, tuples, sets, dicts,
-dataclasses, numpy arrays, pandas data frames and Arrow tables.
+enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. They come back equal and of
+the same class, or are refused.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from __future__ import annotations
 import base64
 import decimal
 import json
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from pybackend.errors import SerializationError
-from pybackend.job.value_kinds import KINDS, Kind, to_text
+from pybackend.job.value_kind import Kind, to_text
+from pybackend.job.value_kinds import KINDS
 
 _TAG = "__tfdist__"
+_MOST_BITS = 2000
+# Whose derived classes are refused by this name.
+_BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 
 
 def encode_value(value: Any, kinds: Sequence[Kind] = KINDS) -> str:
@@ -62,49 +68,93 @@ def decode_value(text: str, kinds: Sequence[Kind] = KINDS) -> Any:
         RecursionError,
         SyntaxError,  # numpy reads some types as Python
         decimal.InvalidOperation,
+        struct.error,
     ) as error:
         raise SerializationError(f"a worker's result is damaged: {error}") from error
 
 
 def _pack(value: Any, where: str, kinds: Sequence[Kind]) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or _is_plain(value):
         return value
-    if isinstance(value, (bytes, bytearray)):
-        return {_TAG: "bytes", "data": to_text(value)}
     np = sys.modules.get("numpy")  # without it no value can be its array
     if np is not None and isinstance(value, (np.ndarray, np.generic)):
-        return _pack_array(np.asarray(value), isinstance(value, np.generic), where)
+        return _pack_array(value, where)
 
     def pack_part(part: Any, place: str) -> Any:
         is_key = place == " (a key)"
         return _pack(part, f"a key of {where}" if is_key else f"{where}{place}", kinds)
 
-    if isinstance(value, list):
+    if type(value) is list:
         return [pack_part(item, f"[{index}]") for index, item in enumerate(value)]
     for kind in kinds:
         if kind.matches(value):
             try:
                 return {_TAG: kind.tag, **kind.pack(value, pack_part)}
             except kind.refusals as error:
-                raise SerializationError(f"{where} cannot be sent: {error}") from error
-    raise SerializationError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}: workers return plain "
+                raise SerializationError(
+                    f"{where}, a {_name(value)}, cannot be sent: {error}"
+                ) from error
+    raise SerializationError(_refuse(value, where))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON itself brings it back as it is."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii() or _is_unicode(value)
+    # Python refuses to read or write integers of many digits; a user may set how many.
+    return kind in (bool, float) or (kind is int and value.bit_length() <= _MOST_BITS)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no surrogates, two of which JSON would make one character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _refuse(value: Any, where: str) -> str:
+    base = next((kind for kind in _BASES if isinstance(value, kind)), None)
+    if base is not None:
+        return (
+            f"{where} is a {_name(value)}, which would come back as a plain {base.__name__}: "
+            f"return it as {base.__name__}(...)"
+        )
+    return (
+        f"{where} is a {_name(value)}: workers return plain "
         "data (None, numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy "
         "arrays, pandas and Arrow tables) and Keras models. A model whose classes need "
         "`custom_objects` travels as `model_to_base64(model)`"
     )
 
 
-def _pack_array(array: Any, scalar: bool, where: str) -> dict[str, Any]:
+def _pack_array(value: Any, where: str) -> dict[str, Any]:
     import numpy as np
 
-    if array.dtype.kind not in "biufcSUmM":
+    array = np.asarray(value)
+    kind = array.dtype
+    is_scalar = isinstance(value, np.generic)
+    if kind.kind not in "biufcSUmM" or np.dtype(kind.str) != kind:
+        raise SerializationError(f"{where} is an array of {kind}: numbers, times and text only")
+    is_exact = type(value) is np.ndarray
+    if is_scalar:
+        again = array[()]
+        # NumPy drops NUL characters at the end of a text.
+        is_exact = type(value) is kind.type and (kind.kind not in "SU" or len(again) == len(value))
+    if not is_exact:
         raise SerializationError(
-            f"{where} is an array of {array.dtype}: numbers, times and text only"
+            f"{where} is a {_name(value)}, which would come back changed: return it as an array, "
+            "by numpy.asarray(...), or as numbers and text of Python"
         )
     return {
-        _TAG: "scalar" if scalar else "array",
-        "dtype": array.dtype.str,
+        _TAG: "scalar" if is_scalar else "array",
+        "dtype": kind.str,
         "shape": list(array.shape),
         "data": to_text(np.ascontiguousarray(array).tobytes()),
     }
@@ -116,8 +166,6 @@ def _unpack(value: Any, kinds: dict[str, Kind]) -> Any:
     if not isinstance(value, dict):
         return value
     tag = value[_TAG]
-    if tag == "bytes":
-        return base64.b64decode(value["data"])
     if tag in ("array", "scalar"):
         import numpy as np
 

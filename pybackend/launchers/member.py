@@ -89,7 +89,7 @@ class Member:
     """
 
     job: Job
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(repr=False)
     source: Source | None
     token: str = field(repr=False)
     driver: str | None

@@ -11,7 +11,7 @@ from conftest import shared_spark, wait_for, worker_processes
 
 from pybackend import InputError, TFDistributor, WorkerFailedError
 from pybackend.errors import TfdistError
-from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
+from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner, _find_visible
 from pybackend.tfos import TFParallel
 
 
@@ -105,6 +105,14 @@ def test_what_a_runner_cannot_do_is_refused(spark: Any) -> None:
     for message, call in cases.items():
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_the_drivers_gpus_are_found_among_those_that_it_sees() -> None:
+    assert _find_visible(["1", "2"], ["1", "2", "3"]) == ["1", "2"]
+    assert _find_visible(["0", "1"], ["2", "3"]) == ["2", "3"]
+    assert _find_visible(["GPU-a"], ["GPU-a"]) == ["GPU-a"]
+    with pytest.raises(InputError, match="unset the variable"):
+        _find_visible(["4"], ["2", "3"])
 
 
 def test_the_value_of_the_first_process_comes_back(tmp_path: Path, capfd: Any) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from conftest import wait_for, worker_processes
 
-from pybackend import ClusterError, WorkerContext, WorkerFailedError, barrier_run
+from pybackend import ClusterError, TFDistributor, WorkerContext, WorkerFailedError, barrier_run
 from pybackend.function.hub import Hub
+from pybackend.function.outbox import Outbox
 from pybackend.function.script import Script
 from pybackend.function.spoke import Spoke
 from pybackend.net.rendezvous import address_of, listen
+from pybackend.net.stream import Stream
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +79,36 @@ def test_between_machines_what_is_shared_is_encrypted() -> None:
             texts = [call * 2_000_000 + str(rank) for rank in range(3)]
             found = pool.map(lambda member, text: member.gather("all_gather", text), members, texts)
             assert list(found) == [texts] * 3
-        assert all(stream.is_protected for stream in hub._streams.values())
+        assert all(outbox._stream.is_protected for outbox in hub._outboxes.values())
         end = pool.submit(hub.finish, {0}, {1, 2}, {1})
         spokes[0].finish()
         wait_for(end.done)
     assert ended == [None]  # one has returned by itself
     for one in [*servers, *spokes]:
         one.close()
+
+
+def test_who_does_not_read_for_a_while_gets_all_that_was_sent() -> None:
+    server = listen("127.0.0.1")
+    near = Stream.connect(server.getsockname(), 5)
+    far = Stream.accept(server)
+    lost: list[str] = []
+    outbox = Outbox(near, 0.1, lost.append)
+    big = b"x" * 30_000_000 + b"\n"
+    outbox.put(big)
+    outbox.put(b"last\n")
+    outbox.finish(0.5)  # several times the patience with a machine that does not answer
+    assert [far.read_line(1 << 30), far.read_line(10)] == [big, b"last\n"]
+    outbox.finish(5)
+    assert lost == []
+
+    outbox = Outbox(near, 0.1, lost.append)
+    outbox.put(big)
+    far.close()
+    outbox.finish(5)
+    assert len(lost) == 1
+    assert near.socket.fileno() < 0  # nobody goes on behind half a line
+    server.close()
 
 
 def test_a_context_travels_without_its_connection() -> None:
@@ -95,6 +120,12 @@ def test_a_context_travels_without_its_connection() -> None:
     alone = WorkerContext(0, 1, ("a:1",), "{}")
     with pytest.raises(ClusterError, match="only functions that `barrier_run` runs"):
         alone.barrier()
+
+
+def test_arguments_may_have_any_name() -> None:
+    named = dict.fromkeys(("fn", "call", "context", "self", "spark", "func", "value"), 1)
+    assert barrier_run("local", lambda *_, **found: found, workers=1, verbose=0, **named) == [named]
+    assert TFDistributor().run(lambda **found: found, **named) == named
 
 
 def test_servers_end_when_those_they_serve_have_returned() -> None:

@@ -14,12 +14,13 @@ import pytest
 from cloudpickle import dumps
 
 from pybackend.errors import ClusterError
-from pybackend.job.job import FUNCTION, Job
+from pybackend.job.job import FEED_TOKEN, FUNCTION, Job
 from pybackend.job.messages import Event, PrintedLine
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers.member import Member, Source
+from pybackend.launchers.spark.detached_task import StartMember
 
 pytestmark = pytest.mark.launcher
 
@@ -103,6 +104,11 @@ def test_members_of_any_group_run_a_job() -> None:
     assert [report.rank for report in reports] == [0, 1]
     assert {report.pid for report in reports}.isdisjoint({os.getpid()})
     assert {PrintedLine("hello", 0), PrintedLine("hello", 1)} <= set(events)
+
+
+def test_secrets_are_not_shown() -> None:
+    member = Member(Job("run", 1), {FEED_TOKEN: b"secret-1"}, None, "secret-2", None, loopback=True)
+    assert "secret" not in repr(member) + repr(StartMember(member, 1))
 
 
 def test_members_that_were_given_too_little_say_so() -> None:

@@ -5,8 +5,7 @@ This file is imported on the executors; the driver sends it there.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ class BarrierGroup:
         self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
-        self.gpus = None if gpus is None else visible_gpus(gpus.addresses)
+        self.gpus = None if gpus is None else list(gpus.addresses)
 
     def gather(self, message: str) -> list[str]:
         """See `Group`."""
@@ -52,20 +51,6 @@ class BarrierGroup:
         if everyone is None:  # costs a second
             everyone = list(self._context.allGather(message))
         return everyone
-
-
-def visible_gpus(addresses: Sequence[str]) -> list[str]:
-    """Numbers of the GPUs of a task.
-
-    If the executor sees only some of its machine's GPUs, Spark's addresses count those.
-    """
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
-        return list(addresses)
-    numbers = shown.split(",")
-    if not all(address.isdecimal() and int(address) < len(numbers) for address in addresses):
-        return list(addresses)
-    return [numbers[int(address)] for address in addresses]
 
 
 @dataclass(frozen=True)

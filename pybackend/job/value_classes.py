@@ -1,0 +1,145 @@
+"""Values of a program's own classes: enums, named tuples and dataclasses.
+
+No class is imported, and none of its code runs, because a worker has named it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack
+
+
+def _pack_enum(value: Any, pack: Pack) -> Fields:
+    if type(value).__members__.get(value.name) is not value:
+        raise UnfitError("it is a combination of members of an enum")
+    return {"class": _name_of(value), "name": value.name, "value": pack(value.value, ".value")}
+
+
+def _unpack_enum(fields: Fields, unpack: Unpack) -> Any:
+    kind, name = _find_class(fields["class"]), fields["name"]
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind.__members__[name]
+    return types.SimpleNamespace(name=str(name), value=unpack(fields["value"]))
+
+
+def _is_named_tuple(value: Any) -> bool:
+    fields = getattr(type(value), "_fields", None)
+    return isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == len(value)
+
+
+def _pack_named_tuple(value: Any, pack: Pack) -> Fields:
+    if getattr(value, "__dict__", None):
+        raise UnfitError(f"it has an attribute {next(iter(vars(value)))!r} beside its fields")
+    names: tuple[str, ...] = getattr(type(value), "_fields", ())
+    items = [pack(item, f".{name}") for name, item in zip(names, value, strict=True)]
+    return {"class": _name_of(value), "names": list(names), "items": items}
+
+
+def _unpack_named_tuple(fields: Fields, unpack: Unpack) -> Any:
+    names, items = list(fields["names"]), [unpack(item) for item in fields["items"]]
+    if len(names) != len(items):
+        raise ValueError("a named tuple has more names than values, or fewer")
+    kind = _find_class(fields["class"])
+    is_known = kind is not None and issubclass(kind, tuple) and not hasattr(kind, "__del__")
+    if kind is None or not is_known or getattr(kind, "_fields", ()) != tuple(names):
+        make: Any = collections.namedtuple
+        kind = make(str(fields["class"][1]).rpartition(".")[2], names)
+    return tuple.__new__(kind, items)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _pack_dataclass(value: Any, pack: Pack) -> Fields:
+    kind = type(value)
+    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    values = {name: getattr(value, name) for name in names}
+    _rebuild(kind, values)  # refuses what the driver could not
+    for name in sorted(_find_attributes(value) - set(names)):
+        raise UnfitError(f"it has an attribute {name!r} beside its fields")
+    return {"class": _name_of(value), "pairs": [[n, pack(v, f".{n}")] for n, v in values.items()]}
+
+
+def _unpack_dataclass(fields: Fields, unpack: Unpack) -> Any:
+    values = {str(name): unpack(value) for name, value in fields["pairs"]}
+    kind = _find_class(fields["class"])
+    if kind is None or not dataclasses.is_dataclass(kind):
+        return types.SimpleNamespace(**values)
+    if not values.keys() <= {field.name for field in dataclasses.fields(kind)}:
+        return types.SimpleNamespace(**values)
+    try:
+        return _rebuild(kind, values)
+    except UnfitError:
+        return types.SimpleNamespace(**values)
+
+
+def _find_attributes(value: Any) -> set[str]:
+    """What an object holds, apart from properties that it has computed and can compute again."""
+    kind = type(value)
+    held = {
+        name
+        for name in getattr(value, "__dict__", {})
+        if not isinstance(_look_up(kind, name), functools.cached_property)
+    }
+    for base in kind.__mro__:
+        slots = [n for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
+        held |= {name for name in slots if hasattr(value, name)}
+    return held
+
+
+def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
+    """An object of a class with these attributes, without a call of the class's own code.
+
+    Raises
+    ------
+    UnfitError
+        That is not possible.
+    """
+    if hasattr(kind, "__del__"):
+        raise UnfitError(f"its class {kind.__qualname__} runs code at its end (__del__)")
+    try:
+        made: Any = object.__new__(kind)  # its own __init__ might do anything
+    except TypeError as error:
+        raise UnfitError(f"its class is more than a dataclass: {error}") from error
+    for name, value in values.items():
+        found = _look_up(kind, name)
+        if isinstance(found, types.MemberDescriptorType):
+            found.__set__(made, value)
+        elif hasattr(type(found), "__set__") or not hasattr(made, "__dict__"):
+            raise UnfitError(f"its class runs code to set `{name}`")
+        else:
+            object.__getattribute__(made, "__dict__")[name] = value
+    return made
+
+
+def _look_up(kind: type, name: str) -> Any:
+    """What a class or its bases define by a name, as it stands there."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _name_of(value: Any) -> list[str]:
+    return [type(value).__module__, type(value).__qualname__]
+
+
+def _find_class(name: Sequence[str]) -> type | None:
+    """The class of a module that is loaded here."""
+    found: Any = sys.modules.get(str(name[0]))
+    for part in str(name[1]).split("."):
+        found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+    return found if isinstance(found, type) else None
+
+
+CLASSES: tuple[Kind, ...] = (
+    Kind("enum", lambda v: isinstance(v, enum.Enum), _pack_enum, _unpack_enum),
+    Kind("named tuple", _is_named_tuple, _pack_named_tuple, _unpack_named_tuple),
+    Kind("dataclass", _is_dataclass, _pack_dataclass, _unpack_dataclass),
+)

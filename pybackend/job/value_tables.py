@@ -1,0 +1,261 @@
+"""Arrow tables and pandas frames as values that workers send."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack, is_of, to_text
+
+# Of Arrow's format: a message's header and its type; in a dictionary's header its rows; in the
+# header of rows their compression.
+_HEADER_TYPE, _HEADER, _ROWS_OF_DICTIONARY, _COMPRESSION = 1, 2, 1, 3
+_DICTIONARY, _ROWS = 2, 3
+
+
+def _pack_table(value: Any, _: Pack) -> Fields:
+    fields = _write_table(value)
+    again = _read_table(fields)
+    if again.num_rows != value.num_rows:
+        raise UnfitError(f"it has {value.num_rows} rows, but no columns")
+    return fields
+
+
+def _write_table(table: Any) -> Fields:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return {"data": to_text(sink.getvalue().to_pybytes()), "types": list(map(str, _types(table)))}
+
+
+def _read_table(fields: Fields) -> Any:
+    import pyarrow as pa
+
+    content = base64.b64decode(fields["data"])
+    for message in pa.ipc.MessageReader.open_stream(content):
+        if _is_compressed(message.metadata.to_pybytes()):  # a few bytes could become gigabytes
+            raise ValueError("an Arrow table is compressed")
+    with pa.ipc.open_stream(content) as reader:
+        table = reader.read_all()
+    table.validate(full=True)
+    if list(map(str, _types(table))) != fields["types"]:
+        raise ValueError("a table has types that are not known here")
+    return table
+
+
+def _types(table: Any) -> list[Any]:
+    return [field.type for field in table.schema]
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Whether the rows of a message are; `pyarrow` does not say before it has expanded them."""
+    (root,) = struct.unpack_from("<I", message, 0)
+    at = _find_field(message, root, _HEADER_TYPE)
+    kind = message[at] if at else 0
+    if kind not in (_DICTIONARY, _ROWS):
+        return False
+    rows = _follow(message, _find_field(message, root, _HEADER))
+    if kind == _DICTIONARY:
+        rows = _follow(message, _find_field(message, rows, _ROWS_OF_DICTIONARY))
+    return bool(_find_field(message, rows, _COMPRESSION))
+
+
+def _find_field(message: bytes, table: int, number: int) -> int:
+    """Where the field of a table of Flatbuffers lies, 0 if it is absent."""
+    (distance,) = struct.unpack_from("<i", message, table)
+    (size,) = struct.unpack_from("<H", message, table - distance)
+    place = 4 + 2 * number
+    if place + 2 > size:
+        return 0
+    (offset,) = struct.unpack_from("<H", message, table - distance + place)
+    return table + offset if offset else 0
+
+
+def _follow(message: bytes, place: int) -> int:
+    (offset,) = struct.unpack_from("<I", message, place)
+    return int(place + offset)
+
+
+def _pack_batch(value: Any, pack: Pack) -> Fields:
+    import pyarrow as pa
+
+    return _pack_table(pa.Table.from_batches([value]), pack)
+
+
+def _unpack_batch(fields: Fields, _: Unpack) -> Any:
+    import pyarrow as pa
+
+    table = _read_table(fields).combine_chunks()
+    batches = table.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _pack_frame(value: Any, pack: Pack) -> Fields:
+    _check_flags(value)
+    labels = list(value.columns)
+    columns = [
+        _pack_column(value.iloc[:, place], pack, f"[{label!r}]")
+        for place, label in enumerate(labels)
+    ]
+    return {
+        "columns": columns,
+        "labels": _pack_index(value.columns, pack, ".columns"),
+        "index": _pack_index(value.index, pack, ".index"),
+        "attrs": pack(value.attrs, ".attrs"),
+    }
+
+
+def _unpack_frame(fields: Fields, unpack: Unpack) -> Any:
+    import pandas as pd
+
+    index, labels = (_unpack_index(fields[name], unpack) for name in ("index", "labels"))
+    columns = [_unpack_column(column, unpack) for column in fields["columns"]]
+    if any(len(column) != len(index) for column in columns):
+        raise ValueError("a data frame's columns are not of its length")
+    frame = pd.DataFrame(dict(enumerate(columns))) if columns else pd.DataFrame(index=index)
+    frame.index, frame.columns = index, labels
+    frame.attrs.update(unpack(fields["attrs"]))
+    return frame
+
+
+def _pack_series(value: Any, pack: Pack) -> Fields:
+    _check_flags(value)
+    return {
+        "name": pack(value.name, ".name"),
+        "column": _pack_column(value, pack, ""),
+        "index": _pack_index(value.index, pack, ".index"),
+        "attrs": pack(value.attrs, ".attrs"),
+    }
+
+
+def _unpack_series(fields: Fields, unpack: Unpack) -> Any:
+    series = _unpack_column(fields["column"], unpack)
+    series.index = _unpack_index(fields["index"], unpack)
+    series.attrs.update(unpack(fields["attrs"]))
+    return series.rename(unpack(fields["name"]))
+
+
+def _check_flags(value: Any) -> None:
+    if not value.flags.allows_duplicate_labels:
+        raise UnfitError("its flag `allows_duplicate_labels` is False")
+
+
+def _pack_column(column: Any, pack: Pack, where: str) -> Fields:
+    """Python's objects one by one, all else as an Arrow column."""
+    import pyarrow as pa
+
+    column = column.reset_index(drop=True)
+    if column.dtype == object:
+        return {"items": [pack(item, f"{where}[{row}]") for row, item in enumerate(column)]}
+    table = pa.Table.from_pandas(column.to_frame("values"), preserve_index=False)
+    fields = {**_write_table(table), "dtype": str(column.dtype)}
+    again = _unpack_column(fields, lambda part: part)
+    if not _is_same(column, again):
+        raise UnfitError(f"its values{where} of type {column.dtype} do not survive Arrow's format")
+    return fields
+
+
+def _unpack_column(fields: Fields, unpack: Unpack) -> Any:
+    import pandas as pd
+
+    if "items" in fields:
+        return pd.Series([unpack(item) for item in fields["items"]], dtype=object)
+    table = _read_table(fields)
+    if any(_takes_no_space(kind) for kind in _types(table)):
+        raise ValueError("a column has values that take no space")
+    series = table.to_pandas()["values"]
+    if str(series.dtype) != fields["dtype"]:
+        raise ValueError(f"a column is of type {series.dtype}, not {fields['dtype']}")
+    return series.rename(None)
+
+
+def _takes_no_space(kind: Any) -> bool:
+    """Whether a column of any length may come in a few bytes."""
+    import pyarrow as pa
+
+    if pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind):
+        return True
+    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
+        return True
+    if pa.types.is_fixed_size_binary(kind) and not kind.byte_width:
+        return True
+    return any(_takes_no_space(child) for child in _children(kind))
+
+
+def _children(kind: Any) -> Iterator[Any]:
+    storage = getattr(kind, "storage_type", None)
+    if storage is not None:
+        yield storage
+    for place in range(kind.num_fields):
+        yield kind.field(place).type
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two columns, or two indexes, have the same type and values."""
+    if type(one) is not type(other) or one.dtype != other.dtype or not one.equals(other):
+        return False
+    if one.dtype == object:
+        return [type(item) for item in one] == [type(item) for item in other]
+    categories = getattr(one.dtype, "categories", None)
+    return categories is None or _is_same(categories, other.dtype.categories)
+
+
+def _pack_index(index: Any, pack: Pack, where: str) -> Fields:
+    import pandas as pd
+
+    if isinstance(index, pd.MultiIndex):
+        levels = [index.get_level_values(level) for level in range(index.nlevels)]
+        return {"levels": [_pack_index(level, pack, where) for level in levels]}
+    name = pack(index.name, f"{where}.name")
+    if isinstance(index, pd.RangeIndex):
+        return {"range": [index.start, index.stop, index.step], "name": name}
+    freq = getattr(index, "freqstr", None) if hasattr(index, "inferred_freq") else None
+    column = _pack_column(pd.Series(index), pack, where)
+    if "items" not in column:
+        again = _make_index(_unpack_column(column, lambda part: part), freq)
+        if not _is_same(index, again) or getattr(index, "freq", None) != getattr(
+            again, "freq", None
+        ):
+            raise UnfitError(f"its {where} of type {type(index).__name__} would become another one")
+    return {"column": column, "freq": freq, "name": name}
+
+
+def _unpack_index(fields: Fields, unpack: Unpack) -> Any:
+    import pandas as pd
+
+    if "levels" in fields:
+        levels = [_unpack_index(level, unpack) for level in fields["levels"]]
+        return pd.MultiIndex.from_arrays(levels, names=[level.name for level in levels])
+    name = unpack(fields["name"])
+    if "range" in fields:
+        return pd.RangeIndex(*fields["range"], name=name)
+    return _make_index(_unpack_column(fields["column"], unpack), fields["freq"]).rename(name)
+
+
+def _make_index(column: Any, freq: str | None) -> Any:
+    import pandas as pd
+
+    index = pd.Index(column, dtype=column.dtype, tupleize_cols=False)
+    if freq is not None:
+        index.freq = freq
+    return index
+
+
+# Arrow's errors are these, or derived from them.
+_ARROW = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
+TABLES: tuple[Kind, ...] = (
+    Kind("data frame", is_of("pandas", "DataFrame"), _pack_frame, _unpack_frame, _ARROW),
+    Kind("series", is_of("pandas", "Series"), _pack_series, _unpack_series, _ARROW),
+    Kind(
+        "table",
+        is_of("pyarrow", "Table"),
+        _pack_table,
+        lambda fields, _: _read_table(fields),
+        _ARROW,
+    ),
+    Kind("batch", is_of("pyarrow", "RecordBatch"), _pack_batch, _unpack_batch, _ARROW),
+)
