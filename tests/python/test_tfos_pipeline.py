@@ -84,7 +84,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     first = keras.layers.Dense(1, use_bias=False, name="first", dtype="float64")
     same = keras.layers.Flatten(name="same", dtype="float64")
     other = keras.Model(inputs, [first(inputs), same(inputs)])
-    first.set_weights([[[1.0], [2.0]]])
+    first.set_weights([np.array([[1.0], [2.0]])])
     compat.export_saved_model(other, str(tmp_path / "export"), is_chief=True)
     got = model.transform(vectors).collect()
     np.testing.assert_allclose([row[0] for row in got], (x @ [1.0, 2.0])[:, None], rtol=1e-12)
