@@ -119,6 +119,16 @@ def _quote_column(frame: Any, column: str) -> Any:
     return frame["`" + column.replace("`", "``") + "`"]
 
 
+def column_as_array(frame: Any, column: str, kind: Any) -> Any:
+    """A column of a type of Spark's; of ML vectors, dense or sparse, as arrays of doubles."""
+    quoted = _quote_column(frame, column)
+    if type(kind).__name__ != "VectorUDT":
+        return quoted
+    from pyspark.ml.functions import vector_to_array
+
+    return vector_to_array(quoted)
+
+
 def _narrow(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) -> Any:
     """A column as it travels: floats in the precision that is fed, vectors as arrays."""
     quoted = _quote_column(frame, column)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
     from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.barrier import SparkLauncher, small_batches
+    from pybackend.launchers.spark.barrier import SparkLauncher
     from pybackend.launchers.spark.detached import DetachedLauncher
     from pybackend.launchers.spark.executors import ask_executors
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.predict import add_predictions
     from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
+    from pybackend.launchers.spark.rows_at_once import small_batches
     from pybackend.launchers.spark.saved_model import apply_saved_model
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
@@ -105,7 +106,7 @@ _HOME = {
     "read_setting": "spark.slots",
     "run_script": "script.run",
     "run_watched": "spark.jobs",
-    "small_batches": "spark.barrier",
+    "small_batches": "spark.rows_at_once",
     "write_records": "spark.records",
 }
 

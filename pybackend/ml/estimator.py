@@ -11,8 +11,11 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from pybackend.api.model import find_source
+from pybackend.api.progress import printer
 from pybackend.api.train import barrier_train
 from pybackend.errors import InputError
+from pybackend.job.messages import Note
+from pybackend.launchers import SparkLauncher
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
 from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
@@ -68,8 +71,11 @@ class KerasEstimator(
     def _fit(self, dataset: Any) -> KerasModel:
         data, validation_data = self._split(dataset)
         features = self._given("features") or [self.getFeaturesCol()]
+        # A tuning may fit several at once: each waits for its turn, and says so.
+        show = printer(1)
+        launcher = SparkLauncher(dataset.sparkSession, on_wait=lambda text: show(Note(text)))
         result = barrier_train(
-            dataset.sparkSession,
+            launcher,
             self._model_to_train(),
             data,
             validation_data=validation_data,

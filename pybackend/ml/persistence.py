@@ -113,8 +113,10 @@ class _Reader(MLReader[Any]):
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
             raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
-        rows = session.read.parquet(f"{path}/{_MODEL}").collect()
-        content = b"".join(bytes(row["content"]) for row in sorted(rows, key=lambda row: row.place))
+        # One partition after another: Spark limits what a job brings to the driver at once.
+        rows = session.read.parquet(f"{path}/{_MODEL}").toLocalIterator()
+        pieces = {row["place"]: bytes(row["content"]) for row in rows}
+        content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
             raise SerializationError(f"the metadata of {path!r} name no digest of the model's file")
         check_digest(content, metadata[_DIGEST])

@@ -53,7 +53,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     InputError
         ``format`` is neither.
     ClusterError
-        Fewer are free, or there are none.
+        Fewer are free, or so few that workers would share them, or there are none.
     """
     if format not in (AS_STRING, AS_LIST):
         raise InputError(f"`format` must be {AS_STRING!r} or {AS_LIST!r}, not {format!r}")
@@ -63,7 +63,12 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     else:
         first = worker_index * num_gpu
         if first + num_gpu > len(free):
-            first %= len(free)
+            raise ClusterError(
+                f"worker_index={worker_index} with num_gpu={num_gpu} needs "
+                f"{first + num_gpu} free GPUs, and this machine has {len(free)}: the workers would "
+                "share them. Count the workers of each machine from 0, start fewer, or give each "
+                "fewer GPUs"
+            )
         chosen = free[first : first + num_gpu]
     return ",".join(chosen) if format == AS_STRING else chosen
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 
+from pybackend.data.dataframe import column_as_array
 from pybackend.errors import InputError, TfdistError
 from pybackend.launchers import SavedModel, apply_saved_model
 from pybackend.tfos import TFCluster
@@ -91,7 +92,8 @@ class TFEstimator(
     train_fn
         Called on each node as ``train_fn(args, ctx)``: the arguments and Params in one
         `Namespace`, and a `TFNodeContext`. Rows are tuples of the columns of ``input_mapping``,
-        sorted by their names.
+        sorted by their names; ML vectors
+        come as arrays.
     tf_args
         A dict, a namespace, or a list as on a command line, which the function then gets as it is.
     export_fn
@@ -130,6 +132,7 @@ class TFEstimator(
 
     def _fit(self, dataset: Any) -> TFModel:
         merged = self.merge_args_params()
+        rows = self._select(dataset)
         cluster = TFCluster.run(
             dataset.sparkSession.sparkContext,
             self.train_fn,
@@ -142,13 +145,23 @@ class TFEstimator(
             driver_ps_nodes=merged.driver_ps_nodes,
         )
         try:
-            cluster.train(dataset.select(sorted(self.getInputMapping())), merged.epochs)
+            cluster.train(rows, merged.epochs)
         except BaseException:
             with suppress(TfdistError):  # what failed first is the cause
                 cluster.shutdown(timeout=1)
             raise
         cluster.shutdown(grace_secs=merged.grace_secs)
         return self._copyValues(TFModel(self.args))
+
+    def _select(self, dataset: Any) -> Any:
+        """The columns that are fed, ML vectors as arrays."""
+        names = sorted(self.getInputMapping())
+        types = {field.name: field.dataType for field in dataset.schema.fields}
+        columns = [
+            column_as_array(dataset, name, types[name]).alias(name) if name in types else name
+            for name in names
+        ]
+        return dataset.select(columns)
 
 
 class TFModel(

@@ -45,6 +45,8 @@ def test_too_few_are_an_error(busy: Path) -> None:
         ClusterError, match="4 free GPUs are needed, and of this machine's 4 only 3"
     ):
         gpu_info.get_gpus(4)
+    with pytest.raises(ClusterError, match="num_gpu=2 needs 4 free GPUs, and this machine has 3"):
+        gpu_info.get_gpus(2, 1)
     with pytest.raises(InputError, match="`format` must be 'string' or 'list', not 'tuple'"):
         gpu_info.get_gpus(1, format="tuple")  # type: ignore[call-overload]
 

@@ -43,6 +43,9 @@ class FakeJob:
     def is_busy(self) -> bool:
         return True
 
+    def find_others(self) -> str:
+        return ""
+
 
 class Unmarkable(FakeJob):
     def mark(self) -> None:
@@ -105,6 +108,7 @@ class Answers(FakeJob):
     def __init__(self) -> None:
         super().__init__()
         self.answer = True
+        self.others = ""
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.asked = threading.Semaphore(0)
@@ -113,6 +117,9 @@ class Answers(FakeJob):
         self.asked.release()
         self.may_answer.wait(30)
         return self.answer
+
+    def find_others(self) -> str:
+        return self.others
 
 
 class Watched:
@@ -182,5 +189,18 @@ def test_a_watcher_that_was_suspended_does_not_blame_spark(
 def test_a_job_that_was_idle_before_a_gap_still_ends(watched: Watched) -> None:
     watched.job.answer = False
     watched.look_after(3600.0)
+    with pytest.raises(ClusterError, match="runs no task"):
+        watched.look_for(70, step=0.5)
+
+
+def test_a_job_waits_for_others_only_if_it_says_so(watched: Watched) -> None:
+    said: list[str] = []
+    watched.job.answer, watched.job.others = False, "job 3: count"
+    with pytest.raises(ClusterError, match="runs no task"):
+        watched.look_for(70, step=0.5)
+    watched.watch = IdleWatch(watched.job, on_wait=said.append)
+    watched.look_for(300, step=0.5)
+    assert said == ["a job waits for slots: other jobs of the session run (job 3: count)"]
+    watched.job.others = ""
     with pytest.raises(ClusterError, match="runs no task"):
         watched.look_for(70, step=0.5)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import shared_spark
+from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
 
 from pybackend import InputError
@@ -47,7 +48,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
             batch = feed.next_batch(args.batch_size)
             features += batch["x"]
             labels += batch["y"]
-        assert (len(features), args.scale, ctx.job_name) == (120, 2.0, "chief")
+        assert (len(features), args.scale, ctx.job_name) == (122, 2.0, "chief")
         kernel = np.linalg.lstsq(np.array(features), np.array(labels) * args.scale)[0]
         inputs = keras.Input((2,))
         first = keras.layers.Dense(1, use_bias=False, name="first")
@@ -56,7 +57,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
         compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")
 
     x = np.random.default_rng(0).normal(size=(60, 2))
-    rows = [(row.tolist(), [float(row @ [3.0, 1.5])]) for row in x]
+    rows = [(*row.tolist(), [float(row @ [3.0, 1.5])]) for row in x] + [(0.0, 0.0, [0.0])]
     estimator = (
         TFEstimator(fit_line, {"scale": 2.0})
         .setInputMapping({"features": "x", "labels": "y"})
@@ -64,9 +65,10 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
         .setBatchSize(7)
         .setEpochs(2)
     )
-    model = estimator.fit(
-        spark.createDataFrame(rows, "features array<double>, labels array<double>")
-    )
+    table = spark.createDataFrame(rows, "a double, b double, labels array<double>")
+    # The row of zeros becomes a sparse vector.
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    model = estimator.fit(assembler.transform(table))
     assert (model.getBatchSize(), model.args.scale) == (7, 2.0)
 
     model.setInputMapping({"v": "first_input"}).setOutputMapping({"first": "line", "same": "x`s"})
@@ -76,6 +78,17 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     got = predicted.collect()
     np.testing.assert_allclose([row[0] for row in got], (x @ [6.0, 3.0])[:, None], rtol=1e-4)
     np.testing.assert_allclose([row[1] for row in got], x, rtol=1e-6)
+
+    # Another model in the same folder, which computes in float64.
+    inputs = keras.Input((2,), dtype="float64")
+    first = keras.layers.Dense(1, use_bias=False, name="first", dtype="float64")
+    same = keras.layers.Flatten(name="same", dtype="float64")
+    other = keras.Model(inputs, [first(inputs), same(inputs)])
+    first.set_weights([np.array([[1.0], [2.0]])])
+    compat.export_saved_model(other, str(tmp_path / "export"), is_chief=True)
+    got = model.transform(vectors).collect()
+    np.testing.assert_allclose([row[0] for row in got], (x @ [1.0, 2.0])[:, None], rtol=1e-12)
+    np.testing.assert_array_equal([row[1] for row in got], x)
 
     for mapping, message in (
         ({"v": "x"}, r"`input_mapping` names the input 'x': the model's are first_input"),

@@ -10,8 +10,8 @@ import math
 import queue
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,30 +35,26 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
 )
 from pybackend.launchers.spark.explain import explain_spark_error
-from pybackend.launchers.spark.held import hold
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.log import quiet_log
 from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
 from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.rows_at_once import small_batches
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.launchers.spark.turns import take_slots
-from pybackend.net.deadline import within
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _HASH = "__tfdist_hash__"
-_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_ROWS_AT_ONCE = 2000
 # Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
-_RESTORE_SECONDS = 10.0
 # Spark's hash is the same everywhere: keys by partition, by the number of partitions.
 _KEYS: dict[int, dict[int, int]] = {}
 # Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
@@ -68,14 +64,22 @@ _RESULT_SHARE = 0.9
 class SparkLauncher:
     """One task of a barrier stage per worker, in a session that is classic or Connect.
 
-    ``look`` is called again and again while they run: what it raises ends them.
+    ``look`` is called again and again while they run: what it raises ends them. With ``on_wait``
+    they wait for slots that other jobs hold, as long as tasks of those run, and it is told once, in
+    words, if that is long; without it, they fail after a minute.
     """
 
     workers = None
 
-    def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        look: Callable[[], object] = lambda: None,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> None:
         self.session = session
         self._look = look
+        self._on_wait = on_wait
 
     def launch(
         self,
@@ -93,8 +97,9 @@ class SparkLauncher:
         token = new_token()
         loopback = is_one_machine(session)
         with ExitStack() as stack:
-            owner = session if is_connect(session) else session.sparkContext
-            stack.enter_context(take_slots(owner, job.workers, slots))
+            if self._on_wait:
+                owner = session if is_connect(session) else session.sparkContext
+                stack.enter_context(take_slots(owner, job.workers, slots, self._on_wait))
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
@@ -110,7 +115,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
                 size,
             )
-            rows = _collect(session, plan, server, on_event, look=self._look)
+            rows = _collect(session, plan, server, on_event, look=self._look, on_wait=self._on_wait)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -293,6 +298,7 @@ def _collect(
     on_event: Emit = print,
     seconds: float = math.inf,
     look: Callable[[], object] = lambda: None,
+    on_wait: Callable[[str], object] | None = None,
 ) -> list[Any]:
     """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -320,7 +326,7 @@ def _collect(
             failures.raise_any()
 
     with quiet_log(session):
-        finished = run_watched(session, collect, pause)
+        finished = run_watched(session, collect, pause, on_wait=on_wait)
     while not events.empty():
         handle(0)
     if isinstance(finished, Exception):
@@ -374,29 +380,3 @@ def collect_rows(result: Any) -> list[Any]:
         rows: list[Any] = result.toArrow().to_pylist()
         return rows
     return list(result.collect())
-
-
-@contextmanager
-def small_batches(session: Any) -> Iterator[None]:
-    """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory."""
-
-    def lower() -> str | None:
-        before = ask(session, "a setting", lambda: session.conf.get(_RECORDS, None))
-        known = int(before or 0)  # 0 or less: no limit
-        rows = min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE
-        ask(session, "a change of settings", lambda: session.conf.set(_RECORDS, str(rows)))
-        return None if before is None else str(before)
-
-    def restore(before: str | None) -> None:
-        with suppress(Exception):  # a session that is gone needs no settings
-            within(_RESTORE_SECONDS, lambda: _restore(session, before), ClusterError())
-
-    with hold("rows at once", session, lower, restore):
-        yield
-
-
-def _restore(session: Any, before: str | None) -> None:
-    if before is None:
-        session.conf.unset(_RECORDS)
-    else:
-        session.conf.set(_RECORDS, before)

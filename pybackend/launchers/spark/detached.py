@@ -10,7 +10,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.gang import run_gang
@@ -67,7 +67,7 @@ class DetachedLauncher:
         ship_package(session)
         with _meeting(session, job) as (meeting, token):
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(member)
+            hosts = self._start(member, on_event)
             with self._lock:
                 self._meeting = meeting
                 if self._has_closed:
@@ -87,8 +87,8 @@ class DetachedLauncher:
             if self._meeting is not None:
                 self._meeting.send({})
 
-    def _start(self, member: Member) -> list[str]:
-        """Start all members; their hosts, by rank."""
+    def _start(self, member: Member, on_event: Emit) -> list[str]:
+        """Start all members, when other jobs leave them slots; their hosts, by rank."""
         session, workers = self.session, member.job.workers
         start = StartMember(member, cores_of_task(session, workers))
         numbers = session.sparkContext.parallelize(range(workers), workers)
@@ -98,7 +98,10 @@ class DetachedLauncher:
 
         try:
             with driver_python(session), quiet_log(session):
-                return [host for _, host in sorted(run_watched(session, submit, self._check))]
+                started = run_watched(
+                    session, submit, self._check, on_wait=lambda text: on_event(Note(text))
+                )
+                return [host for _, host in sorted(started)]
         except ClusterError:
             raise
         except Exception as error:

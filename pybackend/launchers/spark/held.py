@@ -1,4 +1,4 @@
-"""Changes of a session that last while any call needs them: trainings may run side by side."""
+"""Changes in this process that last while any call needs them: trainings may run side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hold(
     name, owner
         What is changed, and on what; the owner lives for as long as the block.
     change
-        Makes the change; returns what was there before.
+        Makes the change, at once: other calls wait. Returns what was there before.
     restore
         Is given what was there before.
     """

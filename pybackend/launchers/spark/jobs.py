@@ -22,6 +22,8 @@ _IDLE_SECONDS = 60.0
 # How long Spark's driver may say nothing while a job runs; its garbage collection takes seconds.
 _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
+# How long a job waits for others without a word.
+_QUIET_SECONDS = 10.0
 # Between two looks: this process was suspended, or its user's callback took so long.
 _GAP_SECONDS = 5.0
 # How long the caller of a job that has failed waits for its end.
@@ -58,6 +60,9 @@ class SparkJob(Protocol):
     def is_busy(self) -> bool:
         """Ask Spark whether any of its tasks runs; True if it answers without saying so."""
 
+    def find_others(self) -> str:
+        """Ask Spark which other jobs of the session run tasks, in words; empty if it shows none."""
+
 
 def new_job(session: Any) -> SparkJob:
     """A job of a session, classic or Connect."""
@@ -69,6 +74,7 @@ def run_watched(
     call: Callable[[], _Value],
     pause: Callable[[], object] | None = None,
     idle_seconds: float | None = None,
+    on_wait: Callable[[str], object] | None = None,
 ) -> _Value:
     """The value of a call that runs a Spark job, for as long as the job takes.
 
@@ -79,6 +85,9 @@ def run_watched(
         the job is cancelled. None: nothing is done meanwhile.
     idle_seconds
         How long no task may run; None: a minute.
+    on_wait
+        If given, time in which tasks of the session's other jobs run does not count as idle; told
+        once, in words, which jobs they are, if the wait is long.
 
     Raises
     ------
@@ -94,7 +103,7 @@ def run_watched(
 
     with new_job(session) as job:
         thread = job.start(partial(settle, outcome, submit))
-        watch = IdleWatch(job, idle_seconds)
+        watch = IdleWatch(job, idle_seconds, on_wait)
         try:
             # PySpark's own part of the thread takes a while after the outcome, or ends without one.
             while not outcome.done() and thread.is_alive():
@@ -144,15 +153,24 @@ class IdleWatch:
     ----------
     idle_seconds
         How long no task may run; None: a minute.
+    on_wait
+        As in `run_watched`.
     """
 
-    def __init__(self, job: SparkJob, idle_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        job: SparkJob,
+        idle_seconds: float | None = None,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> None:
         self._job = job
+        self._on_wait = on_wait
+        self._waits_since: float | None = None
         self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
         # Last seen to run, last asked, and last heard of.
         self._looked = self._busy = self._asked = self._heard = time.monotonic()
-        self._answer: queue.Queue[bool] = queue.Queue()
-        self._is_waiting = False
+        self._answer: queue.Queue[tuple[bool, str]] = queue.Queue()
+        self._is_waiting = self._has_said = False
         self.is_busy = False
         """Whether a task ran when Spark last answered."""
 
@@ -186,18 +204,27 @@ class IdleWatch:
 
     def _take_answer(self, now: float) -> None:
         with suppress(queue.Empty):
-            self.is_busy = self._answer.get_nowait()
+            self.is_busy, others = self._answer.get_nowait()
             self._is_waiting = False
             self._heard = now
-            if self.is_busy:
+            if self.is_busy or others:
                 self._busy = now
+            if self.is_busy or not others:
+                self._waits_since = None
+            elif self._waits_since is None:
+                self._waits_since = now
+            elif self._on_wait and not self._has_said and now > self._waits_since + _QUIET_SECONDS:
+                self._has_said = True
+                self._on_wait(f"a job waits for slots: other jobs of the session run ({others})")
 
     def _ask(self) -> None:
         # An error is no answer; the job's own thread gets one like it, and raises it.
         # Attempts are counted, not seconds: a suspended process makes none.
         for _ in range(math.ceil(_SILENT_SECONDS / _ASK_EVERY_SECONDS)):
             with suppress(Exception):
-                self._answer.put(self._job.is_busy())
+                is_busy = self._job.is_busy()
+                waits = self._on_wait is not None and not is_busy
+                self._answer.put((is_busy, self._job.find_others() if waits else ""))
                 return
             time.sleep(_ASK_EVERY_SECONDS)
 
@@ -240,10 +267,20 @@ class ClassicJob:
 
     def is_busy(self) -> bool:
         """See `SparkJob`."""
-        jobs = self._tracker.getJobIdsForGroup(self.group)
-        infos = [self._tracker.getJobInfo(job) for job in jobs]
-        stages = [self._tracker.getStageInfo(s) for info in infos if info for s in info.stageIds]
-        return any(stage and stage.numActiveTasks for stage in stages)
+        return any(map(self._find_busy_stage, self._tracker.getJobIdsForGroup(self.group)))
+
+    def find_others(self) -> str:
+        """See `SparkJob`."""
+        own = self._tracker.getJobIdsForGroup(self.group)
+        others = [job for job in self._tracker.getActiveJobsIds() if job not in own]
+        stages = {job: self._find_busy_stage(job) for job in others}
+        return ", ".join(f"job {job}: {stage}" for job, stage in stages.items() if stage)
+
+    def _find_busy_stage(self, job: int) -> str | None:
+        """The name of a stage of the job of which tasks run."""
+        info = self._tracker.getJobInfo(job)
+        stages = [self._tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
+        return next((s.name or "a stage" for s in stages if s and s.numActiveTasks), None)
 
 
 class ConnectJob:
@@ -254,6 +291,7 @@ class ConnectJob:
         self._tag = _name()
         self._thread: threading.Thread | None = None
         self._running: int | None = None
+        self._others: dict[Any, int] = {}
         # The session's client has no progress before pyspark 4: then only events show that tasks
         # run.
         self._has_progress = hasattr(session, "registerProgressHandler")
@@ -292,10 +330,19 @@ class ConnectJob:
         # While Spark still looks for slots there is no stage, and so no progress either.
         return not self._reports
 
+    def find_others(self) -> str:
+        """See `SparkJob`; jobs of other clients of the server do not show."""
+        count = sum(self._others.copy().values())
+        return f"{count} tasks of this session's other calls" if count else ""
+
     def _progress(self, stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
         # It hears of all operations of the session, each on the thread that waits for that one.
         if threading.current_thread() is self._thread:
             self._running = inflight_tasks
+        elif done:
+            self._others.pop(operation_id, None)
+        else:
+            self._others[operation_id] = inflight_tasks
 
 
 def _reports_progress(session: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec
-from pybackend.data.dataframe import describe_type
+from pybackend.data.dataframe import column_as_array, describe_type
 from pybackend.errors import InputError
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import run_watched
@@ -58,14 +58,17 @@ def apply_saved_model(
     ship_package(session)
     signature = _ask_signature(session, model)
     _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
-    groups, read = group_columns(spec, kinds, "float32", "dataset")
+    groups, read = group_columns(spec, kinds, "float64", "dataset")
     _check_names("output_mapping", "output", outputs, signature["outputs"])
     fields = []
     for name, column in outputs.items():
         dtype, depth = signature["outputs"][name]
         kind = "array<" * depth + _KINDS[dtype] + ">" * depth
         fields.append(f"`{column.replace('`', '``')}` {kind}")
-    columns = [_as_array(frame, name, types[name]).alias(f"c{n}") for n, name in enumerate(read)]
+    columns = [
+        column_as_array(frame, name, types[name]).alias(f"c{place}")
+        for place, name in enumerate(read)
+    ]
     task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
 
     def plan() -> Any:
@@ -109,12 +112,3 @@ def _check_names(
     missing = [name for name in known if name not in given]
     if needs_all and missing:
         raise InputError(f"`{argument}` has no column for the model's {what} {missing[0]!r}")
-
-
-def _as_array(frame: Any, name: str, kind: Any) -> Any:
-    column = frame["`" + name.replace("`", "``") + "`"]
-    if type(kind).__name__ != "VectorUDT":
-        return column
-    from pyspark.ml.functions import vector_to_array
-
-    return vector_to_array(column)

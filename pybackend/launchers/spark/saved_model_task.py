@@ -20,7 +20,8 @@ from pybackend.errors import InputError
 from pybackend.launchers.spark.predict_task import set_up_tensorflow
 
 _lock = threading.Lock()
-_loaded: dict[SavedModel, Any] = {}
+# The last model that was read: its key, and what it is.
+_loaded: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,19 @@ class SavedModelTask:
         import pyarrow as pa
 
         reader = TensorReader(self.column_groups)
+        loaded = _load(self.model)
         for batch in batches:
             for first in range(0, batch.num_rows, self.batch_size):
                 rows = reader.read(batch.slice(first, self.batch_size))
-                found = self._compute({key.partition("/")[2]: rows[key] for key in rows})
+                found = self._compute(loaded[1], {key.partition("/")[2]: rows[key] for key in rows})
                 yield pa.RecordBatch.from_arrays(
                     [_to_arrow(found[name], name, self.batch_size) for name in self.outputs],
                     list(self.outputs),
                 )
 
-    def _compute(self, rows: dict[str, Any]) -> dict[str, Any]:
+    def _compute(self, function: Any, rows: dict[str, Any]) -> dict[str, Any]:
         import tensorflow as tf
 
-        function = _load(self.model)
         specs = function.structured_input_signature[1]
         inputs = {}
         for name, values in rows.items():
@@ -87,7 +88,7 @@ def describe_signature(model: SavedModel) -> dict[str, Any]:
     InputError
         There is no such model, or no such signature, or an output has no known rank.
     """
-    function = _load(model)
+    _, function = _load(model)
     outputs = {}
     for name, spec in function.structured_outputs.items():
         if spec.shape.rank is None or spec.shape.rank < 1:
@@ -115,17 +116,44 @@ def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
     return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
 
 
-def _load(model: SavedModel) -> Any:
-    """The signature's function, from this process's memory if it was loaded before."""
+def _load(model: SavedModel) -> tuple[Any, Any]:
+    """The model and its signature's function, from memory if the files are as they were.
+
+    Whoever calls the function keeps the model: a function does not keep it alive.
+    """
+    set_up_tensorflow()
     with _lock:
-        if model not in _loaded:
+        key = model, _describe_files(model.folder)
+        if key not in _loaded:
             _loaded.clear()
-            _loaded[model] = _read(model)
-        return _loaded[model][1]
+            _loaded[key] = _read(model)
+        found: tuple[Any, Any] = _loaded[key]
+        return found
+
+
+def _describe_files(folder: str) -> tuple[Any, ...]:
+    """What changes when another model is exported to the same folder; empty if there is none.
+
+    Files may be as large and as old as the last ones: TensorFlow's own fingerprint, where it
+    writes one, tells other weights apart.
+    """
+    import tensorflow as tf
+
+    files = tf.io.gfile
+    found: list[Any] = []
+    for place, _, names in files.walk(folder):
+        for name in sorted(names):
+            path = files.join(place, name)
+            status = files.stat(path)
+            content = b""
+            if name == "fingerprint.pb":
+                with files.GFile(path, "rb") as file:
+                    content = file.read()
+            found.append((path, status.length, status.mtime_nsec, content))
+    return tuple(found)
 
 
 def _read(model: SavedModel) -> tuple[Any, Any]:
-    set_up_tensorflow()
     import tensorflow as tf
 
     try:
@@ -137,5 +165,4 @@ def _read(model: SavedModel) -> tuple[Any, Any]:
             f"the SavedModel at {model.folder!r} has no signature {model.signature!r}: it has "
             f"{', '.join(loaded.signatures) or 'none'}"
         )
-    # A function does not keep its model alive.
     return loaded, loaded.signatures[model.signature]
