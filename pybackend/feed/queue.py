@@ -246,9 +246,10 @@ class RowQueue:
 
     def _decode(self, batch: Any) -> list[Any]:
         """Items of a batch, which is decoded once."""
-        if self._decoded is None or self._decoded[0] is not batch:
-            self._decoded = batch, decode_items(batch)
-        return self._decoded[1]
+        known = self._decoded  # another thread may take at the same time
+        if known is None or known[0] is not batch:
+            known = self._decoded = batch, decode_items(batch)
+        return known[1]
 
 
 def _is_used(feed: Feed) -> bool:
