@@ -64,7 +64,8 @@ def barrier_run(
         by themselves within 3 seconds. The value of a rank that is ended is None.
     data
         Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
-        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays.
+        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays. With
+        ``roles``, these must be chiefs and workers.
     resources
         As in `barrier_train`.
     verbose
@@ -137,6 +138,12 @@ def run_function(
     files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
     datasets: Mapping[str, Any] = {}
     if options.get("data") is not None:
+        if others := [role for role, _ in roles if role not in ("chief", "worker")]:
+            raise InputError(
+                f"`data` is dealt to all workers, and `roles` has {others[0]!r}, which would not "
+                "train on its rows: leave out `data` and read the rows in the function, or leave "
+                f"out {others[0]!r}"
+            )
         from pybackend.api.function_data import read_function_data  # numpy
 
         datasets = read_function_data(launcher, options["data"])

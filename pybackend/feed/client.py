@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from pybackend.feed.protocol import (
     Ends,
     Fails,
     Greets,
+    Known,
+    Quits,
     Rows,
     Skips,
     Starts,
@@ -28,13 +31,21 @@ from pybackend.feed.protocol import (
     read_rows,
 )
 from pybackend.job.codec import encode
+from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import connect, split_address
 from pybackend.net.stream import Stream, wait_any
 
 # Python objects made of more rows than that no longer fit into a processor's cache.
 MOST_ROWS = 256
 _CONNECT_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+# Of so many workers the one that the fewest tasks feed is chosen.
+_CHOICES = 2
 _ANSWER_SECONDS = 30.0
+
+
+class FeedTimeoutError(ClusterError):
+    """A worker has taken no row for too long."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +77,22 @@ class Feeder:
         first = next(batches, None)
         if first is None:
             return 0
-        skipped = self._count_taken(name, partition) if attempt else 0
-        conversation = self._begin(Begins(name, partition, attempt, False, 0))
+        known = self._ask(name, partition, attempt)
+        try:
+            return self._feed(
+                _chain(first, batches), Begins(name, partition, attempt, False, 0), known
+            )
+        except FeedTimeoutError as error:
+            self.quit(name, str(error))
+            raise
+
+    def _feed(self, batches: Iterator[Any], begins: Begins, known: Sequence[Known]) -> int:
+        skipped = sum(answer.rows for answer in known)
+        marks = {answer.place: answer.digest for answer in known if answer.rows}
+        conversation = self._begin(begins)
         with contextlib.closing(conversation):
-            for batch in _drop_rows(_chain(first, batches), skipped):
-                if not conversation.send(batch):
+            for batch, mark in _drop_rows(batches, skipped, marks):
+                if not conversation.send(batch, mark):
                     return conversation.taken + skipped
             for _ in conversation.finish():
                 pass
@@ -89,8 +111,7 @@ class Feeder:
         first = next(batches, None)
         if first is None:
             return
-        if attempt:
-            self._count_taken(name, partition)
+        # The function sees rows of an attempt before again; each has one result all the same.
         conversation = self._begin(Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
@@ -98,35 +119,69 @@ class Feeder:
                 yield from conversation.take_results()
             yield from conversation.finish()
 
-    def close(self) -> None:
-        """Say that there will be no more feeds, to all workers that still run."""
-        for rank in self.addresses:
-            with contextlib.suppress(OSError), contextlib.closing(self._connect(rank)[0]) as stream:
-                stream.send_all(_line(Closes()), _ANSWER_SECONDS)
-                read(stream, Done, seconds=_ANSWER_SECONDS)
+    def close(self) -> bool:
+        """Say that there will be no more feeds; whether all workers have heard it."""
+        return self._tell_all(Closes())
 
-    def _count_taken(self, name: str, partition: int) -> int:
-        """Rows that earlier attempts of this task have had taken, by any worker."""
-        taken = 0
+    def quit(self, name: str, reason: str) -> None:
+        """Say why a feed has failed: no task begins to feed for it any more."""
+        self._tell_all(Quits(name, reason))
+
+    def _tell_all(self, message: Any) -> bool:
+        told = 0
         for rank in self.addresses:
-            stream, _ = self._reach(rank)
-            with contextlib.closing(stream):
-                stream.send_all(_line(Asks(name, partition)), _ANSWER_SECONDS)
-                taken += read(stream, Taken, seconds=_ANSWER_SECONDS).rows
-        return taken
+            with (
+                contextlib.suppress(OSError, ValueError),
+                contextlib.closing(self._connect(rank)[0]) as stream,
+            ):
+                stream.send_all(_line(message), _ANSWER_SECONDS)
+                read(stream, Done, seconds=_ANSWER_SECONDS)
+                told += 1
+        return told == len(self.addresses)
+
+    def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
+        """What the workers know of earlier attempts at this task, which they end."""
+        known: list[Known] = []
+        lost: list[str] = []
+        for rank, address in self.addresses.items():
+            try:
+                stream = self._connect(rank)[0]
+                with contextlib.closing(stream):
+                    stream.send_all(_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
+                    answer = read(stream, Known, Fails, seconds=_ANSWER_SECONDS)
+            except (OSError, ValueError) as error:
+                lost.append(f"worker {rank} at {address} ({error})")
+                continue
+            if isinstance(answer, Fails):
+                raise ClusterError(answer.reason)
+            known.append(answer)
+        # Each attempt asks all workers that run, so whoever runs now would know of it.
+        if lost and any(answer.was_asked for answer in known):
+            raise ClusterError(
+                f"Spark tries a task again, and {lost[0]} cannot be asked which of its rows it has "
+                "taken: a row might be used twice. Its function has returned, or the network does "
+                "not let this host reach it; have all functions take rows until the feeds end"
+            )
+        return known
 
     def _begin(self, begins: Begins) -> _Conversation:
-        """Connect to the worker of this host, or of all, that the fewest tasks feed."""
-        near = [rank for rank in self.addresses if _is_here(split_address(self.addresses[rank])[0])]
-        ranks = near or list(self.addresses)
-        turn = begins.partition % len(ranks)
+        """Connect to a worker of this host, or else of any, which fewer tasks feed than another."""
+        hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
+        near = [rank for rank, host in hosts.items() if _is_here(host)]
+        far = [rank for rank in self.addresses if rank not in near]
         found: dict[int, tuple[Stream, int]] = {}
-        errors = []
-        for rank in [*ranks[turn:], *ranks[:turn]]:
-            try:
-                found[rank] = self._connect(rank)
-            except OSError as error:
-                errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
+        errors: list[str] = []
+        for ranks in (near, far):
+            turn = begins.partition % max(1, len(ranks))
+            for rank in [*ranks[turn:], *ranks[:turn]]:
+                if len(found) == _CHOICES:
+                    break
+                try:
+                    found[rank] = self._connect(rank)
+                except (OSError, ValueError) as error:
+                    errors.append(f"worker {rank} at {self.addresses[rank]} ({error})")
+            if found:
+                break
         if not found:
             raise ClusterError(
                 f"no worker takes rows any more: {', '.join(errors)}. Their functions have "
@@ -141,19 +196,23 @@ class Feeder:
         chosen.keep_alive()
         return _Conversation(chosen, f"worker {rank} at {self.addresses[rank]}", self.timeout)
 
-    def _reach(self, rank: int) -> tuple[Stream, int]:
-        try:
-            return self._connect(rank)
-        except OSError as error:
-            raise ClusterError(
-                f"worker {rank} at {self.addresses[rank]} cannot be asked which rows of a task "
-                f"that is tried again it has taken ({error}): a row might be used twice"
-            ) from error
-
     def _connect(self, rank: int) -> tuple[Stream, int]:
-        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, _CONNECT_SECONDS)
+        """Connect to a worker; tried again unless nobody listens there."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                return self._greet(rank, max(1.0, deadline - time.monotonic()))
+            except (ConnectionRefusedError, RejectedError):
+                raise
+            except OSError:  # so many connect at once that it has no time, or no room, for all
+                if time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def _greet(self, rank: int, seconds: float) -> tuple[Stream, int]:
+        stream = connect(self.addresses[rank], self.token, 0, PURPOSE, seconds)
         try:
-            return stream, read(stream, Greets, seconds=_ANSWER_SECONDS).feeds
+            return stream, read(stream, Greets, seconds=seconds).feeds
         except BaseException:
             stream.close()
             raise
@@ -177,12 +236,12 @@ class _Conversation:
         """Close the connection."""
         self._stream.close()
 
-    def send(self, batch: Any) -> bool:
+    def send(self, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
         """Send a batch of rows; False if the worker wants no more."""
         content = write_batch(batch)
         self._moved = time.monotonic()  # what the rows themselves take is not the worker's time
         self._sent += batch.num_rows
-        return self._send(_line(Rows(batch.num_rows, len(content)))) and self._send(content)
+        return self._send(_line(Rows(batch.num_rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
         """The results that have come so far, and were not taken yet."""
@@ -245,12 +304,19 @@ class _Conversation:
         return max(0.0, self._moved + self._timeout - time.monotonic())
 
     def _give_up(self) -> None:
-        raise ClusterError(
+        raise FeedTimeoutError(
             f"timeout while feeding: {self._worker} has taken no row for {self._timeout:g} s "
             f"(feed_timeout), {self.taken} of {self._sent} before. Its function computes, waits "
             "for another worker that has no rows, or does not call next_batch(): raise "
             "feed_timeout, or look at the function"
         )
+
+
+_OTHER_ROWS = (
+    "Spark has tried a task again, and its rows are others, or in another order, than those that "
+    "were taken before: rows might be lost or used twice. Cache, checkpoint or save the rows "
+    "before they are fed, as those behind a shuffle or a random choice are never twice the same"
+)
 
 
 def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
@@ -259,7 +325,9 @@ def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
         stream.send_all(_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
-        answer = read(stream, Greets, Starts, seconds=_ANSWER_SECONDS)
+        answer = read(stream, Greets, Starts, Fails, seconds=_ANSWER_SECONDS)
+        if isinstance(answer, Fails):
+            raise ClusterError(answer.reason)
         if isinstance(answer, Starts):
             return rank
         found[rank] = stream, answer.feeds
@@ -274,13 +342,28 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
-def _drop_rows(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """The batches without their first rows."""
+def _drop_rows(
+    batches: Iterator[Any], count: int, marks: Mapping[int, str]
+) -> Iterator[tuple[Any, tuple[int, str]]]:
+    """The batches without their first rows, each with its mark: how many rows, and what they are.
+
+    Raises
+    ------
+    ClusterError
+        The rows up to one of the marks given are not those that it was made of.
+    """
+    digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
-        dropped = min(count, batch.num_rows)
-        count -= dropped
+        digest.update(write_batch(batch))
+        place += batch.num_rows
+        mark = place, digest.hexdigest()
+        if rest.pop(place, mark[1]) != mark[1] or (place >= count and rest):
+            raise ClusterError(_OTHER_ROWS)
+        dropped = min(count - (place - batch.num_rows), batch.num_rows)
         if dropped < batch.num_rows:
-            yield batch.slice(dropped) if dropped else batch
+            yield (batch.slice(dropped) if dropped > 0 else batch), mark
+    if rest or place < count:
+        raise ClusterError(_OTHER_ROWS)
 
 
 def _is_here(host: str) -> bool:

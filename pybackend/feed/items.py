@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pybackend.errors import SerializationError
+from pybackend.errors import InputError, SerializationError
 from pybackend.job.values import decode_value, encode_value
 
 _KIND = b"tfdist.kind"
@@ -67,23 +67,29 @@ def decode_items(batch: pa.RecordBatch) -> list[Any]:
 
 
 def decode_columns(batch: pa.RecordBatch) -> list[tuple[str, Any]] | None:
-    """Name and numpy array of each column of a batch; None of items that have no columns."""
+    """Name and numpy array of each column of a batch; None of items that have no columns.
+
+    Raises
+    ------
+    InputError
+        A column is no array: it has nulls, lists of several lengths, or values of several types.
+    """
     kind = json.loads(batch.schema.metadata[_KIND])
     names = {"frame": lambda: kind[1], "row": lambda: kind[1], "dict": lambda: kind[1]}
     column = batch.column(0)
     if kind[0] == "frame":
-        return [
-            (name, _to_numpy(array)) for name, array in zip(kind[1], column.flatten(), strict=True)
-        ]
+        parts = zip(kind[1], column.flatten(), strict=True)
+        return [(name, _to_numpy(name, array)) for name, array in parts]
     if kind[0] in (*names, "tuple"):
         labels = kind[1] if kind[0] in names else [str(n) for n in range(len(kind[-1]))]
-        parts = zip(labels, kind[-1], column.flatten(), strict=True)
-        return [(name, _kind_to_numpy(child, array)) for name, child, array in parts]
+        columns = zip(labels, kind[-1], column.flatten(), strict=True)
+        return [(name, _kind_to_numpy(name, child, array)) for name, child, array in columns]
     if kind[0] == "list":
         rows = _decode(kind, column)
         widths = {len(row) for row in rows}
         if len(widths) == 1:
-            return [(str(n), np.asarray(c)) for n, c in enumerate(zip(*rows, strict=True))]
+            numbered = enumerate(zip(*rows, strict=True))
+            return [(str(n), _kind_to_numpy(str(n), *_encode(list(c)))) for n, c in numbered]
     return None
 
 
@@ -116,6 +122,8 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
         found = _encode_alike(next(iter(types)), values)
         if found is not None:
             return found
+    elif values and all(_is_vector(kind) for kind in types):
+        return _encode_vectors(values)
     elif len(types) == 2 and type(None) in types:
         kind, array = _encode([value for value in values if value is not None])
         return ["optional", kind], _ragged([value is not None for value in values], array)
@@ -146,8 +154,9 @@ def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None
         return _encode_arrays(values, is_scalar=kind is not np.ndarray)
     if _is_spark(kind, "DenseVector", "pyspark.ml.linalg"):
         child, array = _encode([value.toArray() for value in values])
-        return ["vector", child], array
-    return None
+        if child[0] == "array":
+            return ["vector", child], array
+    return _encode_vectors(values) if _is_vector(kind) else None
 
 
 def _is_folded(kind: type, values: list[Any]) -> bool:
@@ -195,14 +204,43 @@ def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] 
     width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if not width:
         return None
-    content = pa.py_buffer(np.stack([np.ascontiguousarray(value) for value in values]))
+    stacked = np.empty((len(values), *shape), dtype)  # which keeps the order of bytes, too
+    np.stack(values, out=stacked)
+    content = pa.py_buffer(stacked)
     array = pa.Array.from_buffers(pa.binary(width), len(values), [None, content])
     return ["scalar" if is_scalar else "array", dtype.str, list(shape)], array
+
+
+def _encode_vectors(values: list[Any]) -> tuple[list[Any], Any]:
+    """Vectors of Spark ML, dense ones, which have no size here, and sparse ones in any mixture."""
+    is_sparse = [type(value).__name__ == "SparseVector" for value in values]
+    pairs = list(zip(values, is_sparse, strict=True))
+    sizes = [int(value.size) if sparse else None for value, sparse in pairs]
+    places = [value.indices.tolist() if sparse else [] for value, sparse in pairs]
+    numbers = [
+        value.values.tolist() if sparse else value.toArray().tolist() for value, sparse in pairs
+    ]
+    return _encode_columns(["vectors"], [sizes, places, numbers])
+
+
+def _decode_vectors(columns: list[list[Any]]) -> list[Any]:
+    from pyspark.ml.linalg import Vectors
+
+    return [
+        Vectors.dense(numbers) if size is None else Vectors.sparse(size, places, numbers)
+        for size, places, numbers in zip(*columns, strict=True)
+    ]
 
 
 def _ragged(lengths: Iterable[int], array: Any) -> Any:
     offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array)
+
+
+def _is_vector(kind: type) -> bool:
+    return any(
+        _is_spark(kind, f"{name}Vector", "pyspark.ml.linalg") for name in ("Dense", "Sparse")
+    )
 
 
 def _is_spark(kind: type, name: str, module: str) -> bool:
@@ -250,6 +288,8 @@ def _decode_columns(kind: list[Any], array: Any) -> list[Any]:
         return [dict(zip(kind[1], row, strict=True)) for row in zip(*columns, strict=True)]
     if name == "tuple":
         return list(zip(*columns, strict=True))
+    if name == "vectors":
+        return _decode_vectors(columns)
     from pyspark.sql import Row
 
     make = Row(*kind[1])
@@ -280,28 +320,55 @@ def _plain(array: Any) -> list[Any]:
     return list(array.to_pylist())
 
 
-def _to_numpy(array: Any) -> Any:
-    """A column of a DataFrame as an array: of numbers where all rows are alike."""
-    if pa.types.is_list(array.type) and not array.null_count and len(array):
-        lengths = np.diff(array.offsets.to_numpy())
-        if (lengths == lengths[0]).all():
-            inner = _to_numpy(array.flatten())
-            return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
+def _to_numpy(name: str, array: Any) -> Any:
+    """A column of a DataFrame as an array."""
+    if array.null_count:
+        raise _no_array(name, "nulls")
+    if pa.types.is_list(array.type) and len(array):
+        width = _width(name, array)
+        inner = _to_numpy(name, array.flatten())
+        return inner.reshape(len(array), width, *inner.shape[1:])
     return array.to_numpy(zero_copy_only=False)
 
 
-def _kind_to_numpy(kind: list[Any], array: Any) -> Any:
+def _kind_to_numpy(name: str, kind: list[Any], array: Any) -> Any:
     if kind[0] in ("int", "float", "bool"):
         return array.to_numpy(zero_copy_only=False)
     if kind[0] in ("array", "scalar"):
         return _stacked(kind, array).copy()
     if kind[0] == "vector":
-        return _kind_to_numpy(kind[1], array)
+        return _kind_to_numpy(name, kind[1], array)
+    if kind[0] == "vectors":
+        rows = [vector.toArray() for vector in _decode(kind, array)]
+        if len(set(map(len, rows))) > 1:
+            raise _no_array(name, "vectors of several lengths")
+        return np.stack(rows)
     if kind[0] == "list" and len(array):
-        lengths = np.diff(array.offsets.to_numpy())
-        if (lengths == lengths[0]).all():
-            inner = _kind_to_numpy(kind[1], array.flatten())
-            return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
+        width = _width(name, array)
+        inner = _kind_to_numpy(name, kind[1], array.flatten())
+        return inner.reshape(len(array), width, *inner.shape[1:])
+    if kind[0] == "optional":
+        raise _no_array(name, "nulls")
+    decoded = _decode(kind, array)
+    types = set(map(type, decoded))
+    if len(types) > 1 or types & {int, type(None), np.ndarray}:
+        found = ", ".join(sorted(kind.__name__ for kind in types))
+        raise _no_array(name, f"values that are no column of one type and shape ({found})")
     values = np.empty(len(array), object)
-    values[:] = _decode(kind, array)
+    values[:] = decoded
     return values
+
+
+def _width(name: str, array: Any) -> int:
+    """The length of all lists of a column."""
+    lengths = np.diff(array.offsets.to_numpy())
+    if (lengths != lengths[0]).any():
+        raise _no_array(name, "lists of several lengths")
+    return int(lengths[0])
+
+
+def _no_array(name: str, reason: str) -> InputError:
+    return InputError(
+        f"context.feed() gives arrays, and column {name!r} has {reason}: fill or drop such rows "
+        "before, or take the rows as they are by get_data_feed().next_batch()"
+    )

@@ -35,7 +35,7 @@ class Begins:
     feed, partition
         Name of the feed, a call of `train` for instance, and number of the partition in it.
     attempt
-        Of the task: after the first one, rows that were taken before are not fed again.
+        Number of the task, the greater the later: a later one ends those before.
     wants_results
         Whether each row has a result, which goes back to the task.
     feeds
@@ -56,18 +56,27 @@ class Starts:
 
 @dataclass(frozen=True)
 class Asks:
-    """A task asks how many rows of a partition the worker has taken, and ends earlier attempts."""
+    """A task asks what the worker knows of a partition, and ends earlier attempts at it."""
 
     feed: str
     partition: int
+    attempt: int
 
 
 @dataclass(frozen=True)
 class Rows:
-    """So many rows, or results, in so many bytes, follow this line."""
+    """So many rows, or results, in so many bytes, follow this line.
+
+    Attributes
+    ----------
+    place, digest
+        How many rows of the partition there are up to the last of these, and what they all are.
+    """
 
     rows: int
     size: int
+    place: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,34 @@ class Taken:
     """Of a worker: rows of the partition that its function has taken so far."""
 
     rows: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of a worker: what it knows of a partition, for `Asks`.
+
+    Attributes
+    ----------
+    rows
+        How many its function has taken.
+    was_asked
+        Whether an earlier attempt has asked.
+    place, digest
+        Of the last `Rows` of which some were taken.
+    """
+
+    rows: int
+    was_asked: bool
+    place: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Quits:
+    """A task says why a feed has failed: others need not try."""
+
+    feed: str
+    reason: str
 
 
 @dataclass(frozen=True)

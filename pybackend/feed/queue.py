@@ -23,6 +23,10 @@ class Feed:
         Rows that the function has taken, and results that it has given for them.
     results
         Encoded results that were not sent yet, each with its number of rows.
+    is_told
+        Whether the task was sent all that it is to hear.
+    mark
+        Place and digest, as of `Rows`, of the last batch of which rows were taken.
     """
 
     def __init__(self, wants_results: bool) -> None:
@@ -34,6 +38,8 @@ class Feed:
         self.taken = 0
         self.given = 0
         self.results: deque[tuple[int, Any]] = deque()
+        self.is_told = False
+        self.mark = (0, "")
 
     @property
     def is_done(self) -> bool:
@@ -83,7 +89,7 @@ class RowQueue:
             self._feeds.append(feed)
         return feed
 
-    def put(self, feed: Feed, batch: Any) -> bool:
+    def put(self, feed: Feed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
         """Add rows, as soon as there is room for them; False if nobody wants them any more."""
         with self.changed:
             self.changed.wait_for(
@@ -91,7 +97,7 @@ class RowQueue:
             )
             if self.has_stopped or feed.is_lost:
                 return False
-            feed.batches.append((batch, 0))
+            feed.batches.append((batch, 0, mark))
             feed.rows += batch.num_rows
             self._bytes += batch.nbytes
             self.changed.notify_all()
@@ -224,13 +230,13 @@ class RowQueue:
         return bool(feed.batches)
 
     def _take_from(self, feed: Feed, count: int) -> tuple[tuple[int, int], Any]:
-        batch, start = feed.batches[0]
+        batch, start, feed.mark = feed.batches[0]
         stop = min(batch.num_rows, start + count)
         if stop == batch.num_rows:
             feed.batches.popleft()
             self._bytes -= batch.nbytes
         else:
-            feed.batches[0] = batch, stop
+            feed.batches[0] = batch, stop, feed.mark
         feed.taken += stop - start
         if feed.wants_results:
             if self._owed and self._owed[-1][0] is feed:
@@ -241,14 +247,15 @@ class RowQueue:
         return (start, stop), batch
 
     def _drop(self, feed: Feed) -> None:
-        self._bytes -= sum(batch.nbytes for batch, _ in feed.batches)
+        self._bytes -= sum(batch.nbytes for batch, *_ in feed.batches)
         feed.batches.clear()
 
     def _decode(self, batch: Any) -> list[Any]:
         """Items of a batch, which is decoded once."""
-        if self._decoded is None or self._decoded[0] is not batch:
-            self._decoded = batch, decode_items(batch)
-        return self._decoded[1]
+        known = self._decoded  # another thread may take at the same time
+        if known is None or known[0] is not batch:
+            known = self._decoded = batch, decode_items(batch)
+        return known[1]
 
 
 def _is_used(feed: Feed) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from typing import Any
 
 from pybackend.feed.items import read_batch
@@ -16,6 +17,8 @@ from pybackend.feed.protocol import (
     Ends,
     Fails,
     Greets,
+    Known,
+    Quits,
     Rows,
     Skips,
     Starts,
@@ -43,19 +46,26 @@ class FeedServer:
     def __init__(self, host: str, token: str) -> None:
         self.queue = RowQueue()
         self._lock = threading.Lock()
-        # By feed and partition: how many rows earlier attempts have had taken, and the present one.
-        self._taken: dict[tuple[str, int], int] = {}
-        self._open: dict[tuple[str, int], Stream] = {}
+        # By feed and partition: what earlier attempts have had taken, and the present one.
+        self._known: dict[tuple[str, int], Known] = {}
+        self._latest: dict[tuple[str, int], int] = {}
+        self._open: dict[tuple[str, int], tuple[Stream, Feed]] = {}
+        # Why feeds have failed, by their names.
+        self._failed: dict[str, str] = {}
         server = listen(host)
         self.address = address_of(server)
         """``host:port`` for feeders."""
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
 
     def finish(self) -> None:
-        """Say that the function has returned, and wait until all feeders know."""
+        """Say that the function has returned, and wait until all feeders know.
+
+        Who is still there has all its results, however slowly it reads them.
+        """
         self.queue.stop()
         with self.queue.changed:
-            self.queue.changed.wait_for(lambda: not self._open, timeout=_FINISH_SECONDS)
+            self.queue.changed.wait_for(lambda: all(f.is_told for _, f in self._feeds_now()))
+            self.queue.changed.wait_for(lambda: not self._feeds_now(), timeout=_FINISH_SECONDS)
         self._acceptor.close()
 
     def fail(self, reason: str) -> None:
@@ -70,8 +80,11 @@ class FeedServer:
         # Whoever is at the other end is a task that Spark may end at any time.
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
             write(stream, Greets(self.queue.feeds))
-            message = read(stream, Begins, Asks, Closes)
+            message = read(stream, Begins, Asks, Quits, Closes)
             while isinstance(message, Begins):
+                if message.attempt < self._latest.get((message.feed, message.partition), 0):
+                    write(stream, Fails(_LATER))
+                    return
                 feed = self.queue.open(message.wants_results, message.feeds)
                 if feed is not None:
                     self._take_in(stream, message, feed)
@@ -81,25 +94,55 @@ class FeedServer:
             if isinstance(message, Closes):
                 self.queue.close()
                 write(stream, Done())
+            elif isinstance(message, Quits):
+                self._failed.setdefault(message.feed, message.reason)
+                write(stream, Done())
+            elif message.feed in self._failed:
+                write(stream, Fails(self._failed[message.feed]))
             else:
-                write(stream, Taken(self._end_earlier(message.feed, message.partition)))
+                write(stream, self._end_earlier(message))
 
-    def _end_earlier(self, name: str, partition: int) -> int:
-        """End what feeds this partition; how many of its rows were taken."""
-        key = name, partition
+    def _end_earlier(self, asks: Asks) -> Known | Fails:
+        """End what feeds this partition; what is known of it."""
+        key = asks.feed, asks.partition
         with self._lock:
+            was_asked = key in self._latest
+            if asks.attempt < self._latest.get(key, 0):
+                return Fails(_LATER)
+            self._latest[key] = asks.attempt
             found = self._open.get(key)
         if found is not None:
-            found.close()
-            with self.queue.changed:
-                self.queue.changed.wait_for(lambda: key not in self._open, _FINISH_SECONDS)
+            self._retire(key, *found)
+            found[0].close()
         with self._lock:
-            return self._taken.get(key, 0)
+            return replace(self._known.get(key, _NOTHING), was_asked=was_asked)
+
+    def _retire(self, key: tuple[str, int], stream: Stream, feed: Feed) -> None:
+        """Let go of a feed, and count its rows that were taken; nothing if that was done."""
+        self.queue.remove(feed)  # no row of it is taken from now on
+        with self._lock:
+            if self._open.get(key) != (stream, feed):
+                return
+            del self._open[key]
+            if feed.taken and not feed.wants_results:
+                known = self._known.get(key, _NOTHING)
+                self._known[key] = Known(known.rows + feed.taken, True, *feed.mark)
+        with self.queue.changed:
+            self.queue.changed.notify_all()
+
+    def _feeds_now(self) -> list[tuple[Stream, Feed]]:
+        with self._lock:
+            return list(self._open.values())
 
     def _take_in(self, stream: Stream, begins: Begins, feed: Feed) -> None:
         key = begins.feed, begins.partition
         with self._lock:
-            self._open[key] = stream
+            earlier = self._open.get(key)
+        if earlier is not None:
+            self._retire(key, *earlier)
+            earlier[0].close()
+        with self._lock:
+            self._open[key] = stream, feed
         sender = threading.Thread(target=self._send, args=(stream, feed), daemon=True)
         try:
             write(stream, Starts())
@@ -107,42 +150,46 @@ class FeedServer:
             self._receive(stream, feed)
             sender.join()
         finally:
-            self.queue.remove(feed)
+            self._retire(key, stream, feed)
             if sender.ident is not None:
                 sender.join()
-            with self._lock:
-                if not begins.wants_results:
-                    self._taken[key] = self._taken.get(key, 0) + feed.taken
-                self._open.pop(key, None)
-            with self.queue.changed:
-                self.queue.changed.notify_all()
 
     def _receive(self, stream: Stream, feed: Feed) -> None:
         while isinstance(message := read(stream, Rows, Ends), Rows):
-            if not self.queue.put(feed, read_rows(stream, message, read_batch)):
+            batch = read_rows(stream, message, read_batch)
+            if not self.queue.put(feed, batch, (message.place, message.digest)):
                 return
         self.queue.end(feed)
 
     def _send(self, stream: Stream, feed: Feed) -> None:
         """Tell the feeder what becomes of its rows, until nothing more will."""
+        try:
+            self._send_news(stream, feed)
+        except OSError:  # the task has ended, and reads nothing more
+            self.queue.remove(feed)
+        finally:
+            with self.queue.changed:
+                feed.is_told = True
+                self.queue.changed.notify_all()
+
+    def _send_news(self, stream: Stream, feed: Feed) -> None:
         said = 0
-        with contextlib.suppress(OSError):
-            while True:
-                with self.queue.changed:
-                    while not self._has_news(feed, said):
-                        self.queue.changed.wait()
-                    results = list(feed.results)
-                    feed.results.clear()
-                    taken, last = feed.taken, self._last_word(feed)
-                for rows, content in results:
-                    write(stream, Rows(rows, len(content)), content)
-                if taken > said:
-                    write(stream, Taken(taken))
-                    said = taken
-                if last is not None and not feed.results:
-                    if not feed.is_lost:
-                        write(stream, last)
-                    return
+        while True:
+            with self.queue.changed:
+                while not self._has_news(feed, said):
+                    self.queue.changed.wait()
+                results = list(feed.results)
+                feed.results.clear()
+                taken, last = feed.taken, self._last_word(feed)
+            for rows, content in results:
+                write(stream, Rows(rows, len(content)), content)
+            if taken > said:
+                write(stream, Taken(taken))
+                said = taken
+            if last is not None and not feed.results:
+                if not feed.is_lost:
+                    write(stream, last)
+                return
 
     def _has_news(self, feed: Feed, said: int) -> bool:
         return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
@@ -163,3 +210,5 @@ class FeedServer:
 
 
 _FINISH_SECONDS = 10.0
+_LATER = "a later attempt at this task has begun"
+_NOTHING = Known(0, False, 0, "")

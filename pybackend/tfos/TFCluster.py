@@ -45,6 +45,9 @@ from pybackend.tfos.session import default_fs, session_of
 # What the original takes for "as long as it lasts".
 _EPOCHS = 10
 _LOOK_SECONDS = 0.05
+# How long workers that are to end may take.
+_END_SECONDS = 60.0
+_PLAIN = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
 # What feeders say of a failure, and what the driver hears of it, are on their ways together.
 _CAUSE_SECONDS = 10.0
 
@@ -161,6 +164,13 @@ class TFCluster:
         """
         deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
         self._is_over = True
+        try:
+            self._shut_down(ssc, deadline, timeout)
+        except BaseException as error:
+            self._gang.give_up(f"shutdown() was ended by {type(error).__name__}")
+            raise
+
+    def _shut_down(self, ssc: Any, deadline: float, timeout: float) -> None:
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(0.5):
                 if self._gang.done or self._gang.has_ended or time.monotonic() > deadline:
@@ -187,6 +197,10 @@ class TFCluster:
 
     def _feed(self, rows: Any, epochs: int, feeder: Feeder) -> None:
         name = new_token()[:16]
+        if is_spark_frame(rows) and not all(
+            _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
+        ):
+            rows = rows.rdd  # slower, and each value is just what Spark's Python rows have
         with self._lock:
             self._feeds += 1
         try:
@@ -247,8 +261,15 @@ class _Gang:
 
     def start(self, is_fed: bool, seconds: float) -> None:
         """Start the workers, and wait until all functions are about to begin."""
-        deadline = time.monotonic() + seconds
         self._thread.start()
+        try:
+            self._wait_for_all(is_fed, seconds)
+        except BaseException as error:
+            self.give_up(f"the start was ended by {type(error).__name__}")
+            raise
+
+    def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while len(self._known) < self._workers or (is_fed and len(self._fed) < self._workers):
             self._thread.join(_LOOK_SECONDS)
             if self.has_ended:
@@ -322,9 +343,13 @@ class _Gang:
             self._satisfied.add(event.rank)
 
     def _end(self, reason: str) -> None:
-        self._reason = reason
-        self._thread.join()
+        self.give_up(reason)
         raise self._error or ClusterError(reason)
+
+    def give_up(self, reason: str) -> None:
+        """End the workers that still run, and wait a while for that."""
+        self._reason = self._reason or reason
+        self._thread.join(_END_SECONDS)
 
 
 def run(
@@ -450,6 +475,13 @@ def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Place,
     )
 
 
+def _is_plain(kind: str) -> bool:
+    """Whether a column's values come from Arrow as Spark's own rows have them."""
+    while kind.startswith("array<"):
+        kind = kind.removeprefix("array<").removesuffix(">")
+    return kind in _PLAIN
+
+
 def _feed_rdd(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[tuple[int, str | None]]:
     context = rows.context
     all_rows = context.union([rows] * epochs) if epochs > 1 else rows
@@ -462,4 +494,6 @@ def _feed_frame(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[Any]:
         for epoch in range(epochs):
             fed = rows.mapInArrow(FeedFrame(feeder, f"{name}-{epoch}"), FED_SCHEMA)
             found += [(row["rows"], row["failure"]) for row in fed.collect()]
+            if any(failure for _, failure in found):
+                break
     return found

@@ -14,6 +14,7 @@ from typing import Any
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.values import decode_value, encode_value
+from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import Acceptor, connect, listen, new_token
 from pybackend.net.stream import Stream
 from pybackend.tfos import util
@@ -183,7 +184,14 @@ class Server:
             stream.close()
 
     def _welcome(self, stream: Stream, _: int) -> None:
+        # Greetings are limited in number, conversations are not.
+        threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: Stream) -> None:
         self._streams.append(stream)
+        if self.done:
+            stream.close()
+            return
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
             while line := stream.read_line(_LONGEST_LINE):
                 request = decode(line, Request)
@@ -209,14 +217,27 @@ class Client:
     Parameters
     ----------
     server_addr
-        What `Server.start` has returned.
+        What `Server.start` has returned: it has the token of the server, too.
+
+    Raises
+    ------
+    InputError
+        It is just a host and a port.
+    OSError
+        No server is there, or not that one.
     """
 
     def __init__(self, server_addr: Address) -> None:
         self.server_addr = server_addr
         host, port = server_addr
+        token = getattr(server_addr, "token", None)
+        if token is None:
+            raise InputError(
+                f"`server_addr` {tuple(server_addr)} has no token: pass what Server.start() has "
+                "returned. Scripts of other processes cannot connect by host and port"
+            )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._stream = connect(address, server_addr.token, 0, _PURPOSE, _SECONDS)
+        self._stream = _connect(address, token)
 
     def close(self) -> None:
         """Close the connection."""
@@ -247,3 +268,17 @@ class Client:
         if not line:
             raise ConnectionError("the server has closed the connection")
         return decode_value(decode(line, Answer).data)
+
+
+def _connect(address: str, token: str) -> Stream:
+    """Connect; tried again while the server has no room for so many at once."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return connect(address, token, 0, _PURPOSE, _SECONDS)
+        except (ConnectionRefusedError, RejectedError):
+            raise
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_SECONDS)

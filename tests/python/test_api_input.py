@@ -260,6 +260,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run roles chiefs": (run(roles={"chief": 2}), "`roles['chief']` must be 0 or 1"),
     "run roles half": (run(roles={"worker": 0.5}), "`roles['worker']` must be a whole number"),
     "run roles servers": (run(roles={"ps": 2}), "`roles` must have a chief or a worker"),
+    "run roles data": (run(roles={"worker": 2, "ps": 1}, data={"a": [1]}), "`roles` has 'ps'"),
     "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` gives 2"),
     "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas data frame or a"),
     "run data empty": (run(data={}), "`data` has no columns"),

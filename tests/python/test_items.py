@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.errors import SerializationError
+from pybackend.errors import InputError, SerializationError
 from pybackend.feed.items import (
     decode_columns,
     decode_items,
@@ -95,6 +95,18 @@ def test_rows_and_vectors_of_spark_come_back() -> None:
     items = [Row(a=1, b=[0.5]), Row(a=2, b=[])]
     assert repr(there_and_back(items)) == repr(items)
     assert there_and_back([Vectors.dense(1, 2)]) == [Vectors.dense(1, 2)]
+    dense, sparse, empty = (
+        Vectors.dense(1, 0.1),
+        Vectors.sparse(2, [1], [0.1]),
+        Vectors.sparse(2, []),
+    )
+    for vectors in ([sparse, empty], [dense, sparse, empty], [dense, Vectors.dense(1, 2, 3)]):
+        assert repr(there_and_back(vectors)) == repr(vectors)
+    rows = [Row(features=vector) for vector in (dense, sparse)]
+    assert dict(decode_columns(encode_items(rows)) or [])["features"].tolist() == [
+        [1, 0.1],
+        [0, 0.1],
+    ]
 
 
 def test_columns_are_arrays_of_the_rows() -> None:
@@ -112,7 +124,34 @@ def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
     table = pa.record_batch({"x": [[1.0, 2.0], [3.0, 4.0]], "n": [1, None], "t": ["a", "b"]})
     batch = read_batch(write_batch(frame_items(table)))
     assert decode_items(batch) == [Row(x=[1.0, 2.0], n=1, t="a"), Row(x=[3.0, 4.0], n=None, t="b")]
-    assert dict(decode_columns(batch) or [])["x"].shape == (2, 2)
+    assert dict(decode_columns(batch.slice(0, 1)) or [])["x"].shape == (1, 2)
+    with pytest.raises(InputError, match="'n' has nulls"):
+        decode_columns(batch)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ([1, None], "nulls"),
+        ([[1, 2], [3]], "lists of several lengths"),
+        ([[1, None], [3, 4]], "nulls"),
+        ([2**60 + 1, 0.5], "no column of one type"),
+        ([2**70, 1], "no column of one type"),
+        ([np.zeros(2), np.zeros(3)], "no column of one type"),
+    ],
+)
+def test_a_column_that_is_no_array_is_refused_by_name(column: list[Any], words: str) -> None:
+    for rows in (list(zip([1, 2], column, strict=True)), [[n, v] for n, v in enumerate(column)]):
+        with pytest.raises(InputError, match=f"'1' has .*{words}"):
+            decode_columns(encode_items(rows))
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f4", ">c16", "<i2"])
+def test_arrays_keep_their_order_of_bytes(dtype: str) -> None:
+    sent = [np.array([[1, 2], [3, 4]], dtype), np.array([[5, 6], [7, 8]], dtype).T]
+    for found, wanted in zip(there_and_back(sent), sent, strict=True):
+        np.testing.assert_array_equal(found, wanted, strict=True)
+        assert found.dtype.str == wanted.dtype.str
 
 
 def test_what_cannot_travel_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.feed.client import Feeder, split_items
 from pybackend.feed.items import encode_items
 from pybackend.feed.server import FeedServer
+from pybackend.feed.source import FedRows
 from pybackend.net.rendezvous import new_token
+from pybackend.tfos.reservation import Client, Server
 
 HOST = "127.0.0.1"
 TOKEN = new_token()
@@ -104,6 +107,8 @@ def test_results_go_back_to_their_own_rows(server: FeedServer) -> None:
 def test_a_function_that_takes_nothing_fails_the_feed_by_name(server: FeedServer) -> None:
     with pytest.raises(ClusterError, match=r"worker 0 .* has taken no row for 0.2 s"):
         feeder(server, timeout=0.2).feed(batches(range(10)), "a", 0, 0)
+    with pytest.raises(ClusterError, match=r"has taken no row for 0.2 s"):  # without a wait
+        feeder(server, timeout=1e9).feed(batches(range(10)), "a", 1, 0)
 
 
 def test_a_feed_waits_while_rows_pile_up(server: FeedServer) -> None:
@@ -135,6 +140,91 @@ def test_a_task_that_is_tried_again_goes_on_behind_the_rows_that_were_taken(
     taken = Running(lambda: server.queue.take(6))
     assert feeder(server).feed(batches(range(10)), "a", 5, 1) == 10
     assert taken.result() == ([4, 5, 6, 7, 8, 9], False)
+
+
+def test_a_task_lost_while_the_queue_is_full_gives_no_row_twice(server: FeedServer) -> None:
+    server.queue._most_bytes = 1  # so that the worker waits for room, and does not read
+    rows = list(range(600))
+    given: list[int] = []
+
+    def lose() -> Iterator[Any]:
+        for batch in batches(rows):
+            yield batch
+            if not given:
+                given.extend(server.queue.take(20)[0])
+
+    zombie = Running(lambda: feeder(server).feed(lose(), "a", 0, 1))
+    wait_for(lambda: len(given) == 20 and server.queue.feeds == 1)
+    again = Running(lambda: feeder(server).feed(batches(rows), "a", 0, 2))
+    with pytest.raises(ClusterError, match="was lost while it was fed"):
+        zombie.result()
+    while len(given) < 600:
+        given += server.queue.take(1)[0]
+    assert again.result() == 600
+    assert given == rows
+    with pytest.raises(ClusterError, match="later attempt"):
+        feeder(server).feed(batches(rows), "a", 0, 1)
+
+
+def test_a_task_tried_again_whose_rows_are_others_is_refused(server: FeedServer) -> None:
+    fed = Running(lambda: feeder(server).feed(batches(range(60)), "a", 0, 0))
+    assert len(server.queue.take(60)[0]) == fed.result() == 60
+    for others in (range(59, -1, -1), range(30)):
+        with pytest.raises(ClusterError, match="others, or in another order"):
+            feeder(server).feed(batches(others), "a", 0, 1)
+    assert feeder(server).feed(batches(range(60)), "a", 0, 2) == 60
+    assert server.queue.feeds == 0
+
+
+def test_a_task_tried_again_cannot_do_without_a_worker_that_has_returned(
+    server: FeedServer,
+) -> None:
+    other = FeedServer(HOST, TOKEN)
+    with_both = feeder(server, other)
+    fed = Running(lambda: with_both.feed(batches(range(5)), "a", 0, 0))
+    assert len(server.queue.take(5)[0]) == fed.result() == 5
+    other.finish()
+    with pytest.raises(ClusterError, match="tries a task again, and worker 1"):
+        with_both.feed(batches(range(5)), "a", 0, 1)
+    fed = Running(lambda: with_both.feed(batches(range(5)), "a", 1, 3))  # it has begun nothing
+    assert len(server.queue.take(5)[0]) == fed.result() == 5
+
+
+def test_results_reach_a_slow_reader_after_the_function_has_returned(
+    server: FeedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pybackend.feed.server._FINISH_SECONDS", 0.0)
+    may_read = threading.Event()
+    text = "x" * 1_000_000
+
+    def read_slowly() -> int:
+        results = feeder(server).infer(batches(range(50)), "a", 0, 0)
+        first = next(results)
+        may_read.wait()
+        return len(first) + sum(map(len, results))
+
+    read = Running(read_slowly)
+    assert len(server.queue.take(50)[0]) == 50
+    for _ in range(50):
+        server.queue.give([text])
+    finished = Running(server.finish)
+    time.sleep(0.2)
+    may_read.set()
+    assert read.result() == 50 * len(text)
+    finished.result()
+
+
+def test_columns_that_change_between_batches_are_refused(server: FeedServer) -> None:
+    with server.queue.changed:
+        feed = server.queue.open(False, 0)
+    assert feed is not None
+    for rows in ([([1, 2],)], [([1, 2, 3],)]):
+        server.queue.put(feed, encode_items(rows))
+    found = FedRows(server.queue).batches(1)
+    assert next(found)["0"].tolist() == [[1, 2]]
+    with pytest.raises(InputError, match=r"'0' has int64 of shape \[3\] per row after"):
+        next(found)
+    server.queue.remove(feed)
 
 
 def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> None:
@@ -176,3 +266,18 @@ def test_a_stranger_feeds_nothing(server: FeedServer) -> None:
     with pytest.raises(ClusterError, match=r"does not know|closed the connection"):
         Feeder({0: server.address}, new_token(), 1.0).feed(batches([1]), "a", 0, 0)
     assert server.queue.feeds == 0
+
+
+def test_more_nodes_register_than_greet_at_once() -> None:
+    nodes = 80
+    reservations = Server(nodes)
+    address = reservations.start()
+    clients = [Running(lambda: Client(address)) for _ in range(nodes)]
+    for number, client in enumerate(clients):
+        client.result().register({"node": number})
+    assert len(reservations.await_reservations(timeout=30)) == nodes
+    for client in clients:
+        client.result().close()
+    reservations.stop()
+    with pytest.raises(InputError, match="has no token"):
+        Client((address[0], address[1]))  # type: ignore[arg-type]

@@ -138,6 +138,13 @@ def test_inference_has_a_result_for_each_row_and_late_errors_are_raised(
         cluster.shutdown()
 
 
+def test_columns_that_arrow_holds_otherwise_than_spark_go_as_rows() -> None:
+    for kind in ("double", "bigint", "string", "array<array<float>>"):
+        assert TFCluster._is_plain(kind)
+    for kind in ("vector", "timestamp", "binary", "array<date>", "struct<a:int>", "map<int,int>"):
+        assert not TFCluster._is_plain(kind)
+
+
 def test_terminate_ends_feeds_that_never_end(session: Any, run: Any) -> None:
     def take_few(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
@@ -172,6 +179,8 @@ def test_servers_end_when_the_chief_has_returned(session: Any, run: Any, tmp_pat
         config = json.loads(os.environ["TF_CONFIG"])["task"]
         assert ctx.tmp_socket.getsockname()[1] > 0
         ctx.release_port()
+        while ctx.job_name == "chief" and not Path(folder, "0").exists():
+            time.sleep(0.05)
         assert ctx.tmp_socket is None
         Path(folder, str(ctx.executor_id)).write_text(f"{config} {sorted(ctx.cluster_spec)}")
         if ctx.job_name == "ps":

@@ -100,6 +100,7 @@ class SparkLauncher:
             if self._on_wait:
                 owner = session if is_connect(session) else session.sparkContext
                 stack.enter_context(take_slots(owner, job.workers, slots, self._on_wait))
+            self._look()  # whoever launches may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)

@@ -93,19 +93,26 @@ class DetachedLauncher:
         start = StartMember(member, cores_of_task(session, workers))
         numbers = session.sparkContext.parallelize(range(workers), workers)
 
-        def submit() -> list[tuple[int, str]]:
+        def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())
 
         try:
             with driver_python(session), quiet_log(session):
-                started = run_watched(
-                    session, submit, self._check, on_wait=lambda text: on_event(Note(text))
+                started = sorted(
+                    run_watched(
+                        session, submit, self._check, on_wait=lambda text: on_event(Note(text))
+                    )
                 )
-                return [host for _, host in sorted(started)]
         except ClusterError:
             raise
         except Exception as error:
             raise explain_spark_error(error, session) from None
+        for rank, host, failure in started:
+            if failure is not None:
+                raise ClusterError(
+                    f"worker {rank} on {host} ended before it reached the driver: {failure}"
+                )
+        return [host for _, host, _ in started]
 
     def _check(self) -> None:
         self._look()

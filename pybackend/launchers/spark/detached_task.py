@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,12 @@ from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 _DRIVER_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
+_RETRY_SECONDS = 0.5
 _LOG = "member.log"
+# A member makes it when it has reached the driver.
+_READY = "ready"
+_TAIL_BYTES = 4000
 _START = (
     "import sys; del sys.path[0]; import runpy; "
     "runpy.run_module('pybackend.launchers.spark.detached_task', run_name='__main__')"
@@ -46,13 +52,16 @@ _START = (
 
 @dataclass(frozen=True)
 class StartMember:
-    """The function of the barrier stage: each task starts one member, and returns its host."""
+    """The function of the barrier stage: each task starts one member, and says where.
+
+    A member that does not start is told rather than raised: Spark would try the stage again.
+    """
 
     member: Member
     cores: int
 
-    def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Start a member; yields its rank and host."""
+    def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str, str | None]]:
+        """Start a member; yields its rank and host, and what it wrote if it has ended at once."""
         from pyspark import BarrierTaskContext
 
         for _ in numbers:
@@ -66,11 +75,12 @@ class StartMember:
             "cores": group.cores,
             "gpus": group.gpus,
         }
-        _start(self.member, json.dumps(place))
-        yield group.rank, group.hosts[group.rank]
+        failure = _start(self.member, json.dumps(place))
+        yield group.rank, group.hosts[group.rank], failure
 
 
-def _start(member: Member, place: str) -> None:
+def _start(member: Member, place: str) -> str | None:
+    """Start a member, and wait until it has reached the driver; its log if it has ended instead."""
     # Not in a folder of Spark's, which goes with the executor.
     folder = tempfile.mkdtemp(prefix="tfdist-")
     janitor = subprocess.Popen(
@@ -84,7 +94,7 @@ def _start(member: Member, place: str) -> None:
     with janitor.stdin as pipe:  # the member keeps it open, for as long as it lives
         Path(folder, TASK).write_bytes(cloudpickle.dumps(member))
         with Path(folder, _LOG).open("wb") as log:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _START, folder, place],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -94,6 +104,12 @@ def _start(member: Member, place: str) -> None:
                 env={**os.environ, "TMPDIR": folder, "PYTHONPATH": _copy_library(folder)},
                 start_new_session=True,
             )
+        while not Path(folder, _READY).exists():
+            if process.poll() is not None:
+                tail = Path(folder, _LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+                return tail.strip() or f"it ended with status {process.returncode}"
+            time.sleep(_LOOK_SECONDS)
+    return None
 
 
 def _copy_library(folder: str) -> str:
@@ -137,6 +153,7 @@ def main(folder: str, place: str) -> None:
     rank = given["rank"]
     with _Meeting(member.driver, member.token, rank, _DRIVER_SECONDS, _end) as meeting:
         meeting.require()
+        Path(folder, _READY).touch()
         meeting.start_beating(find_silence(member.job.timeout))
         threading.Thread(target=_close_feeds, args=(meeting, member, rank), daemon=True).start()
         task = RemoteTask(member, tuple(given["hosts"]))
@@ -146,8 +163,15 @@ def main(folder: str, place: str) -> None:
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
     """When the driver says so, tell the worker that no more rows come."""
     with suppress(OSError):
-        if meeting.receive(threading.TIMEOUT_MAX) is not None and meeting.fed is not None:
-            Feeder({rank: meeting.fed}, member.files[FEED_TOKEN].decode(), 0.0).close()
+        if meeting.receive(threading.TIMEOUT_MAX) is None:
+            return
+        while True:  # to the end of this process, as the function may wait for nothing else
+            fed = meeting.fed
+            if fed is not None:
+                feeder = Feeder({rank: fed}, member.files[FEED_TOKEN].decode(), 0.0)
+                if feeder.close():
+                    return
+            time.sleep(_RETRY_SECONDS)
 
 
 def _leave(*_: object) -> NoReturn:

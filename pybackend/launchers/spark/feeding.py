@@ -71,8 +71,8 @@ def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str |
 
 
 def _place() -> tuple[int, int]:
-    """Number of this task's partition, and how often Spark has tried it before."""
+    """Number of this task's partition, and of the task itself, greater than of those before."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return (context.partitionId(), context.attemptNumber()) if context else (0, 0)
+    return (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
