@@ -269,7 +269,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run kwargs": (run(rounds=3), "nor the function takes an argument `rounds`: leave it out"),
     "run kwargs near": (run(worker=3), "takes an argument `worker`: do you mean `workers`?"),
     "run kwargs unpicklable": (run(takes_any, lock=LOCK), "`fn` and its arguments"),
-    "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas data frame or"),
     "run workers": (run(workers=0), "`workers`"),
     "run resources": (run(resources=2), "`resources` must be a Resources"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
