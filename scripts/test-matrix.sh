@@ -25,7 +25,11 @@ use_jars() { # SERIES: what sparklyr's R workers need and this Spark has no more
   scripts/apt-install.sh matrix && export TFDIST_TEST_CLASSPATH=/usr/share/java/protobuf.jar
 }
 
-python_routes() { timeout 900 "$python" -m pytest tests/python/test_routes.py; }
+# In two processes: sessions of Connect and others get in each other's way.
+python_routes() {
+  timeout 900 "$python" -m pytest tests/python/test_routes.py &&
+    timeout 900 "$python" -m pytest tests/python/test_connect.py -k either_language
+}
 
 r_routes() {
   timeout 900 Rscript -e '
@@ -47,7 +51,7 @@ row() { table+=("$(printf '%-9s %-7s %-7s %s' "$@")"); }
 run() { # LANGUAGE FUNCTION: adds a row, with what the tests say at their end, and what they skip
   local log=$root/build/matrix/$series-$1.log result=passed
   "$2" 2>&1 </dev/null | tee "$log" || { result=FAILED; failed=1; }
-  row "$version" "$1" "$result" "$(grep -E '[0-9]+ (passed|failed)' "$log" | tail -1 | tr -d '=')"
+  row "$version" "$1" "$result" "$(grep -E '[0-9]+ (passed|failed|skipped)' "$log" | tr -d '=' | paste -sd ,)"
   mapfile -t -O "${#table[@]}" table < <(grep '^SKIPPED' "$log")
 }
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyspark
 import pytest
+import test_routes
 from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 from killing import KillAt
@@ -94,6 +96,16 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert found == pytest.approx(expected, rel=1e-5)
     predicted = barrier_predict(session, there.model, x, workers=2, verbose=0)
     np.testing.assert_allclose(predicted, there.model.predict(x, verbose=0), atol=1e-6)
+
+
+@pytest.mark.skipif(
+    int(pyspark.__version__[0]) < 4,
+    reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "
+    "a jar of its own, org.apache.spark:spark-connect of Maven",
+)
+@test_routes.languages
+def test_a_model_of_either_language(session: Any, language: str) -> None:
+    test_routes.check(test_routes.trained(session, test_routes.MODELS[language]))
 
 
 def test_a_dataframe_is_every_row_once(session: Any) -> None:

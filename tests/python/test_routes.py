@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,38 +73,3 @@ def test_classic(classic: Any, language: str) -> None:
 @needs_r
 def test_a_spark_without_protobuf_is_known(classic: Any) -> None:
     assert _is_without_protobuf(classic, 2) is (PYSPARK >= (4, 3))
-
-
-@pytest.mark.skipif(
-    PYSPARK < (4, 0),
-    reason=f"pip's pyspark {pyspark.__version__} has no Spark Connect server: before 4.0 that is "
-    "a jar of its own, org.apache.spark:spark-connect of Maven",
-)
-def test_connect(tmp_path: Path) -> None:
-    from connect import connect_server
-
-    # PySpark's Connect and classic sessions get in each other's way in one process.
-    with connect_server(tmp_path) as (address, _):
-        shown = subprocess.run(
-            [sys.executable, "-c", OVER_CONNECT, address],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=200,
-            cwd=Path(__file__).parent,
-        ).stdout
-    differences = [float(line.split()[1]) for line in shown.splitlines() if "difference" in line]
-    assert len(differences) == len(MODELS)
-    assert max(differences) < 1e-6
-
-
-OVER_CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-import test_routes
-session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-for model in test_routes.MODELS.values():
-    weights = test_routes.trained(session, model).model.get_weights()
-    print("difference", test_routes.scenario.difference(weights))
-session.stop()
-"""

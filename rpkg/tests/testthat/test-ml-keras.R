@@ -28,7 +28,7 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   fitted <- sparklyr::ml_fit(pipeline, table)
   expect_s3_class(fitted, "tfdist_ml_model")
   expect_length(fitted$keras$history$loss, 2)
-  predicted <- sparklyr::ml_predict(fitted, table)
+  predicted <- sparklyr::sdf_persist(sparklyr::ml_predict(fitted, table))
   expect_s3_class(predicted, "tbl_spark")
   wanted <- c("prediction", "probability", "said")
   found <- dplyr::collect(dplyr::arrange(dplyr::select(predicted, id, dplyr::all_of(wanted)), id))
