@@ -130,7 +130,7 @@ $(R_TESTS): r-test-%: $(R_STAMP)
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without
 
 r-check-python: $(TARBALL)
-	$(R_ENV) scripts/r-check.sh $(TARBALL) build/check/python
+	$(R_ENV) $(WARM) scripts/r-check.sh $(TARBALL) build/check/python
 
 r-check-no-python: $(TARBALL)
 	$(R_ENV) RETICULATE_PYTHON=/nonexistent scripts/r-check.sh $(TARBALL) build/check/no-python

@@ -65,7 +65,6 @@ def session(url: str) -> Iterator[Any]:
     session.stop()
 
 
-@pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     session: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:

@@ -52,13 +52,13 @@ test_that("a training prints no start-up lines, unless TF_CPP_MIN_LOG_LEVEL asks
     "fit <- barrier_train('local', model, data, workers = 1, verbose = 0)",
     "message('trained ', nrow(fit$workers))"
   )
-  script <- withr::local_tempfile(lines = code, fileext = ".R")
-  train <- function(level) {
+  run <- function(level, lines) {
     withr::local_envvar(TF_CPP_MIN_LOG_LEVEL = level)
+    script <- withr::local_tempfile(lines = lines, fileext = ".R")
     system2(file.path(R.home("bin"), "Rscript"), script, stdout = TRUE, stderr = TRUE)
   }
-  expect_identical(train(NA), "trained 1")
-  expect_match(train("0"), "oneDNN", all = FALSE)
+  expect_identical(run(NA, code), "trained 1")
+  expect_match(run("0", code[1:2]), "oneDNN", all = FALSE)
 })
 
 test_that("a call returns its value, and its failure as a condition", {
