@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import shared_spark, wait_for, worker_processes
+from pyspark.streaming import StreamingContext
 
 from pybackend import ClusterError, InputError, TfdistError, WorkerFailedError, barrier_run
 from pybackend.tfos import TFCluster, TFManager, TFNode
@@ -82,7 +83,7 @@ def counted(folder: Path) -> list[float]:
     return [sum(column) for column in zip(*found, strict=True)][:2]
 
 
-def test_rows_come_from_rdds_tables_and_a_stream_that_still_runs(
+def test_rows_come_from_rdds_tables_and_streams_that_still_run(
     session: Any, run: Any, tmp_path: Path
 ) -> None:
     context = session.sparkContext
@@ -109,7 +110,16 @@ def test_rows_come_from_rdds_tables_and_a_stream_that_still_runs(
         wait_for(lambda: counted(counts) == wanted, 60)  # noqa: B023
         assert query.isActive
     query.stop()
-    cluster.shutdown()
+
+    with pytest.warns(FutureWarning, match="DStream is deprecated"):
+        streaming = StreamingContext(context, 0.5)
+    batches = [context.parallelize(rows[:number], 2) for number in (5, 10)]
+    cluster.train(streaming.queueStream(batches))
+    streaming.start()
+    wanted = [wanted[0] + 15, wanted[1] + 55 + 15 * 1.5]
+    wait_for(lambda: counted(counts) == wanted, 60)
+    streaming.stop(stopSparkContext=False, stopGraceFully=True)
+    cluster.shutdown(streaming)
     assert counted(counts) == wanted
     wait_for(lambda: not any(folder.exists() for folder in folders))
     with pytest.raises(ClusterError, match="was shut down"):
