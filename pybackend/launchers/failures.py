@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable
 
 from pybackend.errors import Failure, WorkerFailedError, root_cause_first
-from pybackend.job.messages import Emit, Event, Failed
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Event, Failed, Note
+from pybackend.job.report import WorkerReport
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
@@ -21,6 +23,21 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
         time=time.time(),
         advice="see who stops processes on that host (kill -STOP, docker pause, a suspended "
         "machine), and continue them within `timeout` seconds, or raise `timeout`",
+    )
+
+
+def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
+    """The failures that end a job: none if the others go on without the workers that were lost."""
+    failures = [report.failure for report in reports if report.failure is not None]
+    is_bearable = all(f.is_loss for f in failures) and job.can_lose({f.rank for f in failures})
+    return [] if is_bearable else failures
+
+
+def describe_loss(failure: Failure) -> Note:
+    """What the user hears of a worker that the others do without."""
+    return Note(
+        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): the training goes "
+        "on without it and the rows that it had",
     )
 
 
