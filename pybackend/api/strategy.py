@@ -8,6 +8,7 @@ from typing import Any
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
+from pybackend.job.checkpoint import check_checkpoint
 from pybackend.job.job import MAX_WORKERS
 from pybackend.job.roles import check_roles
 from pybackend.job.strategy import check_strategy
@@ -19,8 +20,6 @@ _SYNCHRONOUS: dict[str, tuple[Any, str]] = {
     "callbacks": (None, "no step is the same on all workers: there is none to call them after"),
     "class_weight": (None, "pass sample weights"),
     "steps_per_epoch": (None, "an epoch has as many steps as all rows make batches"),
-    "checkpoint": (None, "the weights change while they are read; `restarts` begins anew"),
-    "resume": (False, "there is no checkpoint to go on from"),
 }
 
 
@@ -43,6 +42,12 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
     for name, (default, reason) in _SYNCHRONOUS.items():
         if arguments[name] is not default:
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
+    kept = check_checkpoint(arguments["checkpoint"])
+    if kept is not None and kept.every != "epoch":
+        raise InputError(
+            f"`checkpoint` with strategy={strategy!r} needs every='epoch': between two epochs no "
+            f"step is on its way, not {kept.every!r}"
+        )
     if arguments["shuffle"] == "global":
         raise InputError(
             f"shuffle='global' does not go with strategy={strategy!r}: each worker keeps its rows"

@@ -22,7 +22,7 @@ from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
-from pybackend.job.roles import Roles, check_roles, place_of
+from pybackend.job.roles import Roles, check_roles, ranks_of
 from pybackend.job.strategy import check_strategy
 
 MAX_WORKERS = 4096
@@ -158,10 +158,7 @@ class Job:
 
     def can_lose(self, ranks: Collection[int]) -> bool:
         """Whether the others train on without these: workers of parameter servers, not all."""
-        if self.strategy is None:
-            return False
-        workers = {r for r in range(self.workers) if place_of(self.roles, r)[0] == "worker"}
-        return workers > set(ranks)
+        return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
         """Whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""

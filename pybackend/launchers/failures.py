@@ -29,15 +29,18 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
 def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
     """The failures that end a job: none if the others go on without the workers that were lost."""
     failures = [report.failure for report in reports if report.failure is not None]
-    is_bearable = all(f.is_loss for f in failures) and job.can_lose({f.rank for f in failures})
-    return [] if is_bearable else failures
+    lost = {failure.rank for failure in failures if failure.is_loss}
+    if len(lost) == len(failures) and job.can_lose(lost):
+        return []
+    others = [f for f in failures if not (f.is_loss and job.can_lose({f.rank}))]
+    return others if any(failure.is_loss for failure in others) else failures
 
 
 def describe_loss(failure: Failure) -> Note:
     """What the user hears of a worker that the others do without."""
     return Note(
         f"worker {failure.rank} on {failure.host} was lost ({failure.message}): the training goes "
-        "on without it and the rows that it had",
+        "on without it and the rows that it had"
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Alone
@@ -18,40 +19,54 @@ from pybackend.engine.metrics import to_plain
 from pybackend.engine.save import plan_saving, write_model
 from pybackend.engine.train import Training, build_variables
 from pybackend.engine.trials import choose_rows, try_metrics
-from pybackend.errors import InputError
+from pybackend.errors import InputError, PeerLostError
+from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EpochEnded, Note
+from pybackend.job.roles import ranks_of
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import load_job_model
+from pybackend.net.rendezvous import split_address
 from pybackend.strategy.blocks import batch, iterate_blocks
 from pybackend.strategy.checks import check_asynchronous
+from pybackend.strategy.keeping import Keeping, variables_of
 from pybackend.strategy.server import count_threads
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
 
+Counts = Mapping[str, Sequence[int]]
+
 
 def train_as_chief(
-    job: Job, folder: Path, counts: Mapping[str, Sequence[int]], emit: Emit
+    job: Job, folder: Path, counts: Counts, peers: Sequence[str], emit: Emit
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
     Parameters
     ----------
     folder
-        This process's own, with its share of the rows; all servers run.
+        This process's own, with its share of the rows.
     counts
         Rows of every rank, by data set, as they were dealt.
+    peers
+        ``host:port`` of every rank; all servers run.
 
     Raises
     ------
     InputError
         The model cannot be trained asynchronously.
+    PeerLostError
+        A parameter server was lost, or all workers.
     """
     os.chdir(folder)
     tf.config.threading.set_inter_op_parallelism_threads(count_threads())
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    with _naming_lost(job, peers):
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        return _train(tf.distribute.ParameterServerStrategy(resolver), job, folder, counts, emit)
+
+
+def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) -> Training:
     # In this process, to try the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
     model = loaded.model
@@ -61,36 +76,47 @@ def train_as_chief(
     check_asynchronous(model, job)
     _check_metrics(model, rows, job)
     plan = plan_saving(loaded, inputs, job, emit)
+    keeping = Keeping(job, loaded, plan, inputs, counts, emit)
     with strategy.scope():
         shared = load_job_model(job, folder).model
         build_variables(shared, rows)
-    copy_state(model, shared)
+    _copy_state(model, shared)
     move_shares(job, counts)
     steps = Steps(strategy, shared, model, rows, written.spec, job)
+    held_out = _held_out(model, folder, job, counts)
     began = time.monotonic()
-    history = _fit(steps, shared, model, _held_out(model, folder, job, counts), job, counts, emit)
+    with steps.exact_iterations():
+        for epoch in range(keeping.epoch, job.epochs):
+            epoch_began = time.monotonic()
+            logs = steps.run(_count_steps(job, counts))
+            _copy_state(shared, model)
+            if held_out is not None and job.validates(epoch):
+                logs |= _validate(model, held_out)
+            for name, value in logs.items():
+                keeping.history.setdefault(name, []).append(value)
+            emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
+            keeping.keep(epoch + 1)
     seconds = time.monotonic() - began
     emit(Note(_describe_steps(steps.by_worker)))
+    keeping.finish()
+    with pointing_to(job.checkpoint):
+        digest = write_model(loaded, plan, folder, job.model_uri)
     return Training(
-        history=history,
+        history=keeping.history,
         rows=counts["train"][0],
         steps=sum(steps.by_worker),
         seconds=seconds,
         weights_sha256=hash_weights(model),
-        model_sha256=write_model(loaded, plan, folder, job.model_uri),
+        model_sha256=digest,
         inputs=inputs,
         waited=None,
     )
 
 
-def copy_state(source: Any, target: Any) -> None:
+def _copy_state(source: Any, target: Any) -> None:
     """Give a model the weights and the optimizer's state of another."""
-    for one, other in zip(_variables(source), _variables(target), strict=True):
+    for one, other in zip(variables_of(source), variables_of(target), strict=True):
         other.assign(one.numpy())
-
-
-def _variables(model: Any) -> list[Any]:
-    return [*model.variables, *model.optimizer.variables]
 
 
 def _check_metrics(model: Any, rows: Rows, job: Job) -> None:
@@ -103,44 +129,41 @@ def _check_metrics(model: Any, rows: Rows, job: Job) -> None:
         )
 
 
-def _held_out(model: Any, folder: Path, job: Job, counts: Mapping[str, Sequence[int]]) -> Any:
+def _count_steps(job: Job, counts: Counts) -> int:
+    """Batches that all rows make, on the workers that have them."""
+    return sum(-(-count // job.batch_size) for count in count_shares(job, counts["train"]))
+
+
+def _held_out(model: Any, folder: Path, job: Job, counts: Counts) -> Any:
     """The batches to validate on, None if there are none."""
     if "validation" not in counts:
         return None
     written = SpooledRows(folder / "validation")
-    found = iterate_blocks(VALIDATION, written.spec, reshape_rows(written, model).spec)
+    rows = iterate_blocks(VALIDATION, written.spec, reshape_rows(written, model).spec)
     count = sum(counts["validation"])
-    return batch(found.apply(tf.data.experimental.assert_cardinality(count)), job)
+    return batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
 
 
-def _fit(
-    steps: Steps,
-    shared: Any,
-    model: Any,
-    held_out: Any,
-    job: Job,
-    counts: Mapping[str, Sequence[int]],
-    emit: Emit,
-) -> dict[str, list[Any]]:
-    """Train all epochs; afterwards the model of this process has the weights."""
-    number = sum(-(-count // job.batch_size) for count in count_shares(job, counts["train"]))
-    history: dict[str, list[Any]] = {}
-    with steps.exact_iterations():
-        for epoch in range(job.initial_epoch, job.epochs):
-            began = time.monotonic()
-            logs = steps.run(number)
-            copy_state(shared, model)
-            if held_out is not None and job.validates(epoch):
-                found = model.evaluate(held_out, verbose=0, return_dict=True)
-                figures = {"loss": found.pop("loss"), **found}
-                logs |= {f"val_{name}": to_plain(value) for name, value in figures.items()}
-            for name, value in logs.items():
-                history.setdefault(name, []).append(value)
-            emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - began, logs))
-    return history
+def _validate(model: Any, held_out: Any) -> dict[str, Any]:
+    found = model.evaluate(held_out, verbose=0, return_dict=True)
+    figures = {"loss": found.pop("loss"), **found}
+    return {f"val_{name}": to_plain(value) for name, value in figures.items()}
 
 
 def _describe_steps(by_worker: Sequence[int]) -> str:
     """How the steps have fallen to the workers."""
     parts = ", ".join(f"worker {n} took {steps}" for n, steps in enumerate(by_worker, 1))
-    return f"of {np.sum(by_worker)} asynchronous steps {parts}"
+    return f"of {sum(by_worker)} asynchronous steps {parts}"
+
+
+@contextmanager
+def _naming_lost(job: Job, peers: Sequence[str]) -> Iterator[None]:
+    """Say which server was lost, where TensorFlow says that one was."""
+    try:
+        yield
+    except tf.errors.UnavailableError as error:
+        found = re.search(r"/job:(\w+)/replica:\d+/task:(\d+)", str(error))
+        role, index = (found[1], int(found[2])) if found else ("ps", 0)
+        rank = ranks_of(job.roles, role)[index]
+        host = split_address(peers[rank])[0]
+        raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error

@@ -13,18 +13,13 @@ import numpy as np
 
 from pybackend.data.rows import SpooledRows
 from pybackend.job.job import Job
-from pybackend.job.roles import place_of
+from pybackend.job.roles import place_of, ranks_of
 from pybackend.strategy.blocks import move_blocks, write_blocks
 
 TRAIN = "blocks/train"
 VALIDATION = "blocks/validation"
 # The number of the worker in whose folder it lies.
 NUMBER = "blocks/number"
-
-
-def count_workers(job: Job) -> int:
-    """How many ranks take steps."""
-    return dict(job.roles)["worker"]
 
 
 def device_of(job: Job, rank: int) -> str:
@@ -55,7 +50,9 @@ def move_shares(job: Job, counts: Mapping[str, Sequence[int]]) -> None:
         for number, part in _share_out(job, rank).items():
             folder = _folder_for(job, rank, number)
             if folder != TRAIN and range(counts["train"][rank])[part]:
-                move_blocks(folder, own, TRAIN, device_of(job, 1 + number))
+                move_blocks(
+                    folder, own, TRAIN, device_of(job, ranks_of(job.roles, "worker")[number])
+                )
         if rank and "validation" in counts and counts["validation"][rank]:
             move_blocks(VALIDATION, own, VALIDATION, device_of(job, 0))
 
@@ -68,7 +65,7 @@ def count_shares(job: Job, counts: Sequence[int]) -> list[int]:
     counts
         Rows that every rank was dealt.
     """
-    found = [0] * count_workers(job)
+    found = [0] * len(ranks_of(job.roles, "worker"))
     for rank, count in enumerate(counts):
         for number, part in _share_out(job, rank).items():
             found[number] += len(range(count)[part])
@@ -78,7 +75,7 @@ def count_shares(job: Job, counts: Sequence[int]) -> list[int]:
 def _share_out(job: Job, rank: int) -> dict[int, slice]:
     """The part of a rank's rows that goes to each worker, by its number."""
     role, index = place_of(job.roles, rank)
-    workers = count_workers(job)
+    workers = len(ranks_of(job.roles, "worker"))
     if role == "worker":
         return {index: slice(None)}
     return {number: slice(number, None, workers) for number in range(workers)}

@@ -11,9 +11,10 @@ from pybackend.data.rows import Rows, Spec
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import count_rows
 from pybackend.job.job import Job
+from pybackend.job.roles import ranks_of
 from pybackend.strategy.blocks import batch, draw, iterate_blocks
 from pybackend.strategy.metrics import SummedMetrics
-from pybackend.strategy.shares import NUMBER, TRAIN, count_workers
+from pybackend.strategy.shares import NUMBER, TRAIN
 
 
 class Steps:
@@ -38,7 +39,7 @@ class Steps:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             self._metrics = SummedMetrics(own, _make_variable)
-            self._by_worker = _make_variable(tf.zeros(count_workers(job), tf.int64))
+            self._by_worker = _make_variable(tf.zeros(len(ranks_of(job.roles, "worker")), tf.int64))
 
         def make_batches() -> Any:
             seed = job.seed if job.shuffle else None

@@ -58,7 +58,7 @@ def train_asynchronously(
         gather("start of the servers", "")
         if rank:
             threading.Event().wait()  # for as long as the chief needs it
-        return train_as_chief(job, folder, counts, emit)
+        return train_as_chief(job, folder, counts, order.peers, emit)
 
     def on_end(error: Exception | None) -> None:
         end(error, seconds=time.monotonic() - began, **done)

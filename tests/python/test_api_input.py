@@ -258,8 +258,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`steps_per_epoch` does not go with strategy='parameter_server'",
     ),
     "strategy checkpoint": (
-        train(strategy="parameter_server", checkpoint="kept"),
-        "`checkpoint` does not go with strategy='parameter_server'",
+        train(strategy="parameter_server", checkpoint=pybackend.Checkpoint("kept", every=5)),
+        "`checkpoint` with strategy='parameter_server' needs every='epoch'",
     ),
     "strategy shuffle": (
         train(strategy="parameter_server", shuffle="global"),

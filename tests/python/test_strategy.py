@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import build_dense
 
-from pybackend import TrainResult, barrier_train
+import pybackend
+from pybackend import InputError, TrainResult, WorkerFailedError, barrier_train
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -72,3 +80,56 @@ def test_one_worker_takes_the_steps_of_one_process() -> None:
         np.testing.assert_allclose(own.numpy(), other.numpy(), atol=1e-6)
     for own, other in zip(result.model.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_allclose(own.numpy(), other.numpy(), atol=1e-6)
+
+
+class Output(io.StringIO):
+    """Standard output that kills workers, by rank, when an epoch is reported."""
+
+    def __init__(self, victims: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._victims = victims
+        self._pids: dict[int, int] = {}
+        start = subprocess.Popen
+
+        def popen(*arguments: Any, **options: Any) -> Any:
+            process = start(*arguments, **options)
+            if rank := options.get("env", {}).get("TFDIST_RANK"):
+                self._pids[int(rank)] = process.pid
+            return process
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        monkeypatch.setattr(sys, "stdout", self)
+
+    def write(self, text: str) -> int:
+        for epoch in [found for found in self._victims if found in text]:
+            os.kill(self._pids[self._victims.pop(epoch)], signal.SIGKILL)
+        return super().write(text)
+
+
+def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, kept = make_rows(), str(tmp_path / "kept")
+    output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
+    result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
+    said = output.getvalue()
+    assert "worker 2 on 127.0.0.1 was lost (the process was ended by SIGKILL)" in said
+    assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
+    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert re.search("goes on from the checkpoint of epoch [23]\n", said)
+    assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
+    assert [len(figures) for figures in result.history.values()] == [6, 6]
+    assert int(result.model.optimizer.iterations.numpy()) == 6 * 20
+    last = pybackend.load_checkpoint(kept)
+    for own, other in zip(last.weights, result.model.weights, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+    # Synchronous steps would be another training.
+    with pytest.raises(InputError, match="`strategy` is 'parameter_server', and here it is None"):
+        train(build_dense, rows, strategy=None, epochs=7, checkpoint=kept, resume=True)
+
+
+def test_a_training_without_any_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = make_rows()
+    Output({"epoch 1/": 1}, monkeypatch)
+    with pytest.raises(WorkerFailedError, match=r"worker 1 on 127\.0\.0\.1 failed: ProcessDied"):
+        train(build_dense, (x, y), workers=1, epochs=50)
