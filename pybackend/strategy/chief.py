@@ -75,6 +75,7 @@ def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) ->
     inputs = build_variables(model, rows)
     check_asynchronous(model, job)
     _check_metrics(model, rows, job)
+    steps_per_epoch = _count_steps(job, counts)
     plan = plan_saving(loaded, inputs, job, emit)
     keeping = Keeping(job, loaded, plan, inputs, counts, emit)
     with strategy.scope():
@@ -88,7 +89,7 @@ def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) ->
     with steps.exact_iterations():
         for epoch in range(keeping.epoch, job.epochs):
             epoch_began = time.monotonic()
-            logs = steps.run(_count_steps(job, counts))
+            logs = steps.run(steps_per_epoch)
             _copy_state(shared, model)
             if held_out is not None and job.validates(epoch):
                 logs |= _validate(model, held_out)
@@ -131,7 +132,11 @@ def _check_metrics(model: Any, rows: Rows, job: Job) -> None:
 
 def _count_steps(job: Job, counts: Counts) -> int:
     """Batches that all rows make, on the workers that have them."""
-    return sum(-(-count // job.batch_size) for count in count_shares(job, counts["train"]))
+    shares = count_shares(job, counts["train"])
+    if 0 in shares:
+        rank = ranks_of(job.roles, "worker")[shares.index(0)]
+        raise InputError(f"`data` leaves worker {rank} without a row: use fewer workers")
+    return sum(-(-share // job.batch_size) for share in shares)
 
 
 def _held_out(model: Any, folder: Path, job: Job, counts: Counts) -> Any:

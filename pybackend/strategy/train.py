@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -15,11 +16,13 @@ from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.reading import read_sources
 from pybackend.data.spool import settle_layout
 from pybackend.engine.train import Training
+from pybackend.errors import ClusterError
 from pybackend.function.call import take_part
 from pybackend.job.context import Gather
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Order
 from pybackend.job.roles import config_of
+from pybackend.net.dialing import find_unreachable
 from pybackend.strategy.chief import train_as_chief
 from pybackend.strategy.server import start_server
 from pybackend.strategy.shares import write_shares
@@ -50,9 +53,14 @@ def train_asynchronously(
     done: dict[str, Any] = {}
 
     def call(gather: Gather) -> Training:
+        # TensorFlow's servers would wait for each other forever.
+        others = [other for other in range(job.workers) if other != rank]
+        if unreachable := find_unreachable(order.reserved, rank, others):
+            raise ClusterError(unreachable)
         counts = _settle(folder, gather)
         write_shares(job, rank, folder)
         if rank:
+            shutil.rmtree(folder / "train")
             done.update(rows=counts["train"][rank])
             _server = start_server(folder)  # lives as long as this process
         gather("start of the servers", "")

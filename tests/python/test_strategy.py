@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import build_dense
+from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
-from pybackend import InputError, TrainResult, WorkerFailedError, barrier_train
+from pybackend import InputError, TrainResult, barrier_train
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -128,8 +129,37 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
         train(build_dense, rows, strategy=None, epochs=7, checkpoint=kept, resume=True)
 
 
-def test_a_training_without_any_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = make_rows()
-    Output({"epoch 1/": 1}, monkeypatch)
-    with pytest.raises(WorkerFailedError, match=r"worker 1 on 127\.0\.0\.1 failed: ProcessDied"):
-        train(build_dense, (x, y), workers=1, epochs=50)
+def read_table() -> dict[str, dict[str, str]]:
+    """The cells of the page, by strategy and way to train."""
+    page = Path(pybackend.__file__).parents[1] / "docs" / "strategies.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if "|" in line]
+    names, cells = rows[0][1:4], {row[0].strip("`"): row[1:4] for row in rows[2:]}
+    assert tuple(names) == WAYS
+    return {name: dict(zip(names, found, strict=True)) for name, found in cells.items()}
+
+
+ON_ONE_MACHINE = ["OneDeviceStrategy", "MirroredStrategy", "CentralStorageStrategy", "TPUStrategy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "fn", "where"),
+    [
+        (ON_ONE_MACHINE, try_on_one_machine, {"workers": 1}),
+        (["MultiWorkerMirroredStrategy"], try_on_workers, {"workers": 2}),
+        (["ParameterServerStrategy"], try_on_servers, {"roles": ROLES}),
+    ],
+    ids=["one machine", "workers", "servers"],
+)
+def test_each_cell_of_the_page_is_what_tensorflow_does(
+    names: list[str], fn: Any, where: dict[str, Any]
+) -> None:
+    table = read_table()
+    assert len(table) == 6
+    found = pybackend.barrier_run("local", fn, verbose=0, **where)
+    found = [one if len(names) > 1 else {names[0]: one} for one in found if one is not None]
+    for cells in found:
+        kinds = {
+            name: {way: what.partition(":")[0] for way, what in ways.items()}
+            for name, ways in cells.items()
+        }
+        assert kinds == {name: table[name] for name in names}
