@@ -59,17 +59,26 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
                 f"`{name}` must be rows with strategy={strategy!r} (arrays, a data frame, files): "
                 "batches of a data set or a function belong to steps of one sequence"
             )
-    roles = _choose_roles(roles, arguments["workers"])
+    roles = _choose_roles(launcher, roles, arguments["workers"])
     count = sum(roles.values())
     return {**arguments, "roles": roles, "workers": count_workers(launcher, count)}
 
 
-def _choose_roles(roles: Any, workers: Any) -> dict[str, int]:
+def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int]:
     """The number of processes of each role; without ``roles`` one chief and one server."""
     if roles is None:
-        given = 2 if workers is None else workers
-        least = {"least": 1, "most": MAX_WORKERS - 2}
-        return {"chief": 1, "worker": check_whole_number("workers", given, **least), "ps": 1}
+        given = count_workers(launcher, None, default=4) - 2 if workers is None else workers
+        if workers is None and given < 1:
+            raise InputError(
+                f"strategy='parameter_server' needs a chief, a worker and a parameter server, and "
+                f"{given + 2} processes were started: start 3 or more"
+            )
+        most = MAX_WORKERS - 2
+        return {
+            "chief": 1,
+            "worker": check_whole_number("workers", given, least=1, most=most),
+            "ps": 1,
+        }
     counts = dict(check_roles(roles))
     if set(counts) != {"chief", "worker", "ps"}:
         raise InputError(

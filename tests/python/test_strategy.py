@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
 from pybackend import InputError, TrainResult, barrier_train
+from pybackend.job.job import Job
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -127,6 +129,54 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     # Synchronous steps would be another training.
     with pytest.raises(InputError, match="`strategy` is 'parameter_server', and here it is None"):
         train(build_dense, rows, strategy=None, epochs=7, checkpoint=kept, resume=True)
+
+
+def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:
+    import keras
+
+    kind = kind or keras.Sequential
+    model = kind([keras.Input((4, 1), batch_size=2), *layers, keras.layers.Dense(1)])
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+    return model
+
+
+def unfit_models() -> dict[str, Callable[[], Any]]:
+    """Models by what their refusal says."""
+    from keras import Sequential, layers, optimizers
+
+    class OwnStep(Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    class OwnMetrics(Sequential):  # type: ignore[misc]
+        def compute_metrics(self, *arguments: Any, **named: Any) -> Any:
+            return super().compute_metrics(*arguments, **named)
+
+    def scaled() -> Any:
+        return optimizers.LossScaleOptimizer(optimizers.SGD())
+
+    return {
+        "a train_step of its own": lambda: compiled(kind=OwnStep),
+        "a compute_metrics of its own": lambda: compiled(kind=OwnMetrics),
+        "with a LossScaleOptimizer": lambda: compiled(optimizer=scaled()),
+        "with gradient_accumulation_steps": lambda: compiled(
+            optimizer=optimizers.SGD(gradient_accumulation_steps=2)
+        ),
+        "with use_ema=True": lambda: compiled(optimizer=optimizers.SGD(use_ema=True)),
+        "with run_eagerly=True": lambda: compiled(run_eagerly=True),
+        "with stateful=True": lambda: compiled(layers.LSTM(2, stateful=True)),
+        "with synchronized=True": lambda: compiled(layers.BatchNormalization(synchronized=True)),
+    }
+
+
+def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
+    from pybackend.strategy.checks import check_asynchronous
+
+    job = Job("train", 3, strategy="parameter_server", roles=(*ROLES.items(),))
+    for reason, build in unfit_models().items():
+        with pytest.raises(InputError, match=f"'parameter_server' cannot train .*{reason}"):
+            check_asynchronous(build(), job)
+    check_asynchronous(compiled(), job)
 
 
 def read_table() -> dict[str, dict[str, str]]:
