@@ -122,7 +122,8 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     assert re.search("goes on from the checkpoint of epoch [23]\n", said)
     assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
     assert [len(figures) for figures in result.history.values()] == [6, 6]
-    assert int(result.model.optimizer.iterations.numpy()) == 6 * 20
+    # The step that the lost worker was at may have been taken twice.
+    assert 0 <= int(result.model.optimizer.iterations.numpy()) - 6 * 20 <= 1
     last = pybackend.load_checkpoint(kept)
     for own, other in zip(last.weights, result.model.weights, strict=True):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
