@@ -19,7 +19,7 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
-from pybackend.launchers.failures import Failures, describe_loss, find_fatal
+from pybackend.launchers.failures import Failures, describe_loss
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -123,13 +123,13 @@ def _watch(
             continue
         reports[event.rank] = event
         if event.failure is not None:
-            if find_fatal(job, reports.values()):
+            if failures.find_fatal(job, reports.values()):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
             else:
                 failures(describe_loss(event.failure))
     stopped = "ended by the launcher because another worker had failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
-    failures.add(at_own_end(failure, notice) for failure in find_fatal(job, ordered))
+    failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))
     return ordered
 
 

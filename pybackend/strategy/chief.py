@@ -22,7 +22,7 @@ from pybackend.engine.trials import choose_rows, try_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit, EpochEnded, Note
+from pybackend.job.messages import Begun, Emit, EpochEnded, Note
 from pybackend.job.roles import ranks_of
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
@@ -85,6 +85,7 @@ def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) ->
     move_shares(job, counts)
     steps = Steps(strategy, shared, model, rows, written.spec, job)
     held_out = _held_out(model, folder, job, counts)
+    emit(Begun())
     began = time.monotonic()
     with steps.exact_iterations():
         for epoch in range(keeping.epoch, job.epochs):
