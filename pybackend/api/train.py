@@ -168,8 +168,9 @@ def barrier_train(
         steps on batches of its own rows without waiting for others. The result is *not* that of
         one process, and differs from run to run. An epoch has as many steps as all rows make
         batches; workers take them as they are ready, so that a faster one takes more, and their
-        rows more often. On this machine, a worker that is lost is done without. None: synchronous,
-        and exact. The names of TensorFlow's other strategies are refused, and say what to use.
+        rows more often. A worker that is lost is done without (not on Spark, nor in processes that
+        join). None: synchronous, and exact. The names of TensorFlow's other strategies are refused,
+        and say what to use.
     roles
         With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
         "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,

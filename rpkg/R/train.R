@@ -94,8 +94,8 @@
 #'   `ParameterServerStrategy`: the weights lie on parameter servers, and each worker takes steps on
 #'   batches of its own rows without waiting for others. The result is *not* that of one process,
 #'   and differs from run to run. An epoch has as many steps as all rows make batches; a faster
-#'   worker takes more of them. On this machine, a worker that is lost is done without. `NULL`:
-#'   synchronous, and exact.
+#'   worker takes more of them. A worker that is lost is done without (not on Spark, nor in sessions
+#'   that join). `NULL`: synchronous, and exact.
 #' @param roles With `strategy`, how many processes have which role, such as
 #'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
 #'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
