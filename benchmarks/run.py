@@ -27,6 +27,7 @@ import returning
 import single
 import soak
 import step
+import strategy
 import tfrecord
 import wan
 import wire
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "machines": machines.measure,
     "soak": lambda rounds: soak.measure(is_long=False),
     "recovery": recovery.measure,
+    "strategy": strategy.measure,
 }
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 

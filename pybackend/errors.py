@@ -100,8 +100,14 @@ _LOSSES = {
 # A training that is kept may take several of these.
 _LIMITS = {"TimeLimit"}
 
-# What TensorFlow's own collectives say on the other workers.
-_LOST_SERVERS = {"AbortedError", "CancelledError", "InternalError", "UnavailableError"}
+# What TensorFlow's own collectives, and its coordinator, say on the other workers.
+_LOST_SERVERS = {
+    "AbortedError",
+    "CancelledError",
+    "InternalError",
+    "PSUnavailableError",
+    "UnavailableError",
+}
 
 
 @dataclass(frozen=True)

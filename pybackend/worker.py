@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -42,10 +43,12 @@ from pybackend.job.report import WorkerReport
 
 if TYPE_CHECKING:
     from pybackend.collective import Collective
+    from pybackend.engine.train import Training
 
 _OPEN_SERVERS = (
-    "TensorFlow's own servers (transport='tf') listen on all interfaces of the workers' hosts, and "
-    "serve whoever connects, without a token: use them on networks that you trust"
+    "TensorFlow's own servers (transport='tf', strategy='parameter_server') listen on all "
+    "interfaces of the workers' hosts, and serve whoever connects, without a token: use them on "
+    "networks that you trust"
 )
 REPORT = "report.json"
 JOB = "job.json"
@@ -168,6 +171,8 @@ def _train(worker: Worker) -> WorkerReport:
     from pybackend.engine.train import train
 
     worker, order = worker.receive()
+    if worker.job.strategy is not None:
+        return _train_asynchronously(worker, order)
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:
         if worker.job.needs_tensorflow_server:
@@ -181,6 +186,20 @@ def _train(worker: Worker) -> WorkerReport:
         )
     if trained.discard is not None:
         worker.at_end.callback(trained.discard)
+    return _report_training(worker, trained)
+
+
+def _train_asynchronously(worker: Worker, order: Order) -> WorkerReport:
+    from pybackend.strategy.train import train_asynchronously
+
+    job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
+    if rank == 0:
+        worker.emit(Note(_OPEN_SERVERS))
+    trained = train_asynchronously(job, rank, worker.folder, worker.server, order, worker.emit, end)
+    return _report_training(worker, trained)
+
+
+def _report_training(worker: Worker, trained: Training) -> WorkerReport:
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -209,22 +228,24 @@ def _run(worker: Worker) -> WorkerReport:
     from pybackend.function.call import Hooks, call_function
     from pybackend.job.values import encode_value
 
-    def end(error: Exception | None) -> None:
-        """End this process although its function may never return: a server's does not."""
-        if error is None:
-            worker.conclude(worker.report(value=encode_value(None)))
-        else:
-            worker.conclude(worker.report(failure=_failure(worker.rank, worker.host, error)))
-        _fall_silent()
-
     def announce(name: str, text: str) -> None:
         worker.emit(Announced(name, text))
 
     order = worker.orders.get()
     job, rank = worker.job, worker.rank
+    end = partial(_end_server, worker, value=encode_value(None))
     hooks = Hooks(worker.host, end, announce)
     value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
     return worker.report(seconds=seconds, value=value)
+
+
+def _end_server(worker: Worker, error: Exception | None, **found: Any) -> None:
+    """End this process although its function may never return: a server's does not."""
+    if error is None:
+        worker.conclude(worker.report(**found))
+    else:
+        worker.conclude(worker.report(failure=_failure(worker.rank, worker.host, error)))
+    _fall_silent()
 
 
 def _own_stdin() -> IO[bytes]:

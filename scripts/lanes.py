@@ -49,6 +49,7 @@ MODULES = {
         "test_readme",
         "test_recovery",
         "test_sources",
+        "test_strategy",
         "test_train",
         "test_warm",
     ],

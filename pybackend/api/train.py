@@ -15,6 +15,7 @@ from pybackend.api.request import Request, prepare
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult, read_model_file
 from pybackend.api.signatures import explain_arguments
+from pybackend.api.strategy import settle_strategy
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
@@ -23,7 +24,7 @@ from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
-from pybackend.launchers import Outcome, count_workers, launcher_for
+from pybackend.launchers import Outcome, launcher_for
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
@@ -57,6 +58,8 @@ def barrier_train(
     checkpoint: Checkpoint | str | None = None,
     resume: bool = False,
     restarts: int = 0,
+    strategy: str | None = None,
+    roles: Mapping[str, int] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -159,6 +162,19 @@ def barrier_train(
         from the newest checkpoint, or else from the beginning. With `checkpoint` also if workers
         were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit. What
         the model, the data or a callback raises is not tried again.
+    strategy
+        ``"parameter_server"`` trains asynchronously, by TensorFlow's ``ParameterServerStrategy``
+        and ``ClusterCoordinator``: the weights lie on parameter servers, and each worker takes
+        steps on batches of its own rows without waiting for others. The result is *not* that of
+        one process, and differs from run to run. An epoch has as many steps as all rows make
+        batches; workers take them as they are ready, so that a faster one takes more, and their
+        rows more often. A worker that is lost is done without (not on Spark, nor in processes that
+        join). None: synchronous, and exact. The names of TensorFlow's other strategies are refused,
+        and say what to use.
+    roles
+        With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
+        "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,
+        there is one parameter server, and ``workers`` is the number of those that take steps.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
@@ -191,7 +207,7 @@ def barrier_train(
     arguments = dict(locals())
     began = time.monotonic()
     launcher = launcher_for(spark)
-    arguments["workers"] = count_workers(launcher, workers)
+    arguments = settle_strategy(launcher, arguments)
     restarts = check_whole_number("restarts", restarts, least=0)
     arguments = settle_checkpoint(arguments)
     request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
@@ -252,7 +268,7 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     ClusterError
         The ranks' weights differ, or the file was altered on its way.
     """
-    if len({report.weights_sha256 for report in outcome.reports}) > 1:
+    if len({report.weights_sha256 for report in outcome.reports} - {None}) > 1:
         raise ClusterError(
             "the workers' weights differ after the training: a custom callback, layer or "
             "train_step has changed them on one worker and not on the others"

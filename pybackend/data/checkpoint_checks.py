@@ -23,6 +23,7 @@ _SETTINGS = (
     "seed",
     "floatx",
     "dtype_policy",
+    "strategy",
 )
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
 _ROWS = [argument_of(name) for name in ("train", "validation")]

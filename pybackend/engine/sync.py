@@ -91,20 +91,13 @@ class EpochSync(keras.callbacks.Callback):
         if self._synchronizer.mean_loss is not None and "loss" in combined:
             combined["loss"] = self._synchronizer.mean_loss
         self._agree_on_statistics()
-        if self._held_out is not None and self._is_validated(epoch):
+        if self._held_out is not None and self._job.validates(epoch):
             figures = self._held_out.evaluate(self.model, self._collective, self.evaluated_by)
             combined.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(combined)
         seconds = time.monotonic() - self._began
         self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
-
-    def _is_validated(self, epoch: int) -> bool:
-        """As Keras decides: ``epoch`` counts from 0, what users name from 1."""
-        frequency = self._job.validation_freq
-        if isinstance(frequency, int):
-            return (epoch + 1) % frequency == 0
-        return epoch + 1 in frequency
 
     def _report_custom_metrics(self) -> None:
         # Not before an epoch: Keras builds the metrics in its first step.

@@ -107,7 +107,7 @@ def train(
     feed, rows = _make_feed(job, collective, counts, folder, model, stream)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
-    inputs = _build(model, rows)
+    inputs = build_variables(model, rows)
     check_model(model, job)
     tried = choose_rows(model, rows, job)
     check_loss(model, tried, job)
@@ -235,7 +235,7 @@ def _make_feed(
     return feed, rows
 
 
-def _build(model: Any, rows: Rows) -> Any:
+def build_variables(model: Any, rows: Rows) -> Any:
     """Create all weights and the optimizer's state, so that they can be made equal.
 
     Returns what describes the inputs.

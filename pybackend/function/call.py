@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -22,6 +22,8 @@ from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
 from pybackend.job.messages import Order
 from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
 from pybackend.net.secret import derive_token
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,39 @@ def call_function(
             value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
+    patient = {
+        other
+        for other in ranks_that_follow(job.roles, job.workers)
+        if place_of(job.roles, other)[0] != "ps"
+    }
+    return take_part(job, rank, server, order, call, hooks.on_end, patient)
+
+
+def take_part(
+    job: Job,
+    rank: int,
+    server: socket.socket,
+    order: Order,
+    call: Callable[[Gather], T],
+    on_end: Callable[[Exception | None], object],
+    patient: Set[int] = frozenset(),
+) -> T:
+    """Make a call that shares values with those of the other workers; it may be a server's.
+
+    Parameters
+    ----------
+    server, on_end
+        As in `call_function` and `Hooks`.
+    patient
+        As in `Hub.finish`.
+    """
     if job.workers == 1:
         server.close()
         return call(lambda _, text: [text])
     if rank == 0:
-        return _call_as_hub(job, server, order, call)
+        return _call_as_hub(job, server, order, call, patient)
     server.close()
-    return _call_as_spoke(job, rank, order, call, hooks.on_end)
+    return _call_as_spoke(job, rank, order, call, on_end)
 
 
 def _timed(
@@ -101,13 +129,16 @@ def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
 
 
 def _call_as_hub(
-    job: Job, server: socket.socket, order: Order, call: Callable[[Gather], tuple[str, float]]
-) -> tuple[str, float]:
+    job: Job,
+    server: socket.socket,
+    order: Order,
+    call: Callable[[Gather], T],
+    patient: Set[int],
+) -> T:
     hub = Hub(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
     try:
         result = call(hub.gather)
         following = ranks_that_follow(job.roles, job.workers)
-        patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
         hub.finish(ranks_that_lead(job.roles, job.workers), following, patient)
     finally:
         hub.leave()
@@ -118,9 +149,9 @@ def _call_as_spoke(
     job: Job,
     rank: int,
     order: Order,
-    call: Callable[[Gather], tuple[str, float]],
+    call: Callable[[Gather], T],
     on_end: Callable[[Exception | None], object],
-) -> tuple[str, float]:
+) -> T:
     following = ranks_that_follow(job.roles, job.workers)
     end = on_end if rank in following else _ignore
     spoke = Spoke(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)

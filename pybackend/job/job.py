@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
@@ -22,7 +22,8 @@ from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
-from pybackend.job.roles import Roles, check_roles
+from pybackend.job.roles import Roles, check_roles, ranks_of
+from pybackend.job.strategy import check_strategy
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
@@ -97,8 +98,8 @@ class Job:
         As in `barrier_train`.
     discards_checkpoints
         Whether they are removed when the training has ended.
-    roles
-        As in `barrier_run`: role and number of workers, in the order of the ranks.
+    strategy, roles
+        As in `barrier_train`; roles with the number of workers, in the order of the ranks.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -128,6 +129,7 @@ class Job:
     checkpoint: Checkpoint | None = None
     resume: bool = False
     discards_checkpoints: bool = False
+    strategy: Literal["parameter_server"] | None = None
     roles: Roles = ()
 
     @property
@@ -138,10 +140,14 @@ class Job:
     @property
     def needs_tensorflow_server(self) -> bool:
         """Whether TensorFlow itself will listen in the workers, or may do so."""
-        return self.kind == "run" or (
-            isinstance(self.exchange, Exchange)
-            and self.exchange.transport == "tf"
-            and self.workers > 1
+        return (
+            self.kind == "run"
+            or self.strategy is not None
+            or (
+                isinstance(self.exchange, Exchange)
+                and self.exchange.transport == "tf"
+                and self.workers > 1
+            )
         )
 
     @property
@@ -149,6 +155,15 @@ class Job:
         """Whether the workers compute the loss of the global batch together."""
         exchange = self.exchange
         return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
+
+    def can_lose(self, ranks: Collection[int]) -> bool:
+        """Whether the others train on without these: workers of parameter servers, not all."""
+        return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
+
+    def validates(self, epoch: int) -> bool:
+        """Whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
+        chosen = self.validation_freq
+        return (epoch + 1) % chosen == 0 if isinstance(chosen, int) else epoch + 1 in chosen
 
     def to_json(self) -> str:
         """JSON text of the job."""
@@ -262,6 +277,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
     "resources": check_resources,
     "roles": check_roles,
+    "strategy": check_strategy,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),

@@ -64,6 +64,13 @@ class Announced:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """An asynchronous training has begun: from now on, workers may be lost."""
+
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class Failed:
     """A worker has failed."""
 
@@ -78,7 +85,7 @@ class Reported:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Announced | Failed | Reported
+Event = EpochEnded | Note | Waits | PrintedLine | Announced | Begun | Failed | Reported
 Emit = Callable[[Event], object]
 
 

@@ -56,6 +56,12 @@ def place_of(roles: Roles, rank: int) -> tuple[str, int]:
     return "worker", index
 
 
+def ranks_of(roles: Roles, role: str) -> list[int]:
+    """The ranks that have a role, in the order of their numbers within it."""
+    count = sum(number for _, number in roles)
+    return [rank for rank in range(count) if place_of(roles, rank)[0] == role]
+
+
 def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
     """The TF_CONFIG text of a rank.
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable
 
 from pybackend.errors import Failure, WorkerFailedError, root_cause_first
-from pybackend.job.messages import Emit, Event, Failed
+from pybackend.job.job import Job
+from pybackend.job.messages import Begun, Emit, Event, Failed, Note
+from pybackend.job.report import WorkerReport
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
@@ -24,6 +26,24 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
     )
 
 
+def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
+    """The failures that end a job: none if the others go on without the workers that were lost."""
+    failures = [report.failure for report in reports if report.failure is not None]
+    lost = {failure.rank for failure in failures if failure.is_loss}
+    if len(lost) == len(failures) and job.can_lose(lost):
+        return []
+    others = [f for f in failures if not (f.is_loss and job.can_lose({f.rank}))]
+    return others if any(failure.is_loss for failure in others) else failures
+
+
+def describe_loss(failure: Failure) -> Note:
+    """What the user hears of a worker that the others do without."""
+    return Note(
+        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): the training goes "
+        "on without it and its rows"
+    )
+
+
 class Failures:
     """The failures of a job, one per rank; all other events go to ``on_event``."""
 
@@ -31,6 +51,7 @@ class Failures:
         self._on_event = on_event
         self._by_rank: dict[int, Failure] = {}
         self._any = threading.Event()
+        self._has_begun = False
 
     def __bool__(self) -> bool:
         return self._any.is_set()
@@ -39,8 +60,16 @@ class Failures:
         """Keep a failure, or pass the event on."""
         if isinstance(event, Failed):
             self.add([event.failure])
+        elif isinstance(event, Begun):
+            self._has_begun = True
         else:
             self._on_event(event)
+
+    def find_fatal(self, job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
+        """As `find_fatal`; before an asynchronous training has begun, whatever has failed."""
+        if self._has_begun:
+            return find_fatal(job, reports)
+        return [report.failure for report in reports if report.failure is not None]
 
     def add(self, failures: Iterable[Failure]) -> None:
         """Keep failures; of two of one rank the later call's."""

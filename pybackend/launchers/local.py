@@ -19,7 +19,7 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
-from pybackend.launchers.failures import Failures
+from pybackend.launchers.failures import Failures, describe_loss
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -71,7 +71,7 @@ class LocalLauncher:
                 child.go(order)
             failures = Failures(on_event)
             with notice.expected(job.checkpoint is not None):
-                reports = _watch(children, events, failures, notice)
+                reports = _watch(job, children, events, failures, notice)
             failures.raise_any()
             notice.pass_on()
             return Outcome(reports, children[0].model())
@@ -93,6 +93,7 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
 
 
 def _watch(
+    job: Job,
     children: Sequence[Child],
     events: queue.Queue[Event | WorkerReport],
     failures: Failures,
@@ -121,12 +122,14 @@ def _watch(
             failures(event)
             continue
         reports[event.rank] = event
-        if not event.ok:
-            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        if event.failure is not None:
+            if failures.find_fatal(job, reports.values()):
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            else:
+                failures(describe_loss(event.failure))
     stopped = "ended by the launcher because another worker had failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
-    found = (report.failure for report in ordered if report.failure is not None)
-    failures.add(at_own_end(failure, notice) for failure in found)
+    failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))
     return ordered
 
 

@@ -25,6 +25,7 @@ check_argument <- function(x, arg, call) {
     resume = check_flag(x, arg = arg, call = call),
     checkpoint = check_checkpoint(x, arg = arg, call = call),
     resources = check_options(x, "resources", arg = arg, call = call),
+    strategy = check_strategy(x, arg = arg, call = call),
     roles = check_roles(x, arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),
     verbose = check_verbose(x, arg = arg, call = call),
@@ -64,6 +65,14 @@ check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
     )
   }
   invisible(as.list(counts))
+}
+
+# Names of TensorFlow's strategies; of those that there is no need of, Python says what to use.
+check_strategy <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is.null(x) && !rlang::is_string(x)) {
+    abort_expected(x, "\"parameter_server\"", TRUE, arg, call)
+  }
+  invisible(x)
 }
 
 check_verbose <- function(x, arg = caller_arg(x), call = caller_env()) {

@@ -90,6 +90,15 @@
 #'   memory: from the newest checkpoint, or else from the beginning. With `checkpoint` also if
 #'   workers were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit.
 #'   What the model, the data or a callback raises is not tried again.
+#' @param strategy `"parameter_server"` trains asynchronously, by TensorFlow's own
+#'   `ParameterServerStrategy`: the weights lie on parameter servers, and each worker takes steps on
+#'   batches of its own rows without waiting for others. The result is *not* that of one process,
+#'   and differs from run to run. An epoch has as many steps as all rows make batches; a faster
+#'   worker takes more of them. A worker that is lost is done without (not on Spark, nor in sessions
+#'   that join). `NULL`: synchronous, and exact.
+#' @param roles With `strategy`, how many processes have which role, such as
+#'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
+#'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
@@ -174,6 +183,8 @@ barrier_train <- function(
   checkpoint = NULL,
   resume = FALSE,
   restarts = 0,
+  strategy = NULL,
+  roles = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = 1,
@@ -211,7 +222,7 @@ barrier_train <- function(
 training_settings <- c(
   c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("resources", "model_uri", "checkpoint", "resume", "restarts"),
+  c("resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 

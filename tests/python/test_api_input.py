@@ -246,6 +246,38 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "resume": (train(resume="yes"), "`resume`"),
     "resume from nowhere": (train(resume=True), "`checkpoint`"),
     "restarts": (train(restarts=-1), "`restarts`"),
+    "strategy": (train(strategy="async"), "`strategy` must be None or 'parameter_server'"),
+    "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),
+    "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
+    "strategy exchange": (
+        train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
+        "`exchange` does not go with strategy='parameter_server': workers exchange nothing",
+    ),
+    "strategy steps": (
+        train(strategy="parameter_server", steps_per_epoch=3),
+        "`steps_per_epoch` does not go with strategy='parameter_server'",
+    ),
+    "strategy checkpoint": (
+        train(strategy="parameter_server", checkpoint=pybackend.Checkpoint("kept", every=5)),
+        "`checkpoint` with strategy='parameter_server' needs every='epoch'",
+    ),
+    "strategy shuffle": (
+        train(strategy="parameter_server", shuffle="global"),
+        "shuffle='global' does not go with strategy='parameter_server'",
+    ),
+    "strategy pipeline": (
+        train(strategy="parameter_server", data=lambda context: None),
+        "`data` must be rows with strategy='parameter_server'",
+    ),
+    "roles alone": (train(roles={"chief": 1, "worker": 2}), "`roles` needs strategy='parameter_"),
+    "roles without ps": (
+        train(strategy="parameter_server", workers=None, roles={"chief": 1, "worker": 2}),
+        "`roles` must have a chief, workers and parameter servers",
+    ),
+    "roles and workers": (
+        train(strategy="parameter_server", roles={"chief": 1, "worker": 3, "ps": 1}),
+        "`workers` is 2, but `roles` has 3 of them",
+    ),
     "timeout": (train(timeout=0), "`timeout`"),
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),

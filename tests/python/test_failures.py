@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import Failure, WorkerFailedError
+from pybackend.job.job import Job
 from pybackend.job.messages import Event, Failed, Note
-from pybackend.launchers.failures import Failures
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.failures import Failures, find_fatal
 from pybackend.launchers.spark.task_failure import fail_task, find_failures
 
 
@@ -27,6 +29,31 @@ def test_events_pass_and_failures_are_kept() -> None:
         failures.raise_any()
     assert caught.value.rank == 0
     assert [other.rank for other in caught.value.others] == [1, 2]
+
+
+ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
+ASYNCHRONOUS = Job("train", 4, strategy="parameter_server", roles=ROLES)
+
+
+@pytest.mark.parametrize(
+    ("job", "kinds", "fatal"),
+    [
+        (ASYNCHRONOUS, {2: "ProcessDied"}, []),
+        (ASYNCHRONOUS, {2: "ValueError"}, [2]),
+        (ASYNCHRONOUS, {1: "ProcessDied", 2: "WorkerStalled"}, [1, 2]),
+        (ASYNCHRONOUS, {3: "ProcessDied"}, [3]),
+        (ASYNCHRONOUS, {0: "PeerLostError", 2: "ProcessDied", 3: "ProcessDied"}, [0, 3]),
+        (ASYNCHRONOUS, {0: "PeerLostError", 2: "ProcessDied"}, [0, 2]),
+        (Job("train", 4), {2: "ProcessDied"}, [2]),
+    ],
+    ids=["lost", "failed", "all", "server", "both", "at the start", "synchronous"],
+)
+def test_servers_go_on_without_a_worker_that_is_lost(
+    job: Job, kinds: dict[int, str], fatal: list[int]
+) -> None:
+    found = {rank: failure(rank, kind) for rank, kind in kinds.items()}
+    reports = [WorkerReport(rank, "10.0.0.1", 1, failure=found.get(rank)) for rank in range(4)]
+    assert [failure.rank for failure in find_fatal(job, reports)] == fatal
 
 
 def test_the_driver_reads_a_failure_that_was_not_sent_from_sparks_message() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
 from pybackend.job.job import Job
-from pybackend.job.messages import Event, Failed, PrintedLine, Reported
+from pybackend.job.messages import Begun, Event, Failed, Note, PrintedLine, Reported
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.remote.gang import run_gang
@@ -23,13 +23,14 @@ TOKEN = "token"
 
 
 class Gang:
-    """A driver with two members."""
+    """A driver with its members."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.meeting = stack.enter_context(MeetingServer("127.0.0.1", TOKEN, 2))
+    def __init__(self, stack: ExitStack, job: Job) -> None:
+        self.job = job
+        self.meeting = stack.enter_context(MeetingServer("127.0.0.1", TOKEN, job.workers))
         self.members = [
             stack.enter_context(MeetingClient(self.meeting.address, TOKEN, rank, 10.0))
-            for rank in range(2)
+            for rank in range(job.workers)
         ]
         for member in self.members:
             member.require()
@@ -43,15 +44,14 @@ class Gang:
     def run(
         self, look: Callable[[], Sequence[Failure]] = list, meet_seconds: float = 60.0
     ) -> Outcome:
-        job = Job("run", 2)
-        hosts = ["h0", "h1"]
-        return run_gang(self.meeting, job, hosts, self.events.append, look, meet_seconds)
+        hosts = [f"h{rank}" for rank in range(self.job.workers)]
+        return run_gang(self.meeting, self.job, hosts, self.events.append, look, meet_seconds)
 
 
 @pytest.fixture
 def gang() -> Iterator[Gang]:
     with ExitStack() as stack:
-        yield Gang(stack)
+        yield Gang(stack, Job("run", 2))
 
 
 def fail(rank: int, message: str) -> Failure:
@@ -131,3 +131,34 @@ def test_a_worker_that_does_not_come_is_named(gang: Gang) -> None:
         gang.run(meet_seconds=0.2)
     gang.meeting.__exit__()
     thread.join(10)
+
+
+def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
+    roles = (("chief", 1), ("worker", 2), ("ps", 1))
+    job = Job("train", 4, strategy="parameter_server", roles=roles)
+    with ExitStack() as stack:
+        gang = Gang(stack, job)
+        gang.members[0](Begun())
+        gang.report(1, Failure(1, "h1", "ProcessDied", "killed"))
+        for rank in (0, 2, 3):
+            gang.report(rank)
+        assert [report.ok for report in gang.run().reports] == [True, False, True, True]
+        assert gang.events == [
+            Note("worker 1 on h1 was lost (killed): the training goes on without it and its rows")
+        ]
+    with ExitStack() as stack:
+        gang = Gang(stack, job)
+        gang.members[0](Begun())
+        gang.report(1, Failure(1, "h1", "ProcessDied", "killed", time=1.0))
+        gang.report(3)
+        gang.members[2].close()
+        gang.members[0](Failed(Failure(0, "h0", "PeerLostError", "lost worker 2", time=0.5)))
+        with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ProcessDied") as caught:
+            gang.run()
+        assert {failure.rank for failure in caught.value.others} == {0, 2}
+    with ExitStack() as stack:
+        gang = Gang(stack, job)
+        for rank in (0, 2, 3):
+            gang.report(rank)
+        with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: HostLost"):
+            gang.run(lambda: [Failure(1, "h1", "HostLost", "gone before it had begun")])

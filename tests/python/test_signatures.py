@@ -68,6 +68,7 @@ def test_calls_share_order_and_defaults(name: str) -> None:
 def test_a_job_has_the_defaults_of_the_call() -> None:
     # What a job has settled when the call leaves it open.
     settled = {"workers": MISSING, "seed": 0, "exchange": Exchange(), "resources": Resources()}
+    settled["roles"] = ()
     options = parameters(DataOptions)
     expected = {**parameters(pybackend.barrier_train), **options, **settled}
     for field in fields(Job):

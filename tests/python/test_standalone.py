@@ -117,6 +117,23 @@ def test_a_dataframe_with_fewer_rows_than_hosts_is_every_row_once(
     assert largest_difference(dense_model, result.model) <= 1e-6
 
 
+def test_a_parameter_server_on_another_host_holds_what_a_third_one_trains(
+    spark: Any, data: Any, dense_model: Any, cluster: Cluster
+) -> None:
+    x, y = data
+    frame = spark.createDataFrame(
+        [([float(n) for n in a], int(b)) for a, b in zip(x, y, strict=True)],
+        "x array<double>, label int",
+    )
+    result = barrier_train(
+        spark, dense_model, frame, strategy="parameter_server", workers=1, epochs=2, verbose=0
+    )
+    assert {w.host for w in result.workers} == {host.seen_as for host in cluster.hosts}
+    assert sum(w.rows for w in result.workers) == 90
+    assert result.workers[0].steps == int(result.model.optimizer.iterations.numpy()) == 2 * 3
+    assert result.history["loss"][1] < result.history["loss"][0]
+
+
 def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
     cluster: Cluster, spark: Any, data: Any
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event, Failed, Reported
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import Failures
+from pybackend.launchers.failures import Failures, describe_loss
 from pybackend.launchers.remote.task import MODEL, REPORT
 from pybackend.net.meeting import MeetingServer
 
@@ -74,7 +75,6 @@ class _Gang:
         self._failures = Failures(on_event)
         self._meet_seconds = meet_seconds
         self._reports: dict[int, WorkerReport] = {}
-        self._failed: set[int] = set()
         self._left: dict[int, float] = {}
 
     def run(self, look: Callable[[], Iterable[Failure]]) -> Outcome:
@@ -92,9 +92,10 @@ class _Gang:
                     self._check_meeting()
                 except ClusterError as error:
                     trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
-            if self._failed:
+            if self._fatal():
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         self._take_events(0)
+        self._failures.add(self._fatal())
         self._failures.raise_any()
         if trouble is not None:
             raise trouble
@@ -103,8 +104,10 @@ class _Gang:
 
     def _running(self) -> list[int]:
         """Ranks of which nothing final is known."""
-        known = self._reports.keys() | self._failed
-        return [rank for rank in range(self._job.workers) if rank not in known]
+        return [rank for rank in range(self._job.workers) if rank not in self._reports]
+
+    def _fatal(self) -> list[Failure]:
+        return self._failures.find_fatal(self._job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
         """Handle what has come, and wait for some time if nothing has."""
@@ -121,21 +124,27 @@ class _Gang:
         elif isinstance(event, Reported):
             rank = event.rank
             content = self._meeting.result(rank, REPORT)
-            report = self._reports[rank] = read_report(content, rank, self._hosts[rank])
-            failure = report.failure
-            if failure is not None:
-                if failure.exception_type == "Preempted":
-                    failure = self._explain(failure)
-                self._failed.add(rank)
-                self._failures.add([failure])
+            report = read_report(content, rank, self._hosts[rank])
+            if report.failure is not None:
+                if report.failure.exception_type == "Preempted":
+                    report = replace(report, failure=self._explain(report.failure))
+            elif rank in self._reports:  # it was said to have failed
+                return
+            self._conclude(report)
         else:
             self._failures(event)
 
     def _add(self, failures: Iterable[Failure]) -> None:
         """Add failures of workers of which nothing is known yet."""
-        new = [f for f in failures if f.rank not in self._reports and f.rank not in self._failed]
-        self._failed.update(failure.rank for failure in new)
-        self._failures.add(new)
+        for failure in failures:
+            if failure.rank not in self._reports:
+                self._conclude(WorkerReport(failure.rank, failure.host, 0, failure=failure))
+
+    def _conclude(self, report: WorkerReport) -> None:
+        """Nothing more is to come of a worker."""
+        self._reports[report.rank] = report
+        if report.failure is not None and not self._fatal():
+            self._failures(describe_loss(report.failure))
 
     def _find_lost(self) -> list[Failure]:
         """Workers that have gone without a report, and nobody says why."""

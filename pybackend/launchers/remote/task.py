@@ -18,6 +18,7 @@ from pybackend.errors import ClusterError, Failure
 from pybackend.job.codec import encode
 from pybackend.job.messages import Failed, Reported
 from pybackend.job.notice import Notice
+from pybackend.launchers.failures import find_fatal
 from pybackend.launchers.member import Member
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import own_address
@@ -96,7 +97,7 @@ def take_part(
     Returns
     -------
     bool
-        Whether all went well; if not, the driver was told why.
+        Whether the others may go on; if not, the driver was told why.
     """
     hosts = list(task.hosts)
     member = task.member
@@ -112,7 +113,7 @@ def take_part(
     except Exception as error:
         meeting(Failed(describe_failure(rank, hosts[rank], error)))
         return False
-    return report.ok
+    return not find_fatal(member.job, [report])
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:

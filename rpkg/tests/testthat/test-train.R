@@ -19,6 +19,8 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", model_uri = "model.rds")
     barrier_train("local", made, iris, label = "Species", features = list("Sepal.Width"))
     barrier_train("local", made, iris, label = "Species", weight = "n")
+    barrier_train("local", made, iris, label = "Species", strategy = 3)
+    barrier_train("local", made, iris, label = "Species", roles = c(boss = 1))
     barrier_train("local", made, "absent.parquet")
     barrier_train("local", made, function() 1)
     barrier_train("local", made, iris, label = "Species", timeout = 0)
@@ -64,6 +66,15 @@ test_that("R and Python have the same arguments and defaults", {
   for (name in c("barrier_train", "barrier_evaluate", "barrier_predict", "train_mnist")) {
     expect_same_arguments(name, name, except)
   }
+})
+
+test_that("a strategy and its roles reach Python", {
+  skip_if_no_pybackend()
+  train <- function(...) barrier_train("local", dense_model, iris_arrays(), verbose = 0, ...)
+  expect_error(train(strategy = "mirrored"), "gives each of n GPUs a worker")
+  roles <- c(chief = 1, worker = 2, ps = 1)
+  expect_error(train(strategy = "parameter_server", roles = roles, steps_per_epoch = 3), "batches")
+  expect_error(train(strategy = "parameter_server", roles = roles[1:2]), "must have a chief, work")
 })
 
 test_that("two workers train on arrays, and the fit has all of it", {

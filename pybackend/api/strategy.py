@@ -1,0 +1,92 @@
+"""What a call with `strategy` means, and what of its other arguments cannot go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.data.datasets import is_dataset
+from pybackend.errors import InputError
+from pybackend.job.arguments import check_whole_number
+from pybackend.job.checkpoint import check_checkpoint
+from pybackend.job.job import MAX_WORKERS
+from pybackend.job.roles import check_roles
+from pybackend.job.strategy import check_strategy
+from pybackend.launchers import Launcher, count_workers
+
+# Arguments that asynchronous steps cannot honour: their defaults, and why.
+_SYNCHRONOUS: dict[str, tuple[Any, str]] = {
+    "exchange": (None, "workers exchange nothing with each other"),
+    "callbacks": (None, "no step is the same on all workers: there is none to call them after"),
+    "class_weight": (None, "pass sample weights"),
+    "steps_per_epoch": (None, "an epoch has as many steps as all rows make batches"),
+}
+
+
+def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, with the number of all processes as ``workers``.
+
+    Raises
+    ------
+    InputError
+        An argument does not go with ``strategy``; names it, and says why.
+    """
+    strategy, roles = check_strategy(arguments["strategy"]), arguments["roles"]
+    if strategy is None:
+        if roles is not None:
+            raise InputError(
+                "`roles` needs strategy='parameter_server': without it all are workers, of which "
+                "`workers` says how many"
+            )
+        return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
+    for name, (default, reason) in _SYNCHRONOUS.items():
+        if arguments[name] is not default:
+            raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
+    kept = check_checkpoint(arguments["checkpoint"])
+    if kept is not None and kept.every != "epoch":
+        raise InputError(
+            f"`checkpoint` with strategy={strategy!r} needs every='epoch': between two epochs no "
+            f"step is on its way, not {kept.every!r}"
+        )
+    if arguments["shuffle"] == "global":
+        raise InputError(
+            f"shuffle='global' does not go with strategy={strategy!r}: each worker keeps its rows"
+        )
+    for name in ("data", "validation_data"):
+        value = arguments[name]
+        if is_dataset(value) or callable(value):
+            raise InputError(
+                f"`{name}` must be rows with strategy={strategy!r} (arrays, a data frame, files): "
+                "batches of a data set or a function belong to steps of one sequence"
+            )
+    roles = _choose_roles(launcher, roles, arguments["workers"])
+    count = sum(roles.values())
+    return {**arguments, "roles": roles, "workers": count_workers(launcher, count)}
+
+
+def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int]:
+    """The number of processes of each role; without ``roles`` one chief and one server."""
+    if roles is None:
+        given = count_workers(launcher, None, default=4) - 2 if workers is None else workers
+        if workers is None and given < 1:
+            raise InputError(
+                f"strategy='parameter_server' needs a chief, a worker and a parameter server, and "
+                f"{given + 2} processes were started: start 3 or more"
+            )
+        most = MAX_WORKERS - 2
+        return {
+            "chief": 1,
+            "worker": check_whole_number("workers", given, least=1, most=most),
+            "ps": 1,
+        }
+    counts = dict(check_roles(roles))
+    if set(counts) != {"chief", "worker", "ps"}:
+        raise InputError(
+            "`roles` must have a chief, workers and parameter servers, e.g. {'chief': 1, "
+            f"'worker': 2, 'ps': 1}}, not {roles!r}"
+        )
+    if workers not in (None, counts["worker"]):
+        raise InputError(
+            f"`workers` is {workers!r}, but `roles` has {counts['worker']} of them: leave it out"
+        )
+    return counts

@@ -1,0 +1,1 @@
+"""Training under TensorFlow's own distribution strategies, in a worker."""

@@ -1,0 +1,81 @@
+"""Rows as small files of tensors, which TensorFlow's own operations read, move and iterate over.
+
+A server of TensorFlow runs operations, not Python: what it reads, it finds by names in its folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.data.arrays import nest
+from pybackend.data.disk import naming_full_disk
+from pybackend.data.rows import Rows, Spec
+from pybackend.job.job import Job
+
+_BLOCK_BYTES = 1 << 20
+# Rows among which the next one is drawn, in memory.
+_DRAWN_BYTES = 32 << 20
+_LEAST_DRAWN = 256
+
+
+def write_blocks(rows: Rows, places: npt.NDArray[np.int64], folder: Path, prefix: str) -> None:
+    """Write some rows, in this order, as files ``<prefix>-<block>.<column>`` of one tensor each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = max(1, _BLOCK_BYTES // max(1, rows.row_bytes))
+    with naming_full_disk(folder, "rows"):
+        for number, first in enumerate(range(0, len(places), size)):
+            block = rows.take(places[first : first + size])
+            for column, values in enumerate(block.values()):
+                path = folder / f"{prefix}-{number:06d}.{column}"
+                path.write_bytes(tf.make_tensor_proto(values).SerializeToString())
+
+
+def move_blocks(folder: str, source: str, into: str, target: str) -> None:
+    """Move the files of a folder on one device's machine into a folder on another's."""
+    with tf.device(source):
+        names = tf.io.matching_files(f"{folder}/*").numpy()
+    for name in names:
+        with tf.device(source):
+            content = tf.io.read_file(name)
+        with tf.device(target):
+            tf.io.write_file(f"{into}/{name.decode().rpartition('/')[2]}", content)
+
+
+def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = None) -> Any:
+    """A ``tf.data.Dataset`` of the rows in a folder of whatever machine it runs on.
+
+    Parameters
+    ----------
+    written, wanted
+        Type and shape of a row by column, as it was written and as the model takes it.
+    seed
+        Draws the order of the files; None: as they were written.
+    """
+
+    def read(path: Any) -> dict[str, Any]:
+        name = tf.strings.regex_replace(path, r"\.0$", ".")
+        found = {}
+        for number, (key, (dtype, _)) in enumerate(written.items()):
+            kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
+            values = tf.io.parse_tensor(tf.io.read_file(name + str(number)), kind)
+            found[key] = tf.reshape(values, (-1, *wanted[key][1]))
+        return found
+
+    is_shuffled = seed is not None
+    paths = tf.data.Dataset.list_files(f"{folder}/*.0", shuffle=is_shuffled, seed=seed)
+    return paths.map(read).unbatch()
+
+
+def draw(rows: Any, row_bytes: int, seed: int) -> Any:
+    """The rows in a new order each time, drawn from as many as there is memory for."""
+    return rows.shuffle(max(_LEAST_DRAWN, _DRAWN_BYTES // max(1, row_bytes)), seed=seed)
+
+
+def batch(rows: Any, job: Job) -> Any:
+    """Batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
+    return rows.batch(job.batch_size).map(nest).prefetch(2)

@@ -1,0 +1,94 @@
+"""Steps of an asynchronous training: each worker's own, on variables of the parameter servers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from pybackend.data.rows import Rows, Spec
+from pybackend.engine.overrides import override
+from pybackend.engine.steps import count_rows
+from pybackend.job.job import Job
+from pybackend.job.roles import ranks_of
+from pybackend.strategy.blocks import batch, draw, iterate_blocks
+from pybackend.strategy.metrics import SummedMetrics
+from pybackend.strategy.shares import NUMBER, TRAIN
+
+
+class Steps:
+    """Has the workers take steps, each on batches of its own rows.
+
+    Parameters
+    ----------
+    model
+        Its variables lie on the parameter servers, since it was made in the strategy's scope.
+    own
+        The same model in this process.
+    rows
+        Rows as the model takes them; some are enough.
+    written
+        Types and shapes of the rows in the workers' files.
+    """
+
+    def __init__(
+        self, strategy: Any, model: Any, own: Any, rows: Rows, written: Spec, job: Job
+    ) -> None:
+        self._model = model
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            self._metrics = SummedMetrics(own, _make_variable)
+            self._by_worker = _make_variable(tf.zeros(len(ranks_of(job.roles, "worker")), tf.int64))
+
+        def make_batches() -> Any:
+            seed = job.seed if job.shuffle else None
+            found = iterate_blocks(TRAIN, written, rows.spec, seed)
+            if seed is not None:
+                found = draw(found, rows.row_bytes, seed)
+            number = tf.strings.to_number(tf.io.read_file(NUMBER), tf.int64)
+            batches = batch(found.repeat(), job)
+            return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(number).repeat(), batches))
+
+        # Traced once, here; it runs on every worker.
+        self._batches = iter(self._coordinator.create_per_worker_dataset(tf.function(make_batches)))
+
+        def step(batches: Any) -> None:
+            strategy.run(self._take, args=next(batches))
+
+        self._step = tf.function(step)
+
+    def exact_iterations(self) -> AbstractContextManager[None]:
+        """Meanwhile no step is lost from the optimizer's count, by which learning rates go.
+
+        Keras's variable reads its value and writes the next one, as another worker may do too.
+        """
+        count = self._model.optimizer.iterations
+        return override(count, "assign_add", lambda value: count.value.assign_add(value))
+
+    def run(self, number: int) -> dict[str, Any]:
+        """Take so many steps, in whatever order workers are ready for them; returns the figures."""
+        for _ in range(number):
+            self._coordinator.schedule(self._step, args=(self._batches,))
+        self._coordinator.join()
+        return self._metrics.read()
+
+    @property
+    def by_worker(self) -> list[int]:
+        """Steps that each worker has taken."""
+        return [int(number) for number in self._by_worker.numpy()]
+
+    def _take(self, number: Any, data: Any) -> None:
+        model = self._model
+        x, y, weight = (*data, None)[:3]
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        self._metrics.add(loss, count_rows(data), data, y_pred)
+        self._by_worker.assign_add(tf.one_hot(number, self._by_worker.shape[0], dtype=tf.int64))
+
+
+def _make_variable(value: Any) -> Any:
+    return tf.Variable(value, trainable=False)

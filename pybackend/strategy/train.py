@@ -1,0 +1,86 @@
+"""One process of an asynchronous training, whatever its role."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pybackend.data.layout import check_layouts, read_layouts
+from pybackend.data.reading import read_sources
+from pybackend.data.spool import settle_layout
+from pybackend.engine.train import Training
+from pybackend.errors import ClusterError
+from pybackend.function.call import take_part
+from pybackend.job.context import Gather
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Order
+from pybackend.job.roles import config_of
+from pybackend.net.dialing import find_unreachable
+from pybackend.strategy.chief import train_as_chief
+from pybackend.strategy.server import start_server
+from pybackend.strategy.shares import write_shares
+
+
+def train_asynchronously(
+    job: Job,
+    rank: int,
+    folder: Path,
+    server: socket.socket,
+    order: Order,
+    emit: Emit,
+    end: Callable[..., object],
+) -> Training:
+    """Take this process's part; a worker's and a parameter server's has no end of its own.
+
+    Parameters
+    ----------
+    server
+        The socket at which this process listens; closed.
+    end
+        Called in a thread of a server when the chief has trained: with None and what is to be
+        reported, by name, or with the error by which the chief was lost.
+    """
+    os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
+    read_sources(job, rank, folder, order)
+    began = time.monotonic()
+    done: dict[str, Any] = {}
+
+    def call(gather: Gather) -> Training:
+        # TensorFlow's servers would wait for each other forever.
+        others = [other for other in range(job.workers) if other != rank]
+        if unreachable := find_unreachable(order.reserved, rank, others):
+            raise ClusterError(unreachable)
+        counts = _settle(folder, gather)
+        write_shares(job, rank, folder)
+        if rank:
+            shutil.rmtree(folder / "train")
+            done.update(rows=counts["train"][rank])
+            _server = start_server(folder)  # lives as long as this process
+        gather("start of the servers", "")
+        if rank:
+            threading.Event().wait()  # for as long as the chief needs it
+        return train_as_chief(job, folder, counts, order.peers, emit)
+
+    def on_end(error: Exception | None) -> None:
+        end(error, seconds=time.monotonic() - began, **done)
+
+    return take_part(job, rank, server, order, call, on_end)
+
+
+def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
+    """Make the rows of all ranks alike; how many each has, by data set."""
+    everyone = [json.loads(text) for text in gather("rows", json.dumps(read_layouts(folder)))]
+    check_layouts(everyone)
+    counts = {}
+    for name in everyone[0]:
+        layouts = [layouts[name] for layouts in everyone]
+        settle_layout(folder / name, layouts)
+        counts[name] = [layout["rows"] for layout in layouts]
+    return counts

@@ -1,0 +1,216 @@
+"""TensorFlow's own distribution strategies: what each can do, and asynchronous training."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import build_dense
+from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
+
+import pybackend
+from pybackend import InputError, TrainResult, barrier_train
+from pybackend.job.job import Job
+
+ROLES = {"chief": 1, "worker": 1, "ps": 1}
+
+
+def make_rows(count: int = 600) -> tuple[Any, Any]:
+    """Rows of 8 features whose class is the largest of the first three."""
+    x = np.random.default_rng(3).normal(size=(count, 8)).astype("float32")
+    return x, x[:, :3].argmax(axis=1)
+
+
+def train(model: Any, data: Any, **changes: Any) -> TrainResult:
+    arguments = {"strategy": "parameter_server", "workers": 2, "seed": 1, **changes}
+    return barrier_train("local", model, data, **arguments)
+
+
+def test_workers_train_what_lies_on_parameter_servers(dense_model: Any, capfd: Any) -> None:
+    x, y = make_rows()
+    before = [weight.numpy() for weight in dense_model.weights]
+    result = train(dense_model, (x, y), epochs=8, validation_data=(x[:100], y[:100]))
+    assert set(result.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert result.history["accuracy"][-1] > 0.8 > result.history["accuracy"][0]
+    # What comes back is what was evaluated last, and each step was counted by its optimizer.
+    figures = result.model.evaluate(x[:100], y[:100], verbose=0, return_dict=True)
+    assert figures["loss"] == pytest.approx(result.history["val_loss"][-1], rel=1e-5)
+    assert figures["accuracy"] == pytest.approx(result.history["val_accuracy"][-1])
+    assert int(result.model.optimizer.iterations.numpy()) == 8 * 20
+    assert [report.rows for report in result.workers] == [150] * 4
+    assert result.workers[0].steps == 160
+    said = capfd.readouterr().out
+    assert "of 160 asynchronous steps worker 1 took" in said
+    for weight, kept in zip(dense_model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), kept)
+
+
+def test_one_worker_takes_the_steps_of_one_process() -> None:
+    x, y = make_rows(480)
+    weights = np.linspace(0.5, 2, 480).astype("float32")
+
+    def build() -> Any:
+        import keras
+
+        keras.utils.set_random_seed(5)
+        model = build_dense()
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 5, 0.7)
+        model.compile(keras.optimizers.Adam(schedule), model.loss, weighted_metrics=["accuracy"])
+        return model
+
+    result = train(
+        build, (x, y, weights), workers=None, roles=ROLES, epochs=3, batch_size=32, shuffle=False
+    )
+    # Rows are dealt to ranks in turn, and the worker has those of the chief first.
+    order = np.concatenate([np.arange(rank, 480, 3) for rank in range(3)])
+    model = build()
+    rows = (x[order], y[order])
+    fitted = model.fit(
+        *rows, sample_weight=weights[order], epochs=3, batch_size=32, shuffle=False, verbose=0
+    )
+    for name, expected in fitted.history.items():
+        np.testing.assert_allclose(result.history[name], expected, rtol=1e-5)
+    for own, other in zip(result.model.weights, model.weights, strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), atol=1e-6)
+    for own, other in zip(result.model.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), atol=1e-6)
+
+
+class Output(io.StringIO):
+    """Standard output that kills workers, by rank, when an epoch is reported."""
+
+    def __init__(self, victims: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._victims = victims
+        self._pids: dict[int, int] = {}
+        start = subprocess.Popen
+
+        def popen(*arguments: Any, **options: Any) -> Any:
+            process = start(*arguments, **options)
+            if rank := options.get("env", {}).get("TFDIST_RANK"):
+                self._pids[int(rank)] = process.pid
+            return process
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        monkeypatch.setattr(sys, "stdout", self)
+
+    def write(self, text: str) -> int:
+        for epoch in [found for found in self._victims if found in text]:
+            os.kill(self._pids[self._victims.pop(epoch)], signal.SIGKILL)
+        return super().write(text)
+
+
+def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, kept = make_rows(), str(tmp_path / "kept")
+    output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
+    result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
+    said = output.getvalue()
+    assert "worker 2 on 127.0.0.1 was lost (the process was ended by SIGKILL)" in said
+    assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
+    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert re.search("goes on from the checkpoint of epoch [23]\n", said)
+    assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
+    assert [len(figures) for figures in result.history.values()] == [6, 6]
+    # The step that the lost worker was at may have been taken twice.
+    assert 0 <= int(result.model.optimizer.iterations.numpy()) - 6 * 20 <= 1
+    last = pybackend.load_checkpoint(kept)
+    for own, other in zip(last.weights, result.model.weights, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+    # Synchronous steps would be another training.
+    with pytest.raises(InputError, match="`strategy` is 'parameter_server', and here it is None"):
+        train(build_dense, rows, strategy=None, epochs=7, checkpoint=kept, resume=True)
+
+
+def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:
+    import keras
+
+    kind = kind or keras.Sequential
+    model = kind([keras.Input((4, 1), batch_size=2), *layers, keras.layers.Dense(1)])
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+    return model
+
+
+def unfit_models() -> dict[str, Callable[[], Any]]:
+    """Models by what their refusal says."""
+    from keras import Sequential, layers, optimizers
+
+    class OwnStep(Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    class OwnMetrics(Sequential):  # type: ignore[misc]
+        def compute_metrics(self, *arguments: Any, **named: Any) -> Any:
+            return super().compute_metrics(*arguments, **named)
+
+    def scaled() -> Any:
+        return optimizers.LossScaleOptimizer(optimizers.SGD())
+
+    return {
+        "a train_step of its own": lambda: compiled(kind=OwnStep),
+        "a compute_metrics of its own": lambda: compiled(kind=OwnMetrics),
+        "with a LossScaleOptimizer": lambda: compiled(optimizer=scaled()),
+        "with gradient_accumulation_steps": lambda: compiled(
+            optimizer=optimizers.SGD(gradient_accumulation_steps=2)
+        ),
+        "with use_ema=True": lambda: compiled(optimizer=optimizers.SGD(use_ema=True)),
+        "with run_eagerly=True": lambda: compiled(run_eagerly=True),
+        "with stateful=True": lambda: compiled(layers.LSTM(2, stateful=True)),
+        "with synchronized=True": lambda: compiled(layers.BatchNormalization(synchronized=True)),
+    }
+
+
+def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
+    from pybackend.strategy.checks import check_asynchronous
+
+    job = Job("train", 3, strategy="parameter_server", roles=(*ROLES.items(),))
+    for reason, build in unfit_models().items():
+        with pytest.raises(InputError, match=f"'parameter_server' cannot train .*{reason}"):
+            check_asynchronous(build(), job)
+    check_asynchronous(compiled(), job)
+
+
+def read_table() -> dict[str, dict[str, str]]:
+    """The cells of the page, by strategy and way to train."""
+    page = Path(pybackend.__file__).parents[1] / "docs" / "strategies.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if "|" in line]
+    names, cells = rows[0][1:4], {row[0].strip("`"): row[1:4] for row in rows[2:]}
+    assert tuple(names) == WAYS
+    return {name: dict(zip(names, found, strict=True)) for name, found in cells.items()}
+
+
+ON_ONE_MACHINE = ["OneDeviceStrategy", "MirroredStrategy", "CentralStorageStrategy", "TPUStrategy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "fn", "where"),
+    [
+        (ON_ONE_MACHINE, try_on_one_machine, {"workers": 1}),
+        (["MultiWorkerMirroredStrategy"], try_on_workers, {"workers": 2}),
+        (["ParameterServerStrategy"], try_on_servers, {"roles": ROLES}),
+    ],
+    ids=["one machine", "workers", "servers"],
+)
+def test_each_cell_of_the_page_is_what_tensorflow_does(
+    names: list[str], fn: Any, where: dict[str, Any]
+) -> None:
+    table = read_table()
+    assert len(table) == 6
+    found = pybackend.barrier_run("local", fn, verbose=0, **where)
+    found = [one if len(names) > 1 else {names[0]: one} for one in found if one is not None]
+    for cells in found:
+        kinds = {
+            name: {way: what.partition(":")[0] for way, what in ways.items()}
+            for name, ways in cells.items()
+        }
+        assert kinds == {name: table[name] for name in names}
