@@ -234,7 +234,7 @@ def _run(worker: Worker) -> WorkerReport:
     order = worker.orders.get()
     job, rank = worker.job, worker.rank
     end = partial(_end_server, worker, value=encode_value(None))
-    hooks = Hooks(worker.host, end, announce)
+    hooks = Hooks(worker.host, end, announce, lambda text: worker.emit(Note(text)))
     value, seconds = call_function(job, rank, worker.folder, worker.server, order, hooks)
     return worker.report(seconds=seconds, value=value)
 
@@ -337,7 +337,7 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, ClusterError):
         return "see the message"
     if isinstance(error, SerializationError):
-        return "see the message; a model with custom classes needs `custom_objects`"
+        return "see the message"
     if isinstance(error, RError):
         return "fix the R function, or what the message names, then start again"
     if isinstance(error, InputError):

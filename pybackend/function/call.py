@@ -13,17 +13,30 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from pybackend.errors import ClusterError
 from pybackend.function.barrier_context import standing_in
-from pybackend.function.hub import Hub
+from pybackend.function.hub import GRACE_SECONDS, Hub
 from pybackend.function.spoke import Spoke
 from pybackend.function.values import encode_result
 from pybackend.job.context import Announce, Gather, WorkerContext
 from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
 from pybackend.job.messages import Order
-from pybackend.job.roles import config_of, place_of, ranks_that_follow, ranks_that_lead
+from pybackend.job.roles import (
+    config_of,
+    place_of,
+    ranks_of,
+    ranks_that_follow,
+    ranks_that_lead,
+)
 from pybackend.net.secret import derive_token
 
 T = TypeVar("T")
+_NO_FIT = (
+    "Keras 3 cannot `fit` under MultiWorkerMirroredStrategy with several workers. Train the model "
+    "by `pybackend.barrier_train`, which takes it as it is; or install tf_keras on the workers, "
+    "and begin the function with os.environ['TF_USE_LEGACY_KERAS'] = '1', after which tf.keras is "
+    "Keras 2; or write the training step by hand"
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +51,14 @@ class Hooks:
         As in `Spoke`, if this worker is one that is ended when others have returned.
     announce
         Tells the driver something.
+    note
+        Tells the user something.
     """
 
     host: str
     on_end: Callable[[Exception | None], object]
     announce: Announce
+    note: Callable[[str], object]
 
 
 def call_function(
@@ -76,12 +92,18 @@ def call_function(
             value, seconds = _timed(function, context, positional)
         return encode_result(value), seconds
 
-    patient = {
-        other
-        for other in ranks_that_follow(job.roles, job.workers)
-        if place_of(job.roles, other)[0] != "ps"
-    }
-    return take_part(job, rank, server, order, call, hooks.on_end, patient)
+    following = ranks_that_follow(job.roles, job.workers)
+    patient = {other for other in following if place_of(job.roles, other)[0] != "ps"}
+
+    def tell(ended: Set[int]) -> None:
+        for other in ended & set(ranks_of(job.roles, "evaluator")):
+            hooks.note(
+                f"worker {other}, the evaluator, was ended {GRACE_SECONDS:g} s after the others "
+                "had returned, and its value is None: have the chief wait for what it writes, if "
+                "it is to finish"
+            )
+
+    return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)
 
 
 def take_part(
@@ -92,6 +114,7 @@ def take_part(
     call: Callable[[Gather], T],
     on_end: Callable[[Exception | None], object],
     patient: Set[int] = frozenset(),
+    tell: Callable[[Set[int]], object] = lambda ended: None,
 ) -> T:
     """Make a call that shares values with those of the other workers; it may be a server's.
 
@@ -101,12 +124,14 @@ def take_part(
         As in `call_function` and `Hooks`.
     patient
         As in `Hub.finish`.
+    tell
+        Called on rank 0 with the ranks that it has ended.
     """
     if job.workers == 1:
         server.close()
         return call(lambda _, text: [text])
     if rank == 0:
-        return _call_as_hub(job, server, order, call, patient)
+        return _call_as_hub(job, server, order, call, patient, tell)
     server.close()
     return _call_as_spoke(job, rank, order, call, on_end)
 
@@ -116,7 +141,14 @@ def _timed(
 ) -> tuple[Any, float]:
     with standing_in(context):
         began = time.monotonic()
-        return function(context, *positional), time.monotonic() - began
+        try:
+            value = function(context, *positional)
+        except ValueError as error:
+            if "PerReplica" not in str(error):
+                raise
+            # Its own message shows the tensors, hundreds of lines.
+            raise ClusterError(_NO_FIT).with_traceback(error.__traceback__) from None
+        return value, time.monotonic() - began
 
 
 def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
@@ -134,12 +166,13 @@ def _call_as_hub(
     order: Order,
     call: Callable[[Gather], T],
     patient: Set[int],
+    tell: Callable[[Set[int]], object],
 ) -> T:
     hub = Hub(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
     try:
         result = call(hub.gather)
         following = ranks_that_follow(job.roles, job.workers)
-        hub.finish(ranks_that_lead(job.roles, job.workers), following, patient)
+        tell(hub.finish(ranks_that_lead(job.roles, job.workers), following, patient))
     finally:
         hub.leave()
     return result
@@ -156,7 +189,7 @@ def _call_as_spoke(
     end = on_end if rank in following else _ignore
     spoke = Spoke(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
     try:
-        if following:  # nobody is ended who is not connected
+        if rank in following:  # nobody is ended who is not connected
             spoke.wait()
         result = call(spoke.gather)
     except BaseException:

@@ -59,7 +59,7 @@ class Hub:
         self._waiting: dict[int, Share] = {}
         self._returned: set[int] = set()
         self._lost: dict[int, str] = {}
-        self._ended: Set[int] = set()
+        self._ended: Set[int] = frozenset()
         self._farewell: NotShared | None = None
         self._turn = threading.Lock()
         self._answers: queue.Queue[Shared | NotShared] = queue.Queue()
@@ -83,8 +83,10 @@ class Hub:
                 except queue.Empty:
                     self._find_absent()
 
-    def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> None:
+    def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> Set[int]:
         """Say that rank 0's function has returned, and end those that follow when all have.
+
+        Returns the ranks that were ended.
 
         Parameters
         ----------
@@ -97,15 +99,20 @@ class Hub:
             self._returned.add(0)
             self._settle()
             if not following:
-                return
+                return self._ended
             self._wait(leading, None)
             if self._lost.keys() & leading:  # the launcher ends all, and says why
-                return
+                return self._ended
+            # Who starts late has its time, too.
+            self._changed.wait_for(
+                lambda: following <= self._outboxes.keys() | self._lost.keys(), self._timeout
+            )
             self._wait(patient, GRACE_SECONDS)
             self._ended = following - self._returned
             for rank in self._ended:
                 self._send(rank, End())
             self._wait(following, _END_SECONDS)
+            return self._ended
 
     def leave(self) -> None:
         """Tell all, those that come later too, that rank 0 shares nothing any more."""
@@ -131,6 +138,7 @@ class Hub:
             is_awaited = 0 < rank < len(self._hosts) and rank not in self._outboxes
             if is_awaited:
                 self._outboxes[rank] = Outbox(stream, self._timeout, partial(self._lose, rank))
+                self._changed.notify_all()
                 if rank in self._ended:
                     self._send(rank, End())
                 elif self._farewell:

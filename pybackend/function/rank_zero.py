@@ -66,15 +66,4 @@ def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _call_mirrored(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     tf: Any = importlib.import_module("tensorflow")
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        try:
-            return fn(*args, **kwargs)
-        except ValueError as error:
-            if "PerReplica" not in str(error):
-                raise
-            raise ClusterError(
-                "Keras 3 cannot `fit` under MultiWorkerMirroredStrategy with several workers "
-                f"({str(error).splitlines()[0]}). Train the model by `pybackend.barrier_train`, "
-                "which takes it as it is; or install tf_keras on the workers, and begin the "
-                "function with os.environ['TF_USE_LEGACY_KERAS'] = '1', after which tf.keras is "
-                "Keras 2; or write the training step by hand"
-            ) from error
+        return fn(*args, **kwargs)

@@ -12,10 +12,11 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from pybackend.api.model import find_source
 from pybackend.api.progress import printer
+from pybackend.api.signatures import suggest
 from pybackend.api.train import barrier_train
 from pybackend.errors import InputError
 from pybackend.job.messages import Note
-from pybackend.launchers import SparkLauncher
+from pybackend.launchers import SparkLauncher, is_spark_frame
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
 from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
@@ -66,9 +67,17 @@ class KerasEstimator(
         self.safeMode = safeMode
         if uid is not None:
             self._resetUid(uid)
+        for name in params:
+            if not self.hasParam(name):
+                known = [param.name for param in self.params]
+                wrong = f"KerasEstimator has no Param `{name}`"
+                raise InputError(f"{wrong}: {suggest(name, known) or 'see its documentation'}")
         self._set(**params)
 
     def _fit(self, dataset: Any) -> KerasModel:
+        if not is_spark_frame(dataset):
+            kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+            raise InputError(f"`dataset` must be a Spark DataFrame, not {kind}")
         data, validation_data = self._split(dataset)
         features = self._given("features") or [self.getFeaturesCol()]
         # A tuning may fit several at once: each waits for its turn, and says so.

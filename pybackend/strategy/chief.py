@@ -99,7 +99,7 @@ def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) ->
             emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
             keeping.keep(epoch + 1)
     seconds = time.monotonic() - began
-    emit(Note(_describe_steps(steps.by_worker)))
+    emit(Note(_describe_steps(job, steps.by_worker)))
     keeping.finish()
     with pointing_to(job.checkpoint):
         digest = write_model(loaded, plan, folder, job.model_uri)
@@ -156,9 +156,10 @@ def _validate(model: Any, held_out: Any) -> dict[str, Any]:
     return {f"val_{name}": to_plain(value) for name, value in figures.items()}
 
 
-def _describe_steps(by_worker: Sequence[int]) -> str:
+def _describe_steps(job: Job, by_worker: Sequence[int]) -> str:
     """How the steps have fallen to the workers."""
-    parts = ", ".join(f"worker {n} took {steps}" for n, steps in enumerate(by_worker, 1))
+    ranked = zip(ranks_of(job.roles, "worker"), by_worker, strict=True)
+    parts = ", ".join(f"worker {n} took {steps}" for n, steps in ranked)
     return f"of {sum(by_worker)} asynchronous steps {parts}"
 
 

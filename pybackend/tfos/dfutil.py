@@ -43,15 +43,17 @@ def isLoadedDF(df: Any) -> bool:
     return df in loadedDF
 
 
-def saveAsTFRecords(df: Any, output_dir: str) -> None:
+def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
     """Write a DataFrame as TFRecord files; errors as in `write_tfrecords`.
 
     Parameters
     ----------
     output_dir
         A folder, new or empty.
+    overwrite
+        Whether to replace what is in it.
     """
-    write_tfrecords(df, output_dir)
+    write_tfrecords(df, output_dir, overwrite=overwrite)
 
 
 def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:

@@ -128,21 +128,25 @@ def test_arguments_may_have_any_name() -> None:
     assert TFDistributor().run(lambda **found: found, **named) == named
 
 
-def test_servers_end_when_those_they_serve_have_returned() -> None:
-    def work(context: WorkerContext) -> Any:
+def test_servers_end_when_those_they_serve_have_returned(capfd: Any) -> None:
+    def work(context: WorkerContext, patience: float) -> Any:
         import signal
         import time
 
         if context.role == "ps" or (context.role, context.index) == ("worker", 1):
             signal.pause()
         if context.role == "evaluator":
-            time.sleep(0.3)  # behind the chief, but within the grace
+            time.sleep(patience)
         return context.role, context.index
 
     roles = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
     expected = [("chief", 0), ("worker", 0), None, None, None, ("evaluator", 0)]
-    assert run(work, roles=roles) == expected
-    assert run(work, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
+    assert run(work, 0.3, roles=roles) == expected  # behind the chief, but within the grace
+    assert run(work, 0, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
+    assert "was ended" not in capfd.readouterr().out
+    found = barrier_run("local", work, 60, roles={"worker": 1, "evaluator": 1}, verbose=1)
+    assert found == [("worker", 0), None]
+    assert "worker 1, the evaluator, was ended 3 s after" in capfd.readouterr().out
 
 
 def test_a_server_that_fails_and_a_chief_that_is_killed_are_named() -> None:

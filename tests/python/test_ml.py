@@ -267,5 +267,9 @@ def test_params_are_checked_when_they_are_set(dense_model: Any) -> None:
         KerasEstimator("model.keras")
     with pytest.raises(InputError, match="`model` must be a Keras 3 model or a TrainResult"):
         KerasModel(build_dense)
+    with pytest.raises(InputError, match="no Param `epoch`: do you mean `epochs`"):
+        KerasEstimator(dense_model, epoch=2)
+    with pytest.raises(InputError, match="`dataset` must be a Spark DataFrame, not"):
+        estimator.fit({})
     copy = estimator.copy({estimator.epochs: 7})
     assert (copy.getEpochs(), estimator.getEpochs(), copy.model) == (7, 1, dense_model)
