@@ -102,8 +102,8 @@ class TFCluster:
         Parameters
         ----------
         dataRDD
-            An RDD; a DataFrame, whose rows arrive fastest, above all where `DataFeed` has an
-            ``input_mapping``: its columns are arrays; or a DStream.
+            An RDD, a DataFrame, whose rows arrive fastest, or a DStream. Where `DataFeed` has an
+            ``input_mapping``, columns of a DataFrame are arrays: see `DataFeed.next_batch`.
         num_epochs
             How often the rows are fed; 0: ten times, or until the function calls ``terminate``.
         feed_timeout

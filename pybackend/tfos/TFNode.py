@@ -128,8 +128,8 @@ class DataFeed:
         """The next rows: a list, or with ``input_mapping`` a dict of a column per tensor.
 
         It waits for so many; fewer come at the end, and in inference at the end of a partition.
-        A column is a list; of a DataFrame given to `TFCluster.train` it is a numpy array with one
-        entry per row, straight from Arrow.
+        A column is a list; of a DataFrame of numbers, text and arrays of these, if that was given
+        to `TFCluster.train`, it is a numpy array with one entry per row, straight from Arrow.
 
         Raises
         ------

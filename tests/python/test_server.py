@@ -235,7 +235,8 @@ def test_columns_are_arrays_of_tables_and_lists_of_all_else(server: FeedServer) 
 def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> None:
     other = FeedServer(HOST, TOKEN)
     with_both = feeder(server, other)
-    feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), "a", n, 0)) for n in (0, 0)]
+    # Two feeds: of one, the second task would be a new attempt at the partition.
+    feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), n, 0, 0)) for n in "ab"]
     wait_for(lambda: (server.queue.feeds, other.queue.feeds) == (1, 1))
     found = [server.queue.take(5)[0], other.queue.take(5)[0]]
     assert found == [list(range(5))] * 2
