@@ -15,6 +15,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import collective
+import fed_training
 import feed
 import frame_step
 import inference
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "launch": launch.measure,
     "tfrecord": tfrecord.measure,
     "feed": lambda rounds: feed.measure(rounds) | feed.shuffled(rounds),
+    "fed_training": fed_training.measure,
     "frame_step": frame_step.per_step,
     "memory": lambda rounds: memory.memory(),
     "returning": returning.model_return,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ def standalone_session(**settings: str) -> Iterator[Any]:
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         standalone_cluster(Path(folder) / "cluster") as cluster,
+        _routes(cluster),
         cluster.session(
             **{
                 # An executor more than workers would now and then be met cold.
@@ -43,3 +45,16 @@ def standalone_session(**settings: str) -> Iterator[Any]:
         ) as session,
     ):
         yield session
+
+
+@contextmanager
+def _routes(cluster: Any) -> Iterator[None]:
+    """Give hosts a route to anywhere, by which TensorFlowOnSpark looks for their address.
+
+    Nothing is sent there; it goes with the hosts.
+    """
+    for host in cluster.hosts:
+        if host.namespace:
+            route = ["ip", "route", "add", "default", "via", cluster.driver]
+            subprocess.run([*host.enter, *route], check=True)
+    yield

@@ -1,7 +1,8 @@
 """One script of TensorFlowOnSpark's, run by 2.2.5 itself and by `pybackend.tfos`: rows to tensors.
 
-The original runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on two conditions: an
-executor runs one task at a time, and executors are told the driver's address.
+The original runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on three conditions: an
+executor runs one task at a time, executors are told the driver's address, and they have a route to
+the internet, though they need not reach it.
 """
 
 from __future__ import annotations

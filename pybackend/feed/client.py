@@ -91,8 +91,8 @@ class Feeder:
         marks = {answer.place: answer.digest for answer in known if answer.rows}
         conversation = self._begin(begins)
         with contextlib.closing(conversation):
-            for batch, mark in _drop_rows(batches, skipped, marks):
-                if not conversation.send(batch, mark):
+            for rows, content, mark in _drop_rows(batches, skipped, marks):
+                if not conversation.send(rows, content, mark):
                     return conversation.taken + skipped
             for _ in conversation.finish():
                 pass
@@ -115,7 +115,7 @@ class Feeder:
         conversation = self._begin(Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
-                conversation.send(batch)
+                conversation.send(batch.num_rows, write_batch(batch))
                 yield from conversation.take_results()
             yield from conversation.finish()
 
@@ -236,12 +236,11 @@ class _Conversation:
         """Close the connection."""
         self._stream.close()
 
-    def send(self, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
-        """Send a batch of rows; False if the worker wants no more."""
-        content = write_batch(batch)
+    def send(self, rows: int, content: Any, mark: tuple[int, str] = (0, "")) -> bool:
+        """Send so many rows, as `write_batch` gives them; False if the worker wants no more."""
         self._moved = time.monotonic()  # what the rows themselves take is not the worker's time
-        self._sent += batch.num_rows
-        return self._send(_line(Rows(batch.num_rows, len(content), *mark))) and self._send(content)
+        self._sent += rows
+        return self._send(_line(Rows(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
         """The results that have come so far, and were not taken yet."""
@@ -344,8 +343,8 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def _drop_rows(
     batches: Iterator[Any], count: int, marks: Mapping[int, str]
-) -> Iterator[tuple[Any, tuple[int, str]]]:
-    """The batches without their first rows, each with its mark: how many rows, and what they are.
+) -> Iterator[tuple[int, Any, tuple[int, str]]]:
+    """The batches without their first rows: how many, their bytes, and the mark to send with them.
 
     Raises
     ------
@@ -354,14 +353,18 @@ def _drop_rows(
     """
     digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
-        digest.update(write_batch(batch))
+        content = write_batch(batch)
+        digest.update(content)
         place += batch.num_rows
         mark = place, digest.hexdigest()
         if rest.pop(place, mark[1]) != mark[1] or (place >= count and rest):
             raise ClusterError(_OTHER_ROWS)
         dropped = min(count - (place - batch.num_rows), batch.num_rows)
-        if dropped < batch.num_rows:
-            yield (batch.slice(dropped) if dropped > 0 else batch), mark
+        if 0 < dropped < batch.num_rows:
+            batch = batch.slice(dropped)
+            content, dropped = write_batch(batch), 0
+        if dropped <= 0:
+            yield batch.num_rows, content, mark
     if rest or place < count:
         raise ClusterError(_OTHER_ROWS)
 

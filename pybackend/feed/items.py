@@ -12,6 +12,7 @@ import decimal
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
+from operator import countOf
 from typing import Any
 
 import numpy as np
@@ -54,43 +55,36 @@ def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
     return _batch(kind, array)
 
 
-def frame_items(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of a DataFrame, an Arrow batch, as such items: each is a ``pyspark.sql.Row``."""
+def frame_items(batch: pa.RecordBatch, *, gives_arrays: bool = False) -> pa.RecordBatch:
+    """The rows of a DataFrame, an Arrow batch, as such items: each is a ``pyspark.sql.Row``.
+
+    With ``gives_arrays``, `stack_columns` makes arrays of them.
+    """
     struct = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-    return _batch(["frame", batch.schema.names], struct)
+    return _batch(["frame", batch.schema.names, gives_arrays], struct)
 
 
 def decode_items(batch: pa.RecordBatch) -> list[Any]:
     """The items that a batch was made of."""
-    kind = json.loads(batch.schema.metadata[_KIND])
-    return _decode(kind, batch.column(0))
+    return _decode(_kind_of(batch), batch.column(0))
 
 
-def decode_columns(batch: pa.RecordBatch) -> list[tuple[str, Any]] | None:
-    """Name and numpy array of each column of a batch; None of items that have no columns.
+def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
+    """The first columns of batches as numpy arrays; None unless all of them are to give arrays.
 
     Raises
     ------
     InputError
         A column is no array: it has nulls, lists of several lengths, or values of several types.
     """
-    kind = json.loads(batch.schema.metadata[_KIND])
-    names = {"frame": lambda: kind[1], "row": lambda: kind[1], "dict": lambda: kind[1]}
-    column = batch.column(0)
-    if kind[0] == "frame":
-        parts = zip(kind[1], column.flatten(), strict=True)
-        return [(name, _to_numpy(name, array)) for name, array in parts]
-    if kind[0] in (*names, "tuple"):
-        labels = kind[1] if kind[0] in names else [str(n) for n in range(len(kind[-1]))]
-        columns = zip(labels, kind[-1], column.flatten(), strict=True)
-        return [(name, _kind_to_numpy(name, child, array)) for name, child, array in columns]
-    if kind[0] == "list":
-        rows = _decode(kind, column)
-        widths = {len(row) for row in rows}
-        if len(widths) == 1:
-            numbered = enumerate(zip(*rows, strict=True))
-            return [(str(n), _kind_to_numpy(str(n), *_encode(list(c)))) for n, c in numbered]
-    return None
+    kinds = [_kind_of(batch) for batch in batches]
+    if not all(kind[0] == "frame" and kind[2] for kind in kinds):
+        return None
+    names = kinds[0][1]
+    if len(names) < width:
+        raise InputError(f"`input_mapping` has {width} columns, and the rows have {len(names)}")
+    tables = [batch.column(0).flatten() for batch in batches]
+    return [_stack(names[n], [table[n] for table in tables]) for n in range(width)]
 
 
 def write_batch(batch: pa.RecordBatch) -> pa.Buffer:
@@ -110,6 +104,11 @@ def read_batch(content: Any) -> pa.RecordBatch:
         raise SerializationError(f"rows have arrived damaged: {error}") from error
 
 
+def _kind_of(batch: pa.RecordBatch) -> list[Any]:
+    kind: list[Any] = json.loads(batch.schema.metadata[_KIND])
+    return kind
+
+
 def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
     field = pa.field("items", array.type)
     schema = pa.schema([field], {_KIND: json.dumps(kind).encode()})
@@ -117,7 +116,7 @@ def _batch(kind: list[Any], array: Any) -> pa.RecordBatch:
 
 
 def _encode(values: list[Any]) -> tuple[list[Any], Any]:
-    types = set(map(type, values))
+    types = _types(values)
     if len(types) == 1:
         found = _encode_alike(next(iter(types)), values)
         if found is not None:
@@ -128,6 +127,13 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
         kind, array = _encode([value for value in values if value is not None])
         return ["optional", kind], _ragged([value is not None for value in values], array)
     return ["value"], pa.array([encode_value(value) for value in values], pa.large_string())
+
+
+def _types(values: list[Any]) -> set[type]:
+    # Values of one type are the rule, and are counted faster than put into a set.
+    if values and countOf(map(type, values), type(values[0])) == len(values):
+        return {type(values[0])}
+    return set(map(type, values))
 
 
 def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
@@ -320,55 +326,31 @@ def _plain(array: Any) -> list[Any]:
     return list(array.to_pylist())
 
 
+def _stack(name: str, parts: Sequence[Any]) -> Any:
+    """Parts of a column as one array."""
+    arrays = [_to_numpy(name, part) for part in parts]
+    layouts = list(dict.fromkeys((array.dtype, array.shape[1:]) for array in arrays))
+    if len(layouts) > 1:
+        first, other = (f"{dtype} of shape {list(shape)} per row" for dtype, shape in layouts[:2])
+        raise _no_array(name, f"{first} and {other} in one batch")
+    return np.concatenate(arrays)
+
+
 def _to_numpy(name: str, array: Any) -> Any:
     """A column of a DataFrame as an array."""
     if array.null_count:
         raise _no_array(name, "nulls")
     if pa.types.is_list(array.type) and len(array):
-        width = _width(name, array)
+        lengths = np.diff(array.offsets.to_numpy())
+        if (lengths != lengths[0]).any():
+            raise _no_array(name, "lists of several lengths")
         inner = _to_numpy(name, array.flatten())
-        return inner.reshape(len(array), width, *inner.shape[1:])
+        return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
     return array.to_numpy(zero_copy_only=False)
-
-
-def _kind_to_numpy(name: str, kind: list[Any], array: Any) -> Any:
-    if kind[0] in ("int", "float", "bool"):
-        return array.to_numpy(zero_copy_only=False)
-    if kind[0] in ("array", "scalar"):
-        return _stacked(kind, array).copy()
-    if kind[0] == "vector":
-        return _kind_to_numpy(name, kind[1], array)
-    if kind[0] == "vectors":
-        rows = [vector.toArray() for vector in _decode(kind, array)]
-        if len(set(map(len, rows))) > 1:
-            raise _no_array(name, "vectors of several lengths")
-        return np.stack(rows)
-    if kind[0] == "list" and len(array):
-        width = _width(name, array)
-        inner = _kind_to_numpy(name, kind[1], array.flatten())
-        return inner.reshape(len(array), width, *inner.shape[1:])
-    if kind[0] == "optional":
-        raise _no_array(name, "nulls")
-    decoded = _decode(kind, array)
-    types = set(map(type, decoded))
-    if len(types) > 1 or types & {int, type(None), np.ndarray}:
-        found = ", ".join(sorted(kind.__name__ for kind in types))
-        raise _no_array(name, f"values that are no column of one type and shape ({found})")
-    values = np.empty(len(array), object)
-    values[:] = decoded
-    return values
-
-
-def _width(name: str, array: Any) -> int:
-    """The length of all lists of a column."""
-    lengths = np.diff(array.offsets.to_numpy())
-    if (lengths != lengths[0]).any():
-        raise _no_array(name, "lists of several lengths")
-    return int(lengths[0])
 
 
 def _no_array(name: str, reason: str) -> InputError:
     return InputError(
-        f"context.feed() gives arrays, and column {name!r} has {reason}: fill or drop such rows "
-        "before, or take the rows as they are by get_data_feed().next_batch()"
+        f"next_batch() with `input_mapping` gives arrays of a DataFrame, and column {name!r} has "
+        f"{reason}: fill or drop such rows before, or feed df.rdd, whose values come as they are"
     )

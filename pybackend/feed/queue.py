@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.feed.items import decode_items, encode_items, write_batch
+from pybackend.feed.items import decode_items, encode_items, stack_columns, write_batch
 
 # Rows that wait for the function, as Arrow data; whoever feeds waits beyond it.
 _MOST_BYTES = 64 << 20
@@ -148,15 +148,36 @@ class RowQueue:
         keeps_apart
             Whether a call ends with the end of a partition, if it has any of its items.
         """
-        items: list[Any] = []
-        for (start, stop), batch in self._take(count, keeps_apart):
-            items += self._decode(batch)[start:stop]
+        items = self._items(self._take(count, keeps_apart))
         return items, self._has_ended and len(items) < count
 
-    def take_batches(self, count: int) -> Iterator[tuple[Any, int, int]]:
-        """The next rows as parts of Arrow batches: batch, and first and last place."""
-        for (start, stop), batch in self._take(count, keeps_apart=False):
-            yield batch, start, stop
+    def take_columns(
+        self, count: int, width: int, *, keeps_apart: bool = False
+    ) -> tuple[list[Any], bool]:
+        """The next items as columns, each a list, and whether there will be no more.
+
+        Columns of a DataFrame that is to give arrays are arrays, with one entry per item.
+
+        Parameters
+        ----------
+        count, keeps_apart
+            As in `take`.
+        width
+            How many columns; items may have more.
+
+        Raises
+        ------
+        InputError
+            A column that is to be an array is none.
+        """
+        parts = self._take(count, keeps_apart)
+        slices = [batch.slice(start, stop - start) for (start, stop), batch in parts]
+        taken = sum(map(len, slices))
+        columns = stack_columns(slices, width) if slices else None
+        if columns is None:
+            items = self._items(parts)
+            columns = [[item[n] for item in items] for n in range(width)]
+        return columns, self._has_ended and taken < count
 
     def give(self, results: Sequence[Any]) -> None:
         """Give results for the rows that were taken first, in their order.
@@ -249,6 +270,12 @@ class RowQueue:
     def _drop(self, feed: Feed) -> None:
         self._bytes -= sum(batch.nbytes for batch, *_ in feed.batches)
         feed.batches.clear()
+
+    def _items(self, parts: Sequence[tuple[tuple[int, int], Any]]) -> list[Any]:
+        items: list[Any] = []
+        for (start, stop), batch in parts:
+            items += self._decode(batch)[start:stop]
+        return items
 
     def _decode(self, batch: Any) -> list[Any]:
         """Items of a batch, which is decoded once."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pybackend.data.rows import SpooledRows
-from pybackend.errors import InputError
-from pybackend.feed.items import decode_columns
 from pybackend.feed.protocol import FEED
 from pybackend.feed.queue import RowQueue
 from pybackend.feed.server import FeedServer
@@ -19,21 +18,11 @@ from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import FEED_TOKEN, ROWS
 
 
+@dataclass(frozen=True)
 class FedRows:
     """Rows that come while the function runs, from `queue`."""
 
-    def __init__(self, queue: RowQueue) -> None:
-        self.queue = queue
-
-    def batches(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
-        """See `WorkerContext.feed`."""
-        size = check_whole_number("batch_size", batch_size, least=1)
-        layout: dict[str, Any] = {}
-        while parts := [
-            _columns_of(batch.slice(start, stop - start), layout)
-            for batch, start, stop in self.queue.take_batches(size)
-        ]:
-            yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    queue: RowQueue
 
 
 class SpooledColumns:
@@ -80,28 +69,3 @@ def _to_text(column: Any) -> Any:
     texts = np.empty(len(column), object)
     texts[:] = [value.decode() for value in column[:, 0]]
     return texts
-
-
-def _columns_of(batch: Any, layout: dict[str, Any]) -> dict[str, Any]:
-    """The columns of some rows, all like those of the first rows, which ``layout`` describes."""
-    found = decode_columns(batch)
-    if found is None:
-        raise InputError(
-            "context.feed() needs rows with columns: of a DataFrame, or tuples, dicts or lists of "
-            "one length; these are single values"
-        )
-    now = {name: (column.dtype, column.shape[1:]) for name, column in found}
-    if not layout:
-        layout.update(now)
-    elif now != layout:
-        names = [name for name in {**layout, **now} if now.get(name) != layout.get(name)]
-        raise InputError(
-            f"context.feed() needs rows that are all alike, and column {names[0]!r} has "
-            f"{_describe(now.get(names[0]))} after {_describe(layout.get(names[0]))}: give all "
-            "rows the same columns, types and lengths of lists"
-        )
-    return dict(found)
-
-
-def _describe(layout: tuple[Any, tuple[int, ...]] | None) -> str:
-    return "no values" if layout is None else f"{layout[0]} of shape {list(layout[1])} per row"

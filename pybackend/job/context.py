@@ -94,7 +94,7 @@ class WorkerContext:
         """
         if self._source is None:
             raise InputError(
-                "context.feed() has no rows: pass `data` to barrier_run, a DataFrame or an RDD"
+                "there are no rows to feed: the call that runs this function has no `data`"
             )
         batches: Iterator[Mapping[str, Any]] = self._source.batches(batch_size)
         return batches
@@ -110,9 +110,10 @@ class WorkerContext:
             self._announce(name, text)
 
     def to_dict(self) -> dict[str, Any]:
-        """What the attributes say, and the two calls, by name."""
+        """What the attributes say, and what can be called, by name."""
         named = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {**named, "all_gather": self.all_gather, "barrier": self.barrier}
+        calls = {"all_gather": self.all_gather, "barrier": self.barrier, "feed": self.feed}
+        return {**named, **calls}
 
     def __getstate__(self) -> dict[str, Any]:
         # Other processes have no connection.

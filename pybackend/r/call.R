@@ -37,6 +37,25 @@ function() {
     is.atomic(x) && !is.double(x) && !is.complex(x) && anyNA(x)
   }
 
+  # Rows as R's users take them: ctx$feed(32) gives a function, of which each call gives a batch.
+  with_feed <- function(argument) {
+    if (!is.list(argument) || !is.function(argument[["feed"]])) {
+      return(argument)
+    }
+    open <- argument[["feed"]]
+    argument[["feed"]] <- function(batch_size = 32) {
+      batches <- open(batch_size)
+      function() {
+        batch <- reticulate::iter_next(batches)
+        # A vector of Python has a dimension.
+        if (!is.null(batch)) {
+          lapply(batch, function(x) if (length(dim(x)) == 1L) as.vector(x) else x)
+        }
+      }
+    }
+    argument
+  }
+
   run <- function() {
     set.seed(item("seed"))
     # At once: the top level, at which R shows warnings else, is never reached.
@@ -44,7 +63,7 @@ function() {
     attach_packages()
     code <- item("code")
     f <- if (is.character(code)) eval(parse(text = code, encoding = "UTF-8"), globalenv()) else unserialize(code)
-    arguments <- item("arguments")
+    arguments <- lapply(item("arguments"), with_feed)
     # do.call() has a frame of its own.
     depth <<- sys.nframe() + 1L
     value <- do.call("f", arguments, quote = TRUE)

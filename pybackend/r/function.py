@@ -9,7 +9,7 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -21,6 +21,8 @@ from pybackend.job.context import WorkerContext
 exchange: dict[str, Any] = {}
 # How R is called if R is the process and Python is embedded in it.
 _call_r: Callable[[], object] | None = None
+# R has no integers of 64 bits: reticulate makes doubles of them.
+_LARGEST_EXACT = 1 << 53
 
 
 class RFunction:
@@ -94,7 +96,7 @@ class RFunction:
         exchange["packages"] = self.packages
         # A tuple always becomes an R list; a list of numbers would become a vector.
         exchange["arguments"] = tuple(
-            _use_lists(a.to_dict()) if isinstance(a, WorkerContext) else a for a in arguments
+            _context_for_r(a) if isinstance(a, WorkerContext) else a for a in arguments
         )
         exchange["seed"] = _draw_seed()
         call = _call_r or _embed_r(self.library_paths)
@@ -115,9 +117,32 @@ def read_glue() -> str:
     return files("pybackend.r").joinpath("call.R").read_text()
 
 
-def _use_lists(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace tuples by lists: reticulate makes vectors only of lists."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+def _context_for_r(context: WorkerContext) -> dict[str, Any]:
+    """What a context says, in types of which reticulate makes vectors: lists in place of tuples."""
+    fields = context.to_dict()
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+    return {**plain, "feed": lambda batch_size: _feed_r(context, batch_size)}
+
+
+def _feed_r(context: WorkerContext, batch_size: Any) -> Iterator[dict[str, Any]]:
+    """`WorkerContext.feed`, in types that R has; R asks for one batch after the other."""
+    for batch in context.feed(batch_size):
+        yield {name: _column_for_r(name, column) for name, column in batch.items()}
+
+
+def _column_for_r(name: str, column: Any) -> Any:
+    if column.dtype.kind == "O":
+        return column.tolist()
+    if column.dtype == "float16":  # unknown to reticulate
+        return column.astype("float32")
+    if column.dtype.itemsize == 8 and column.dtype.kind in "iu" and column.size:
+        largest = max(abs(int(column.min())), abs(int(column.max())))
+        if largest > _LARGEST_EXACT:
+            raise InputError(
+                f"column {name!r} has the number {largest}, which R's doubles cannot hold exactly: "
+                "make it text, or leave the column out"
+            )
+    return column
 
 
 def _draw_seed() -> int:

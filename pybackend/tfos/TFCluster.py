@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -101,7 +102,8 @@ class TFCluster:
         Parameters
         ----------
         dataRDD
-            An RDD, a DataFrame, whose rows arrive fastest, or a DStream.
+            An RDD, a DataFrame, whose rows arrive fastest, or a DStream. Where `DataFeed` has an
+            ``input_mapping``, columns of a DataFrame are arrays: see `DataFeed.next_batch`.
         num_epochs
             How often the rows are fed; 0: ten times, or until the function calls ``terminate``.
         feed_timeout
@@ -123,6 +125,13 @@ class TFCluster:
             dataRDD.foreachRDD(lambda rdd: self._feed(rdd, 1, feeder))
         else:
             self._feed(dataRDD, epochs, feeder)
+
+    def train_lists(self, frame: Any, num_epochs: int = 0, feed_timeout: float = 600) -> None:
+        """As `train`; columns of this DataFrame are lists, as those of its RDD are."""
+        self._check_fed("train", "input")
+        epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
+        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+        self._feed(frame, epochs, feeder, gives_arrays=False)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """An RDD of the results for these rows: as many, in the same order, made when it is used.
@@ -195,7 +204,7 @@ class TFCluster:
         if self._is_over:
             raise ClusterError(f"the cluster was shut down: TFCluster.{call}() comes before that")
 
-    def _feed(self, rows: Any, epochs: int, feeder: Feeder) -> None:
+    def _feed(self, rows: Any, epochs: int, feeder: Feeder, *, gives_arrays: bool = True) -> None:
         name = new_token()[:16]
         if is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
@@ -204,9 +213,10 @@ class TFCluster:
         with self._lock:
             self._feeds += 1
         try:
-            feed = partial(
-                _feed_frame if is_spark_frame(rows) else _feed_rdd, rows, epochs, feeder, name
-            )
+            if is_spark_frame(rows):
+                feed = partial(_feed_frame, rows, epochs, FeedFrame(feeder, name, gives_arrays))
+            else:
+                feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
             with quiet_log(self._session):
                 fed = run_watched(self._session, feed, self._gang.watch, math.inf)
         except _NobodyTakesRows:
@@ -482,17 +492,17 @@ def _is_plain(kind: str) -> bool:
     return kind in _PLAIN
 
 
-def _feed_rdd(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[tuple[int, str | None]]:
+def _feed_rdd(rows: Any, epochs: int, task: FeedItems) -> list[tuple[int, str | None]]:
     context = rows.context
     all_rows = context.union([rows] * epochs) if epochs > 1 else rows
-    return list(all_rows.mapPartitions(FeedItems(feeder, name)).collect())
+    return list(all_rows.mapPartitions(task).collect())
 
 
-def _feed_frame(rows: Any, epochs: int, feeder: Feeder, name: str) -> list[Any]:
-    found: list[Any] = []
+def _feed_frame(rows: Any, epochs: int, task: FeedFrame) -> list[tuple[int, str | None]]:
+    found: list[tuple[int, str | None]] = []
     with small_batches(rows.sparkSession):
         for epoch in range(epochs):
-            fed = rows.mapInArrow(FeedFrame(feeder, f"{name}-{epoch}"), FED_SCHEMA)
+            fed = rows.mapInArrow(replace(task, name=f"{task.name}-{epoch}"), FED_SCHEMA)
             found += [(row["rows"], row["failure"]) for row in fed.collect()]
             if any(failure for _, failure in found):
                 break

@@ -33,6 +33,13 @@ class ItemQueue(queue.Queue[Any]):
                 break
         return items, False
 
+    def take_columns(
+        self, count: int, width: int, *, keeps_apart: bool = False
+    ) -> tuple[list[Any], bool]:
+        """The next items as lists of their first values; see `RowQueue.take_columns`."""
+        items, has_ended = self.take(count, keeps_apart=keeps_apart)
+        return [[item[n] for item in items] for n in range(width)], has_ended
+
     def give(self, results: Sequence[Any]) -> None:
         """Put several results."""
         for result in results:
@@ -54,6 +61,7 @@ class FedQueue:
     def __init__(self, rows: RowQueue) -> None:
         self._rows = rows
         self.take = rows.take
+        self.take_columns = rows.take_columns
         self.give = rows.give
         self.stop = rows.stop
 

@@ -125,14 +125,25 @@ class DataFeed:
         self.queue_out = mgr.get_queue(qname_out)
 
     def next_batch(self, batch_size: int) -> Any:
-        """The next rows: a list, or with ``input_mapping`` a dict of a list per tensor.
+        """The next rows: a list, or with ``input_mapping`` a dict of a column per tensor.
 
         It waits for so many; fewer come at the end, and in inference at the end of a partition.
+        A column is a list; of a DataFrame of numbers, text and arrays of these, if that was given
+        to `TFCluster.train`, it is a numpy array with one entry per row, straight from Arrow.
+
+        Raises
+        ------
+        InputError
+            A column of such a DataFrame is no array: it has nulls or lists of several lengths.
         """
-        items, self.done_feeding = self.queue_in.take(batch_size, keeps_apart=not self.train_mode)
+        queue, apart = self.queue_in, not self.train_mode
         if self.input_tensors is None:
+            items, self.done_feeding = queue.take(batch_size, keeps_apart=apart)
             return items
-        return {name: [item[n] for item in items] for n, name in enumerate(self.input_tensors)}
+        columns, self.done_feeding = queue.take_columns(
+            batch_size, len(self.input_tensors), keeps_apart=apart
+        )
+        return dict(zip(self.input_tensors, columns, strict=True))
 
     def should_stop(self) -> bool:
         """Whether there will be no more rows."""

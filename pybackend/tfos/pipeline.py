@@ -145,7 +145,7 @@ class TFEstimator(
             driver_ps_nodes=merged.driver_ps_nodes,
         )
         try:
-            cluster.train(rows, merged.epochs)
+            cluster.train_lists(rows, merged.epochs)
         except BaseException:
             with suppress(TfdistError):  # what failed first is the cause
                 cluster.shutdown(timeout=1)

@@ -15,7 +15,8 @@
 #' @param f A function whose first argument is the worker's context: a list of `rank` (the first
 #'   is 0), `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
 #'   `TF_CONFIG`), `role` and `index`, and two functions that all workers call equally often:
-#'   `barrier()` waits for all, `all_gather(value)` gives each the values of all. The variables
+#'   `barrier()` waits for all, `all_gather(value)` gives each the values of all; and `feed()`, for
+#'   the rows of `data`. The variables
 #'   that it uses, from its own environment and from the workspace, and all functions of the
 #'   workspace travel with it; packages that it uses and that are attached here are attached
 #'   there. Anything that it names only as text, as in `get("x")`, or through an R6 object of the
@@ -28,6 +29,11 @@
 #'   need not return; so are an evaluator and, if there are a chief and parameter servers, the
 #'   workers, unless they return by themselves within 3 seconds. The value of a worker that is
 #'   ended is `NULL`.
+#' @param data Rows that the workers share out, each taken by one of them: a data frame with numbers
+#'   or logicals, a list of arrays with names, whose first dimension counts the rows, a sparklyr
+#'   table, or a PySpark or pandas DataFrame. `feed <- ctx$feed(batch_size)` gives a function; each
+#'   call of `feed()` gives the next rows, a list with a vector or array for each column, and at the
+#'   end `NULL`. With `roles`, these must be chiefs and workers.
 #' @param verbose 2 shows what the workers print, 0 and 1 do not.
 #'
 #' @return A list with one value per worker, in the order of the ranks: vectors, factors, lists and
@@ -43,6 +49,16 @@
 #' \dontrun{
 #' sc <- sparklyr::spark_connect(master = "yarn")
 #' barrier_apply(sc, function(ctx) c(ctx$rank, Sys.getpid()), workers = 3)
+#'
+#' # Each worker adds up the rows that it has, 32 at a time.
+#' sums <- barrier_apply("local", workers = 2, data = mtcars, function(ctx) {
+#'   feed <- ctx$feed(32)
+#'   total <- 0
+#'   while (!is.null(batch <- feed())) {
+#'     total <- total + sum(batch$mpg)
+#'   }
+#'   total
+#' })
 #' }
 barrier_apply <- function(
   sc,
@@ -51,6 +67,7 @@ barrier_apply <- function(
   ...,
   packages = NULL,
   roles = NULL,
+  data = NULL,
   resources = NULL,
   verbose = 2
 ) {
@@ -58,19 +75,26 @@ barrier_apply <- function(
   check_worker_function(f)
   check_strings(packages, allow_null = TRUE)
   settings <- check_arguments(c("workers", "roles", "resources", "verbose"))
+  data <- check_apply_data(data, route)
 
   call <- rlang::current_env()
   fn <- as_r_function(f, packages, pack_value, extra = list(...), arg = "f", call = call)
   backend <- pybackend()
-  values <- call_python(
-    backend$barrier_run,
-    open_r_workers(route),
-    fn,
-    workers = settings$workers,
-    roles = settings$roles,
-    resources = as_python_options(settings$resources, call),
-    verbose = settings$verbose
-  )
+  run <- function(rows) {
+    call_python(
+      backend$barrier_run,
+      open_r_workers(route, call),
+      fn,
+      workers = settings$workers,
+      roles = settings$roles,
+      data = rows,
+      resources = as_python_options(settings$resources, call),
+      verbose = settings$verbose,
+      call = call
+    )
+  }
+  session <- if (identical(data$kind, "table")) open_session(route, call)
+  values <- with_python_data(data, session, run, call = call)
   lapply(values, function(value) if (!is.null(value)) unpack_value(value))
 }
 

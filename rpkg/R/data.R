@@ -114,6 +114,12 @@ count_all_rows <- function(x, arg) {
 }
 
 check_table <- function(data, columns, route, arg, call) {
+  check_has_spark(route, arg, call)
+  columns$features <- check_named_columns(columns, colnames(data), arg, call)
+  column_source("table", data, columns)
+}
+
+check_has_spark <- function(route, arg, call) {
   if (!has_spark(route)) {
     abort_input(
       c(
@@ -123,8 +129,6 @@ check_table <- function(data, columns, route, arg, call) {
       call = call
     )
   }
-  columns$features <- check_named_columns(columns, colnames(data), arg, call)
-  column_source("table", data, columns)
 }
 
 # Data whose rows Python reads by the names of their columns.
@@ -226,6 +230,7 @@ with_python_data <- function(data, session, code, arg = "data", call = caller_en
     path = code(data$value),
     "function" = code(as_r_function(data$value, NULL, identity, arg = arg, call = call)),
     arrays = code(as_python_arrays(data)),
+    columns = code(as_input(data$value, as_column_array)),
     table = with_spark_frame(data$value, session, code)
   )
 }

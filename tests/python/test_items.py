@@ -8,17 +8,18 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError, SerializationError
 from pybackend.feed.items import (
-    decode_columns,
     decode_items,
     encode_items,
     frame_items,
     read_batch,
+    stack_columns,
     write_batch,
 )
 
@@ -102,48 +103,52 @@ def test_rows_and_vectors_of_spark_come_back() -> None:
     )
     for vectors in ([sparse, empty], [dense, sparse, empty], [dense, Vectors.dense(1, 2, 3)]):
         assert repr(there_and_back(vectors)) == repr(vectors)
-    rows = [Row(features=vector) for vector in (dense, sparse)]
-    assert dict(decode_columns(encode_items(rows)) or [])["features"].tolist() == [
-        [1, 0.1],
-        [0, 0.1],
-    ]
 
 
-def test_columns_are_arrays_of_the_rows() -> None:
-    rows = [([0.5, 1.5], n, "t") for n in range(3)]
-    columns = dict(decode_columns(encode_items(rows)) or [])
-    assert columns["0"].tolist() == [[0.5, 1.5]] * 3
-    assert columns["1"].tolist() == [0, 1, 2]
-    assert decode_columns(encode_items([1, 2])) is None
+def table(**columns: Any) -> Any:
+    """A batch of a DataFrame, as it arrives; its columns are to be arrays."""
+    return read_batch(write_batch(frame_items(pa.record_batch(columns), gives_arrays=True)))
 
 
 def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
-    import pyarrow as pa
+    columns = {
+        "x": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pa.list_(pa.float32())),
+        "n": pa.array([1, 2, 3], pa.int16()),
+        "t": pa.array(["a", "b", "c"]),
+    }
+    batch = table(**columns)
     from pyspark.sql import Row
 
-    table = pa.record_batch({"x": [[1.0, 2.0], [3.0, 4.0]], "n": [1, None], "t": ["a", "b"]})
-    batch = read_batch(write_batch(frame_items(table)))
-    assert decode_items(batch) == [Row(x=[1.0, 2.0], n=1, t="a"), Row(x=[3.0, 4.0], n=None, t="b")]
-    assert dict(decode_columns(batch.slice(0, 1)) or [])["x"].shape == (1, 2)
-    with pytest.raises(InputError, match="'n' has nulls"):
-        decode_columns(batch)
+    rows = [Row(x=[1.0, 2.0], n=1, t="a"), Row(x=[3.0, 4.0], n=2, t="b")]
+    assert decode_items(batch.slice(0, 2)) == rows
+    x, n, t = stack_columns([batch.slice(1, 1), batch.slice(2), batch.slice(0, 1)], 3) or []
+    wanted = np.array([[3, 4], [5, 6], [1, 2]], "float32")
+    np.testing.assert_array_equal(x, wanted, strict=True)
+    np.testing.assert_array_equal(n, np.array([2, 3, 1], "int16"), strict=True)
+    assert t.tolist() == ["b", "c", "a"]
+    x[0] = n[0] = 0  # not the memory of Arrow, which cannot be written
+
+    lists = frame_items(pa.record_batch(columns))
+    assert stack_columns([batch, lists], 3) is stack_columns([encode_items(rows)], 3) is None
+    with pytest.raises(InputError, match="has 4 columns, and the rows have 3"):
+        stack_columns([batch], 4)
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
+    ("parts", "words"),
     [
-        ([1, None], "nulls"),
-        ([[1, 2], [3]], "lists of several lengths"),
-        ([[1, None], [3, 4]], "nulls"),
-        ([2**60 + 1, 0.5], "no column of one type"),
-        ([2**70, 1], "no column of one type"),
-        ([np.zeros(2), np.zeros(3)], "no column of one type"),
+        ([[1, None]], "nulls"),
+        ([[[1, 2], [3]]], "lists of several lengths"),
+        ([[[1, None], [3, 4]]], "nulls"),
+        ([[[1]], [[2, 3]]], r"int64 of shape \[1\] per row and int64 of shape \[2\] per row"),
+        ([[1], [0.5]], "int64 of shape .* and float64 of shape"),
     ],
 )
-def test_a_column_that_is_no_array_is_refused_by_name(column: list[Any], words: str) -> None:
-    for rows in (list(zip([1, 2], column, strict=True)), [[n, v] for n, v in enumerate(column)]):
-        with pytest.raises(InputError, match=f"'1' has .*{words}"):
-            decode_columns(encode_items(rows))
+def test_a_column_that_is_no_array_is_refused_by_name(parts: list[Any], words: str) -> None:
+    batches = [table(a=list(range(len(part))), b=part) for part in parts]
+    with pytest.raises(InputError, match=f"'b' has .*{words}"):
+        stack_columns(batches, 2)
+    assert len(stack_columns(batches, 1) or []) == 1
 
 
 @pytest.mark.parametrize("dtype", [">i4", ">f4", ">c16", "<i2"])

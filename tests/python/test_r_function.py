@@ -14,6 +14,7 @@ import pytest
 from conftest import RLIB, needs_r
 
 from pybackend import InputError, RFunction, WorkerFailedError, barrier_run, barrier_train
+from pybackend.r.function import _column_for_r
 
 pytestmark = pytest.mark.launcher
 
@@ -51,6 +52,16 @@ def test_it_travels_and_shows_what_it_is() -> None:
     assert vars(copy) == vars(function)
     assert repr(copy) == "RFunction('\\\\(ctx) ctx')"
     assert repr(RFunction(b"X\n\0\0")) == "RFunction(4 bytes)"
+
+
+def test_columns_of_rows_go_to_r_in_types_that_it_has() -> None:
+    texts = np.array(["a", "b"], object)
+    assert _column_for_r("t", texts) == ["a", "b"]
+    assert _column_for_r("h", np.zeros(2, "float16")).dtype == "float32"
+    numbers = np.array([-(2**53), 2**53])
+    assert _column_for_r("n", numbers) is numbers
+    with pytest.raises(InputError, match=f"column 'n' has the number {2**53 + 1}, which R's"):
+        _column_for_r("n", numbers - 1)
 
 
 @needs_r

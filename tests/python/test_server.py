@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import wait_for
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.feed.client import Feeder, split_items
-from pybackend.feed.items import encode_items
+from pybackend.feed.items import encode_items, frame_items
 from pybackend.feed.server import FeedServer
-from pybackend.feed.source import FedRows
 from pybackend.net.rendezvous import new_token
 from pybackend.tfos.reservation import Client, Server
 
@@ -214,23 +215,28 @@ def test_results_reach_a_slow_reader_after_the_function_has_returned(
     finished.result()
 
 
-def test_columns_that_change_between_batches_are_refused(server: FeedServer) -> None:
-    with server.queue.changed:
-        feed = server.queue.open(False, 0)
+def test_columns_are_arrays_of_tables_and_lists_of_all_else(server: FeedServer) -> None:
+    feed = server.queue.open(False, 0)
     assert feed is not None
-    for rows in ([([1, 2],)], [([1, 2, 3],)]):
-        server.queue.put(feed, encode_items(rows))
-    found = FedRows(server.queue).batches(1)
-    assert next(found)["0"].tolist() == [[1, 2]]
-    with pytest.raises(InputError, match=r"'0' has int64 of shape \[3\] per row after"):
-        next(found)
+    table = pa.record_batch({"x": [[1.0], [2.0], [3.0]], "n": [1, 2, 3], "left": ["out"] * 3})
+    server.queue.put(feed, frame_items(table, gives_arrays=True))
+    server.queue.put(feed, encode_items([([4.0], 4), ([5.0], 5)]))
+    server.queue.end(feed)
+    (x, n), has_ended = server.queue.take_columns(2, 2)
+    np.testing.assert_array_equal(x, np.array([[1.0], [2.0]]), strict=True)
+    assert (n.dtype, n.tolist(), has_ended) == (np.dtype("int64"), [1, 2], False)
+    assert server.queue.take_columns(2, 2) == ([[[3.0], [4.0]], [3, 4]], False)
+    server.queue.close()
+    assert server.queue.take_columns(2, 2) == ([[[5.0]], [5]], True)
+    assert server.queue.take_columns(2, 2) == ([[], []], True)
     server.queue.remove(feed)
 
 
 def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> None:
     other = FeedServer(HOST, TOKEN)
     with_both = feeder(server, other)
-    feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), "a", n, 0)) for n in (0, 0)]
+    # Two feeds: of one, the second task would be a new attempt at the partition.
+    feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), n, 0, 0)) for n in "ab"]
     wait_for(lambda: (server.queue.feeds, other.queue.feeds) == (1, 1))
     found = [server.queue.take(5)[0], other.queue.take(5)[0]]
     assert found == [list(range(5))] * 2

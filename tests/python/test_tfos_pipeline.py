@@ -46,6 +46,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
         features, labels = [], []
         while not feed.should_stop():
             batch = feed.next_batch(args.batch_size)
+            assert {type(column) for column in batch.values()} == {list}
             features += batch["x"]
             labels += batch["y"]
         assert (len(features), args.scale, ctx.job_name) == (122, 2.0, "chief")

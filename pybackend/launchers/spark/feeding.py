@@ -30,17 +30,21 @@ class FeedItems:
 
 @dataclass(frozen=True)
 class FeedFrame:
-    """Feeds a partition of a DataFrame; yields rows of `FED_SCHEMA`, as `FeedItems` does."""
+    """Feeds a partition of a DataFrame; yields rows of `FED_SCHEMA`, as `FeedItems` does.
+
+    With ``gives_arrays``, columns of it are arrays where columns are asked for.
+    """
 
     feeder: Feeder
     name: str
+    gives_arrays: bool
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Feed these Arrow batches."""
         import pyarrow as pa
 
         filled = (
-            frame_items(batch.slice(start, MOST_ROWS))
+            frame_items(batch.slice(start, MOST_ROWS), gives_arrays=self.gives_arrays)
             for batch in batches
             for start in range(0, batch.num_rows, MOST_ROWS)
         )

@@ -10,16 +10,36 @@ test_that("wrong arguments are errors before anything is started", {
     barrier_apply("local", function(ctx) 1, roles = c(chief = 0.5))
     barrier_apply("local", function(ctx) 1, roles = list(master = 1, worker = 2))
     barrier_apply("local", function(ctx) 1, verbose = 3)
+    barrier_apply("local", function(ctx) 1, data = 1:3)
+    barrier_apply("local", function(ctx) 1, data = list(1:3))
+    barrier_apply("local", function(ctx) 1, data = list(x = 1:3, y = 1:2))
+    barrier_apply("local", function(ctx) 1, data = list(x = c(1, NA)))
+    barrier_apply("local", function(ctx) 1, data = iris)
+    barrier_apply("local", function(ctx) 1, data = mtcars[0, ])
+    barrier_apply("local", function(ctx) 1, data = structure(list(), class = "tbl_spark"))
   })
 })
 
 test_that("a function runs once per worker, with its context and TF_CONFIG", {
   skip_if_no_pybackend()
   offset <- 0.5
+  rows <- list(
+    x = array(seq_len(5 * 2 * 3) / 7, c(5, 2, 3)),
+    n = c(-1L, 0L, 1L, 2L, 3L),
+    is = c(TRUE, FALSE, TRUE, TRUE, FALSE),
+    byte = as.raw(251:255)
+  )
   found <- barrier_apply(
     "local",
     function(ctx, scale) {
+      feed <- ctx$feed(2)
+      batches <- list()
+      while (!is.null(batch <- feed())) {
+        batches <- c(batches, list(batch))
+      }
       list(
+        batches = batches,
+        ended = is.null(feed()),
         rank = ctx$rank + offset,
         table = data.frame(a = ctx$world_size * scale, b = I("x")),
         same = identical(Sys.getenv("TF_CONFIG"), ctx$tf_config),
@@ -28,6 +48,7 @@ test_that("a function runs once per worker, with its context and TF_CONFIG", {
       )
     },
     workers = 2,
+    data = rows,
     scale = 10L,
     packages = "splines",
     verbose = 0
@@ -37,6 +58,14 @@ test_that("a function runs once per worker, with its context and TF_CONFIG", {
   expect_true(found[[2]]$same && found[[2]]$attached)
   expect_identical(found[[1]]$addresses, found[[2]]$addresses)
   expect_length(found[[1]]$addresses, 2)
+
+  # Rows are dealt in turn; their types are those of the columns given.
+  taken <- function(at) {
+    list(x = rows$x[at, , , drop = FALSE], n = rows$n[at], is = rows$is[at], byte = 250L + at)
+  }
+  expect_identical(found[[1]]$batches, list(taken(c(1L, 3L)), taken(5L)))
+  expect_identical(found[[2]]$batches, list(taken(c(2L, 4L))))
+  expect_true(found[[1]]$ended)
 })
 
 test_that("workers have roles and share values, and servers end", {
@@ -55,6 +84,15 @@ test_that("workers have roles and share values, and servers end", {
     verbose = 0
   )
   expect_identical(found, list(list("worker", 0L, c("worker", "ps")), NULL))
+})
+
+test_that("columns of a data frame keep their types", {
+  skip_if_no_pybackend()
+  rows <- data.frame(x = c(0.1, 0.2), n = 1:2, is = c(TRUE, FALSE))
+  columns <- check_apply_data(rows, check_sc("local"))$value
+  type_of <- function(x) reticulate::py_to_r(as_column_array(x)$dtype$name)
+  types <- vapply(columns, type_of, "")
+  expect_identical(types, c(x = "float64", n = "int32", is = "bool"))
 })
 
 test_that("an error arrives with its rank, message and calls", {

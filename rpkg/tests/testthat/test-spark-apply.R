@@ -64,6 +64,23 @@ test_that("a table trains with a model built by R", {
   fit <- barrier_train(sc, model_fn = model_fn, data = table, workers = 2, verbose = 0, seed = 1)
   expect_identical(sum(fit$workers$rows), 150L)
   expect_true(all(fit$workers$ok))
+
+  # Functions take the rows of a table, too.
+  found <- barrier_apply(
+    sc,
+    function(ctx) {
+      feed <- ctx$feed(64)
+      sums <- 0
+      while (!is.null(batch <- feed())) {
+        sums <- sums + c(length(batch$label), sum(batch$a), sum(nchar(batch$kind)))
+      }
+      sums
+    },
+    workers = 2,
+    data = dplyr::mutate(table, kind = "text"),
+    verbose = 0
+  )
+  expect_equal(Reduce(`+`, found), c(150, sum(rows$a), 600))
 })
 
 test_that("an R function returns the batches of each worker, whoever builds the model", {

@@ -1,0 +1,115 @@
+"""A script of TensorFlowOnSpark's that trains a model, run by 2.2.5 itself and by `pybackend.tfos`.
+
+See `tfos` for the conditions under which the original runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from standalone_session import WORKERS
+
+BATCH = 256
+# The original's error comes after three of these: Spark tries the task that feeds again, and nobody
+# takes its rows. Its default is 600 s.
+_FEED_TIMEOUT = 5
+
+
+def train(session: Any, data: Any, package: str = "tensorflowonspark") -> Any:
+    """The model of worker 0, trained on the rows (image, label) that have reached it.
+
+    Parameters
+    ----------
+    data
+        An RDD; for `pybackend.tfos` also a DataFrame.
+    """
+    import keras
+
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        cluster = _start(session, _train, folder, package)
+        cluster.train(data, 1)
+        cluster.shutdown(timeout=-1)
+        return keras.saving.load_model(Path(folder, "model.keras"))
+
+
+def start_and_end(session: Any, package: str) -> None:
+    """Start a cluster whose function does nothing, and end it."""
+    _start(session, _do_nothing, "", package).shutdown(timeout=-1)
+
+
+def seconds_to_error(session: Any, data: Any, package: str) -> float:
+    """Seconds from an exception in the function of worker 1 to that of the call that feeds it."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        cluster = _start(session, _fail, folder, package)
+        failed = _has_failed(lambda: cluster.train(data, 1, feed_timeout=_FEED_TIMEOUT))
+        assert failed, "the function has not failed"
+        seconds = time.time() - float(Path(folder, "failed").read_text())
+        with suppress(Exception):
+            cluster.shutdown(timeout=-1)
+        return seconds
+
+
+def _start(session: Any, function: Callable[..., Any], folder: str, package: str) -> Any:
+    # By default it announces the address of the route to the internet.
+    os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
+    cluster_module = importlib.import_module(f"{package}.TFCluster")
+    logging.getLogger().setLevel(logging.CRITICAL)  # it tells of every step
+    return cluster_module.run(
+        session.sparkContext,
+        function,
+        {"folder": folder},
+        num_executors=WORKERS,
+        num_ps=0,
+        input_mode=cluster_module.InputMode.SPARK,
+    )
+
+
+def _has_failed(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except Exception:
+        return True
+    return False
+
+
+def dense_model() -> Any:
+    """One layer, 784 numbers to 10 classes."""
+    import keras
+
+    model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def _train(arguments: dict[str, str], context: Any) -> None:
+    feed = context.get_data_feed(train_mode=True, input_mapping={"image": "x", "label": "y"})
+    model = dense_model()
+    while not feed.should_stop():
+        batch = feed.next_batch(BATCH)
+        if len(batch["x"]):
+            model.train_on_batch(np.asarray(batch["x"], np.float32), np.asarray(batch["y"]))
+    if context.task_index == 0:
+        model.save(Path(arguments["folder"], "model.keras"))
+
+
+def _do_nothing(arguments: dict[str, str], context: Any) -> None:
+    pass
+
+
+def _fail(arguments: dict[str, str], context: Any) -> None:
+    feed = context.get_data_feed(train_mode=True)
+    feed.next_batch(1)
+    if context.task_index == 1:
+        Path(arguments["folder"], "failed").write_text(str(time.time()))
+        raise ValueError("no such luck")
+    while not feed.should_stop():
+        feed.next_batch(BATCH)
