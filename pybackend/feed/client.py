@@ -194,7 +194,8 @@ class Feeder:
                 stream.close()
         chosen = found[rank][0]
         chosen.keep_alive()
-        return _Conversation(chosen, f"worker {rank} at {self.addresses[rank]}", self.timeout)
+        worker = f"worker {rank} at {self.addresses[rank]}"
+        return _Conversation(chosen, worker, self.timeout, begins.wants_results)
 
     def _connect(self, rank: int) -> tuple[Stream, int]:
         """Connect to a worker; tried again unless nobody listens there."""
@@ -221,10 +222,11 @@ class Feeder:
 class _Conversation:
     """A feed under way: what was sent, and what the worker has said of it."""
 
-    def __init__(self, stream: Stream, worker: str, timeout: float) -> None:
+    def __init__(self, stream: Stream, worker: str, timeout: float, wants_results: bool) -> None:
         self._stream = stream
         self._worker = worker
         self._timeout = timeout
+        self._wants_results = wants_results
         self._moved = time.monotonic()
         self._sent = 0
         self._results: list[Any] = []
@@ -303,6 +305,12 @@ class _Conversation:
         return max(0.0, self._moved + self._timeout - time.monotonic())
 
     def _give_up(self) -> None:
+        if self._wants_results and self.taken == self._sent:
+            raise FeedTimeoutError(
+                f"timeout while feeding: {self._worker} has given no result for "
+                f"{self._timeout:g} s (feed_timeout), {self._received} for {self._sent} rows "
+                "before. Its function computes, or has not given batch_results() one for each row"
+            )
         raise FeedTimeoutError(
             f"timeout while feeding: {self._worker} has taken no row for {self._timeout:g} s "
             f"(feed_timeout), {self.taken} of {self._sent} before. Its function computes, waits "

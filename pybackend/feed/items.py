@@ -126,7 +126,9 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
     elif len(types) == 2 and type(None) in types:
         kind, array = _encode([value for value in values if value is not None])
         return ["optional", kind], _ragged([value is not None for value in values], array)
-    return ["value"], pa.array([encode_value(value) for value in values], pa.large_string())
+    return ["value"], pa.array(
+        [encode_value(value, name="a row") for value in values], pa.large_string()
+    )
 
 
 def _types(values: list[Any]) -> set[type]:

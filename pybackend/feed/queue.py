@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from pybackend.feed.items import decode_items, encode_items, stack_columns, writ
 
 # Rows that wait for the function, as Arrow data; whoever feeds waits beyond it.
 _MOST_BYTES = 64 << 20
+# How long results may not come, if another thread of the function's gives them.
+_OWED_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 
 
 class Feed:
@@ -59,12 +63,14 @@ class RowQueue:
         Why the function has failed, once it has.
     has_stopped
         Whether the function wants no more rows.
+    was_left
+        Whether it has returned without a word of that, when there might have been more.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self.changed = threading.Condition()
         self.failure: str | None = None
-        self.has_stopped = False
+        self.has_stopped = self.was_left = False
         self.is_closed = False
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -132,6 +138,12 @@ class RowQueue:
                 self._drop(feed)
             self.changed.notify_all()
 
+    def leave(self) -> None:
+        """Say that the function has returned."""
+        with self.changed:
+            self.was_left = not self.has_stopped and not self.is_closed
+            self.stop()
+
     def fail(self, reason: str) -> None:
         """Say why the function has failed."""
         with self.changed:
@@ -195,7 +207,8 @@ class RowQueue:
                 if not self._owed:
                     raise InputError(
                         f"batch_results() was given {len(rest)} results more than rows were taken "
-                        "by next_batch(): give one for each row"
+                        "by next_batch(): give one for each row, and only to rows that "
+                        "TFCluster.inference() feeds"
                     )
                 feed, owed = self._owed[0]
             part, rest = rest[:owed], rest[owed:]
@@ -221,7 +234,7 @@ class RowQueue:
             feed: Feed | None = None
             while count > 0:
                 if feed is None or not keeps_apart:
-                    feed = self._choose(feed)
+                    feed = self._choose(feed, keeps_apart)
                     if feed is None:
                         break
                 elif not self._wait_for(feed):
@@ -231,17 +244,41 @@ class RowQueue:
                 count -= part[0][1] - part[0][0]
         return parts
 
-    def _choose(self, last: Feed | None) -> Feed | None:
-        """A feed that has rows, the one before if it has; None if there will be none."""
+    def _choose(self, last: Feed | None, needs_results: bool) -> Feed | None:
+        """A feed that has rows, the one before if it has; None if there will be none.
+
+        Raises
+        ------
+        InputError
+            Results are missing for rows behind which no others come, and none comes for a while.
+        """
         order = [last or self._current]
 
         def find() -> Feed | None:
             candidates = [*order, *self._feeds]
             return next((feed for feed in candidates if feed and feed.batches), None)
 
-        self.changed.wait_for(lambda: find() is not None or self._has_ended)
+        seen, since = (None, 0), time.monotonic()
+        while find() is None and not self._has_ended:
+            owing = self._owing() if needs_results else None
+            if owing is not None:
+                if seen != (owing, owing.given):
+                    seen, since = (owing, owing.given), time.monotonic()
+                elif time.monotonic() > since + _OWED_SECONDS:
+                    raise InputError(
+                        "next_batch() waits for rows that do not come: batch_results() was given "
+                        f"{owing.given} results for the {owing.taken} rows of a partition. Give "
+                        "one for each row"
+                    )
+            self.changed.wait(None if owing is None else _LOOK_SECONDS)
         self._current = find()
         return self._current
+
+    def _owing(self) -> Feed | None:
+        """A feed that waits for nothing but results."""
+        return next(
+            (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done), None
+        )
 
     def _wait_for(self, feed: Feed) -> bool:
         """Whether a feed has more rows, once that is known."""

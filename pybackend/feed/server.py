@@ -62,7 +62,7 @@ class FeedServer:
 
         Who is still there has all its results, however slowly it reads them.
         """
-        self.queue.stop()
+        self.queue.leave()
         with self.queue.changed:
             self.queue.changed.wait_for(lambda: all(f.is_told for _, f in self._feeds_now()))
             self.queue.changed.wait_for(lambda: not self._feeds_now(), timeout=_FINISH_SECONDS)

@@ -26,8 +26,10 @@ _MOST_BITS = 2000
 _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 
 
-def encode_value(value: Any, kinds: Sequence[Kind] = KINDS) -> str:
-    """JSON text of a value.
+def encode_value(
+    value: Any, kinds: Sequence[Kind] = KINDS, name: str = "the returned value"
+) -> str:
+    """JSON text of a value, which messages call by a name.
 
     Raises
     ------
@@ -35,11 +37,9 @@ def encode_value(value: Any, kinds: Sequence[Kind] = KINDS) -> str:
         Names the place and type of what is not of one of the kinds.
     """
     try:
-        return json.dumps(_pack(value, "the returned value", kinds))
+        return json.dumps(_pack(value, name, kinds))
     except RecursionError as error:
-        raise SerializationError(
-            "the returned value is nested too deeply, or contains itself"
-        ) from error
+        raise SerializationError(f"{name} is nested too deeply, or contains itself") from error
 
 
 def decode_value(text: str, kinds: Sequence[Kind] = KINDS) -> Any:
@@ -127,7 +127,7 @@ def _refuse(value: Any, where: str) -> str:
             f"return it as {base.__name__}(...)"
         )
     return (
-        f"{where} is a {_name(value)}: workers return plain "
+        f"{where} is a {_name(value)}: what travels is plain "
         "data (None, numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy "
         "arrays, pandas and Arrow tables) and Keras models. A model whose classes need "
         "`custom_objects` travels as `model_to_base64(model)`"

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.progress import printer
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.feed.client import Feeder
 from pybackend.feed.protocol import FEED
 from pybackend.job.arguments import check_seconds, check_whole_number
 from pybackend.job.job import FEED_TOKEN, FUNCTION, make_job
-from pybackend.job.messages import Announced, Event
+from pybackend.job.messages import Announced, Event, Note
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import (
     FED_SCHEMA,
@@ -40,7 +40,7 @@ from pybackend.launchers import (
     small_batches,
 )
 from pybackend.net.rendezvous import new_token
-from pybackend.tfos.node import NODE, TERMINATED, NodeSettings, Place, run_node
+from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodeSettings, Place, run_node
 from pybackend.tfos.session import default_fs, session_of
 
 # What the original takes for "as long as it lasts".
@@ -119,6 +119,7 @@ class TFCluster:
             A row cannot travel.
         """
         self._check_fed("train", qname)
+        _check_rows(dataRDD, ("mapPartitions", "foreachRDD"))
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
         if hasattr(dataRDD, "foreachRDD"):
@@ -147,6 +148,7 @@ class TFCluster:
             As in `train`.
         """
         self._check_fed("inference", qname)
+        _check_rows(dataRDD, ("mapPartitions",))
         rows = dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
@@ -220,14 +222,25 @@ class TFCluster:
             with quiet_log(self._session):
                 fed = run_watched(self._session, feed, self._gang.watch, math.inf)
         except _NobodyTakesRows:
-            return
+            fed = []
         finally:
             with self._lock:
                 self._feeds -= 1
         if failures := [failure for _, failure in fed if failure]:
-            self._gang.raise_failure(_CAUSE_SECONDS)
+            kind, _, message = failures[0].partition(": ")
+            self._gang.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
             if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
-                raise ClusterError(failures[0])
+                is_row = kind == SerializationError.__name__
+                raise SerializationError(message) if is_row else ClusterError(message)
+        self._gang.tell_left()
+
+
+def _check_rows(rows: Any, methods: Sequence[str]) -> None:
+    if not is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
+        raise InputError(
+            f"`dataRDD` must be an RDD or a DataFrame, not {type(rows).__name__}: "
+            "sc.parallelize(rows) makes an RDD of a list"
+        )
 
 
 class _NobodyTakesRows(Exception):
@@ -251,6 +264,7 @@ class _Gang:
         self.launch: Callable[[], object] = lambda: None
         self.nodes: list[dict[str, Any]] = []
         self._satisfied: set[int] = set()
+        self._left: set[int] = set()
         self._reason: str | None = None
         self._workers = workers
         self._show = printer(2)
@@ -351,6 +365,20 @@ class _Gang:
             self._known[event.rank] = json.loads(event.text)
         elif event.name == TERMINATED:
             self._satisfied.add(event.rank)
+            if event.text == LEFT:
+                self._left.add(event.rank)
+
+    def tell_left(self) -> None:
+        """Tell the user, once, which functions have left while rows were fed."""
+        left, self._left = sorted(self._left.intersection(self._takers())), set()
+        if left:
+            self._show(
+                Note(
+                    f"worker {', '.join(map(str, left))} returned before the rows had ended: some "
+                    "may not have been used. If that is meant, the function says so by "
+                    "DataFeed.terminate()"
+                )
+            )
 
     def _end(self, reason: str) -> None:
         self.give_up(reason)
@@ -415,6 +443,8 @@ def run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_run`.
     """
+    if not callable(map_fun):
+        raise InputError(f"`map_fun` must be a function, not {type(map_fun).__name__}")
     session = session_of(sc)
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
         raise InputError(f"`input_mode` must be one of InputMode, not {input_mode!r}")

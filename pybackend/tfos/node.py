@@ -20,6 +20,8 @@ from pybackend.tfos.TFSparkNode import TFNodeContext
 # By these names a node tells the driver what it is, and that its function wants no more rows.
 NODE = "node"
 TERMINATED = "terminated"
+# ... because the function has returned, not by `terminate`.
+LEFT = "left"
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
     """Tell the driver when the function wants no more rows."""
     with queue.changed:
         queue.changed.wait_for(lambda: queue.has_stopped)
-        has_failed = queue.failure is not None
+        has_failed, was_left = queue.failure is not None, queue.was_left
     if not has_failed:
-        announce(TERMINATED, "")
+        announce(TERMINATED, LEFT if was_left else "")
 
 
 def _hold(host: str, port: int) -> socket.socket:

@@ -99,7 +99,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
         (r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
         (r("function() 1"), "unused argument"),
         (r(b"X\n\0\0\0\3"), "read error"),
-        (r("function(ctx) globalenv()"), "workers return plain data"),
+        (r("function(ctx) globalenv()"), "what travels is plain data"),
     ],
 )
 def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:

@@ -17,7 +17,7 @@ FED_SCHEMA = "rows long, failure string"
 class FeedItems:
     """Feeds a partition of an RDD; yields how many of its rows were taken, and what has failed.
 
-    A failure is returned rather than raised: Spark would try the task again.
+    A failure is returned rather than raised, its class before it: Spark would try the task again.
     """
 
     feeder: Feeder
@@ -71,7 +71,7 @@ def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str |
     try:
         return feeder.feed(batches, name, *_place()), None
     except (ClusterError, SerializationError) as error:
-        return 0, str(error)
+        return 0, f"{type(error).__name__}: {error}"
 
 
 def _place() -> tuple[int, int]:
