@@ -14,12 +14,12 @@ from pybackend.job.roles import check_roles
 from pybackend.job.strategy import check_strategy
 from pybackend.launchers import Launcher, count_workers
 
-# Arguments that asynchronous steps cannot honour: their defaults, and why.
-_SYNCHRONOUS: dict[str, tuple[Any, str]] = {
-    "exchange": (None, "workers exchange nothing with each other"),
-    "callbacks": (None, "no step is the same on all workers: there is none to call them after"),
-    "class_weight": (None, "pass sample weights"),
-    "steps_per_epoch": (None, "an epoch has as many steps as all rows make batches"),
+# Arguments that asynchronous steps cannot honour, and why.
+_SYNCHRONOUS = {
+    "exchange": "workers exchange nothing with each other",
+    "callbacks": "no step is the same on all workers: there is none to call them after",
+    "class_weight": "pass sample weights",
+    "steps_per_epoch": "an epoch has as many steps as all rows make batches",
 }
 
 
@@ -39,8 +39,8 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
                 "`workers` says how many"
             )
         return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
-    for name, (default, reason) in _SYNCHRONOUS.items():
-        if arguments[name] is not default:
+    for name, reason in _SYNCHRONOUS.items():
+        if arguments[name] not in (None, []):
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
     kept = check_checkpoint(arguments["checkpoint"])
     if kept is not None and kept.every != "epoch":

@@ -253,6 +253,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
         "`exchange` does not go with strategy='parameter_server': workers exchange nothing",
     ),
+    "strategy callbacks": (
+        train(strategy="parameter_server", callbacks=[object()]),
+        "`callbacks` does not go with strategy='parameter_server': no step is the same",
+    ),
     "strategy steps": (
         train(strategy="parameter_server", steps_per_epoch=3),
         "`steps_per_epoch` does not go with strategy='parameter_server'",

@@ -183,7 +183,9 @@ def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
 def read_table() -> dict[str, dict[str, str]]:
     """The cells of the page, by strategy and way to train."""
     page = Path(pybackend.__file__).parents[1] / "docs" / "strategies.md"
-    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if "|" in line]
+    blocks = page.read_text().split("\n\n")
+    table = next(block for block in blocks if block.startswith("| strategy |"))
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
     names, cells = rows[0][1:4], {row[0].strip("`"): row[1:4] for row in rows[2:]}
     assert tuple(names) == WAYS
     return {name: dict(zip(names, found, strict=True)) for name, found in cells.items()}
