@@ -258,19 +258,21 @@ class RowQueue:
             candidates = [*order, *self._feeds]
             return next((feed for feed in candidates if feed and feed.batches), None)
 
-        seen, since = (None, 0), time.monotonic()
+        given, since = -1, time.monotonic()
         while find() is None and not self._has_ended:
             owing = self._owing() if needs_results else None
-            if owing is not None:
-                if seen != (owing, owing.given):
-                    seen, since = (owing, owing.given), time.monotonic()
-                elif time.monotonic() > since + _OWED_SECONDS:
-                    raise InputError(
-                        "next_batch() waits for rows that do not come: batch_results() was given "
-                        f"{owing.given} results for the {owing.taken} rows of a partition. Give "
-                        "one for each row"
-                    )
-            self.changed.wait(None if owing is None else _LOOK_SECONDS)
+            if owing is None:
+                self.changed.wait()
+                continue
+            if given != owing.given:
+                given, since = owing.given, time.monotonic()
+            elif time.monotonic() > since + _OWED_SECONDS:
+                raise InputError(
+                    "next_batch() waits for rows that do not come: batch_results() was given "
+                    f"{owing.given} results for the {owing.taken} rows of a partition. Give one "
+                    "for each row"
+                )
+            self.changed.wait(_LOOK_SECONDS)
         self._current = find()
         return self._current
 

@@ -287,3 +287,15 @@ def test_more_nodes_register_than_greet_at_once() -> None:
     reservations.stop()
     with pytest.raises(InputError, match="has no token"):
         Client((address[0], address[1]))  # type: ignore[arg-type]
+
+
+def test_missing_results_are_named(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pybackend.feed.queue._OWED_SECONDS", 0.2)
+    monkeypatch.setattr("pybackend.feed.queue._LOOK_SECONDS", 0.05)
+    fed = Running(lambda: list(feeder(server, timeout=1.0).infer(batches(range(10)), "a", 0, 0)))
+    assert len(server.queue.take(20, keeps_apart=True)[0]) == 10
+    server.queue.give([1, 2])
+    with pytest.raises(InputError, match="given 2 results for the 10 rows of a partition"):
+        server.queue.take(20, keeps_apart=True)
+    with pytest.raises(ClusterError, match=r"has given no result for 1 s .*, 2 for 10 rows before"):
+        fed.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -15,7 +16,14 @@ import pytest
 from conftest import shared_spark, wait_for, worker_processes
 from pyspark.streaming import StreamingContext
 
-from pybackend import ClusterError, InputError, TfdistError, WorkerFailedError, barrier_run
+from pybackend import (
+    ClusterError,
+    InputError,
+    SerializationError,
+    TfdistError,
+    WorkerFailedError,
+    barrier_run,
+)
 from pybackend.tfos import TFCluster, TFManager, TFNode
 
 SPARK = TFCluster.InputMode.SPARK
@@ -117,7 +125,7 @@ def test_rows_come_from_rdds_tables_and_streams_that_still_run(
     batches = [context.parallelize(rows[:number], 2) for number in (5, 10)]
     cluster.train(streaming.queueStream(batches))
     streaming.start()
-    wanted = [wanted[0] + 15, wanted[1] + 55 + 15 * 1.5]
+    wanted = [wanted[0] + 15, wanted[1] + 55 + 15 * 1.5, wanted[2]]
     wait_for(lambda: counted(counts) == wanted, 60)
     streaming.stop(stopSparkContext=False, stopGraceFully=True)
     cluster.shutdown(streaming)
@@ -169,6 +177,28 @@ def test_terminate_ends_feeds_that_never_end(session: Any, run: Any) -> None:
     cluster.train(endless, num_epochs=1)
     wait_for(lambda: cluster.server.done)
     cluster.shutdown()
+
+
+def test_a_function_that_leaves_rows_behind_is_named(
+    session: Any, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(args: Any, ctx: Any) -> None:
+        ctx.get_data_feed().next_batch(10)
+
+    context = session.sparkContext
+    cluster = run(leave, [], input_mode=SPARK)
+    with pytest.raises(InputError, match="`dataRDD` must be an RDD or a DataFrame, not list"):
+        cluster.train([1, 2])
+    with pytest.raises(SerializationError, match=r"^a row is a argparse\.Namespace: what"):
+        cluster.train(context.parallelize([argparse.Namespace(a=1)], 1))
+    cluster.train(context.parallelize(range(2000), 2), num_epochs=1)
+    cluster.train(context.parallelize(range(2000), 2), num_epochs=1)
+    assert (
+        "returned before the rows had ended: some may not have been used" in capsys.readouterr().out
+    )
+    cluster.shutdown()
+    with pytest.raises(InputError, match="`map_fun` must be a function, not str"):
+        run("leave", [])
 
 
 def test_an_error_while_rows_are_fed_reaches_the_driver(session: Any, run: Any) -> None:
