@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pybackend.errors import (
@@ -321,7 +322,16 @@ def _traceback(error: BaseException) -> str:
         return error.calls
     if isinstance(error, (InputError, PreemptedError)):  # its message says it all
         return ""
-    return "".join(traceback.format_exception(error))
+    return "".join(traceback.format_exception(type(error), error, _skip_ours(error.__traceback__)))
+
+
+def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
+    """The frames from the first on that is not of this package; all, if each of them is."""
+    ours = os.path.dirname(__file__)
+    later = frames
+    while later is not None and later.tb_frame.f_code.co_filename.startswith((ours, "<frozen")):
+        later = later.tb_next
+    return later or frames
 
 
 def _advice(error: BaseException) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pybackend.errors import Failure, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
@@ -52,6 +53,8 @@ class Failures:
         self._by_rank: dict[int, Failure] = {}
         self._any = threading.Event()
         self._has_begun = False
+        self._announced: set[int] = set()
+        self._ends_since = math.inf
 
     def __bool__(self) -> bool:
         return self._any.is_set()
@@ -70,6 +73,22 @@ class Failures:
         if self._has_begun:
             return find_fatal(job, reports)
         return [report.failure for report in reports if report.failure is not None]
+
+    def ends_since(self, job: Job, reports: Collection[WorkerReport]) -> float:
+        """Since when a job has been about to end; infinity while it goes on.
+
+        By the clock of ``time.monotonic``. The user hears, once, whom the others do without. News
+        of a loss may come before the news that the training has begun.
+        """
+        if self.find_fatal(job, reports):
+            self._ends_since = min(self._ends_since, time.monotonic())
+            return self._ends_since
+        self._ends_since = math.inf
+        for report in reports:
+            if report.failure is not None and report.rank not in self._announced:
+                self._announced.add(report.rank)
+                self._on_event(describe_loss(report.failure))
+        return self._ends_since
 
     def add(self, failures: Iterable[Failure]) -> None:
         """Keep failures; of two of one rank the later call's."""

@@ -19,7 +19,7 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
-from pybackend.launchers.failures import Failures, describe_loss
+from pybackend.launchers.failures import Failures
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -111,22 +111,18 @@ def _watch(
 
     for child in children:
         threading.Thread(target=wait_for, args=(child,), daemon=True).start()
-    deadline = float("inf")
-    while len(reports) < len(children) and time.monotonic() < deadline:
+    while len(reports) < len(children):
+        if time.monotonic() > failures.ends_since(job, reports.values()) + _GRACE_SECONDS:
+            break
         try:
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             event = events.get(timeout=0.1)
         except queue.Empty:
             continue
-        if not isinstance(event, WorkerReport):
+        if isinstance(event, WorkerReport):
+            reports[event.rank] = event
+        else:
             failures(event)
-            continue
-        reports[event.rank] = event
-        if event.failure is not None:
-            if failures.find_fatal(job, reports.values()):
-                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            else:
-                failures(describe_loss(event.failure))
     stopped = "ended by the launcher because another worker had failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
     failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))

@@ -128,11 +128,24 @@ class TFCluster:
             self._feed(dataRDD, epochs, feeder)
 
     def train_lists(self, frame: Any, num_epochs: int = 0, feed_timeout: float = 600) -> None:
-        """As `train`; columns of this DataFrame are lists, as those of its RDD are."""
+        """As `train`; columns of this DataFrame are lists, as those of its RDD are.
+
+        Raises
+        ------
+        InputError
+            There are no rows.
+        """
         self._check_fed("train", "input")
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
-        self._feed(frame, epochs, feeder, gives_arrays=False)
+        if self._feed(frame, epochs, feeder, gives_arrays=False) == 0:
+            raise InputError("the DataFrame has no rows: there is nothing to train on")
+
+    def abort(self, reason: str) -> None:
+        """End the workers, which do not hear that no more rows come."""
+        self._is_over = True
+        self._gang.give_up(reason)
+        self._python.close()
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """An RDD of the results for these rows: as many, in the same order, made when it is used.
@@ -206,7 +219,10 @@ class TFCluster:
         if self._is_over:
             raise ClusterError(f"the cluster was shut down: TFCluster.{call}() comes before that")
 
-    def _feed(self, rows: Any, epochs: int, feeder: Feeder, *, gives_arrays: bool = True) -> None:
+    def _feed(
+        self, rows: Any, epochs: int, feeder: Feeder, *, gives_arrays: bool = True
+    ) -> int | None:
+        """Feed rows; how many there were, if all functions have waited for the last one."""
         name = new_token()[:16]
         if is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
@@ -222,17 +238,18 @@ class TFCluster:
             with quiet_log(self._session):
                 fed = run_watched(self._session, feed, self._gang.watch, math.inf)
         except _NobodyTakesRows:
-            fed = []
+            fed = None
         finally:
             with self._lock:
                 self._feeds -= 1
-        if failures := [failure for _, failure in fed if failure]:
+        if failures := [failure for _, failure in fed or () if failure]:
             kind, _, message = failures[0].partition(": ")
             self._gang.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
             if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
                 is_row = kind == SerializationError.__name__
                 raise SerializationError(message) if is_row else ClusterError(message)
         self._gang.tell_left()
+        return None if fed is None else sum(rows for rows, _ in fed)
 
 
 def _check_rows(rows: Any, methods: Sequence[str]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.ml import Estimator, Model
 
 from pybackend.data.dataframe import column_as_array
-from pybackend.errors import InputError, TfdistError
+from pybackend.errors import InputError
 from pybackend.launchers import SavedModel, apply_saved_model
 from pybackend.tfos import TFCluster
 from pybackend.tfos.params import (
@@ -100,10 +100,11 @@ class TFEstimator(
         Refused: of TensorFlow 1.
     """
 
-    def __init__(
-        self, train_fn: Callable[[Any, Any], Any], tf_args: Any, export_fn: Any = None
-    ) -> None:
+    def __init__(self, train_fn: Any, tf_args: Any, export_fn: Any = None) -> None:
         super().__init__()
+        if not callable(train_fn):
+            kind = type(train_fn).__name__
+            raise InputError(f"`train_fn` must be a function of (args, ctx), not {kind}")
         if export_fn is not None:
             raise InputError(
                 "`export_fn` is of TensorFlow 1: have train_fn call "
@@ -146,9 +147,8 @@ class TFEstimator(
         )
         try:
             cluster.train_lists(rows, merged.epochs)
-        except BaseException:
-            with suppress(TfdistError):  # what failed first is the cause
-                cluster.shutdown(timeout=1)
+        except BaseException as error:
+            cluster.abort(f"the fit was ended by {type(error).__name__}")
             raise
         cluster.shutdown(grace_secs=merged.grace_secs)
         return self._copyValues(TFModel(self.args))
@@ -156,12 +156,23 @@ class TFEstimator(
     def _select(self, dataset: Any) -> Any:
         """The columns that are fed, ML vectors as arrays."""
         names = sorted(self.getInputMapping())
+        if not names:
+            raise InputError(
+                "`input_mapping` is empty: setInputMapping({'column': 'name'}) says which columns "
+                "are fed"
+            )
         types = {field.name: field.dataType for field in dataset.schema.fields}
         columns = [
             column_as_array(dataset, name, types[name]).alias(name) if name in types else name
             for name in names
         ]
-        return dataset.select(columns)
+        try:
+            return dataset.select(columns)
+        except AnalysisException as error:
+            known = ", ".join(map(repr, dataset.columns))
+            raise InputError(
+                f"`input_mapping` names a column that `dataset` does not have: it has {known}"
+            ) from error
 
 
 class TFModel(

@@ -145,6 +145,8 @@ def test_failure_names_rank_host_reason_and_last_lines() -> None:
     assert (error.rank, error.host, error.exception_type) == (1, "127.0.0.1", "KeyError")
     assert "no such digit" in str(error)
     assert "raise KeyError" in error.worker_traceback
+    first, *_ = (x for x in error.worker_traceback.splitlines() if x.startswith("  File"))
+    assert first.endswith("in work")  # no line of ours before the user's
     assert "about to work" in error.log
     assert {f.exception_type for f in error.others} == {"Stopped"}
 

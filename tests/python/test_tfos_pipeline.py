@@ -69,7 +69,16 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     table = spark.createDataFrame(rows, "a double, b double, labels array<double>")
     # The row of zeros becomes a sparse vector.
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
-    model = estimator.fit(assembler.transform(table))
+    vectors = assembler.transform(table)
+    with pytest.raises(InputError, match="the DataFrame has no rows"):
+        estimator.fit(vectors.limit(0))
+    assert not (tmp_path / "export").exists()
+    for mapping, message in (({"f": "x"}, "it has 'a', 'b', 'labels'"), ({}, "is empty")):
+        with pytest.raises(InputError, match=message):
+            TFEstimator(fit_line, {}).setInputMapping(mapping).fit(vectors)
+    with pytest.raises(InputError, match="`train_fn` must be a function of"):
+        TFEstimator("fit.py", {})
+    model = estimator.fit(vectors)
     assert (model.getBatchSize(), model.args.scale) == (7, 2.0)
 
     model.setInputMapping({"v": "first_input"}).setOutputMapping({"first": "line", "same": "x`s"})

@@ -12,7 +12,7 @@ from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Event, Failed, Reported
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import Failures, describe_loss
+from pybackend.launchers.failures import Failures
 from pybackend.launchers.remote.task import MODEL, REPORT
 from pybackend.net.meeting import MeetingServer
 
@@ -80,7 +80,9 @@ class _Gang:
     def run(self, look: Callable[[], Iterable[Failure]]) -> Outcome:
         """See `run_gang`."""
         deadline, trouble = float("inf"), None
-        while self._running() and time.monotonic() < deadline:
+        while self._running():
+            if time.monotonic() > min(deadline, self._ends_since() + _GRACE_SECONDS):
+                break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             self._take_events(_LOOK_SECONDS)
             if trouble is None:
@@ -92,9 +94,8 @@ class _Gang:
                     self._check_meeting()
                 except ClusterError as error:
                     trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
-            if self._fatal():
-                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         self._take_events(0)
+        self._ends_since()
         self._failures.add(self._fatal())
         self._failures.raise_any()
         if trouble is not None:
@@ -105,6 +106,9 @@ class _Gang:
     def _running(self) -> list[int]:
         """Ranks of which nothing final is known."""
         return [rank for rank in range(self._job.workers) if rank not in self._reports]
+
+    def _ends_since(self) -> float:
+        return self._failures.ends_since(self._job, self._reports.values())
 
     def _fatal(self) -> list[Failure]:
         return self._failures.find_fatal(self._job, self._reports.values())
@@ -130,7 +134,7 @@ class _Gang:
                     report = replace(report, failure=self._explain(report.failure))
             elif rank in self._reports:  # it was said to have failed
                 return
-            self._conclude(report)
+            self._reports[rank] = report
         else:
             self._failures(event)
 
@@ -138,13 +142,9 @@ class _Gang:
         """Add failures of workers of which nothing is known yet."""
         for failure in failures:
             if failure.rank not in self._reports:
-                self._conclude(WorkerReport(failure.rank, failure.host, 0, failure=failure))
-
-    def _conclude(self, report: WorkerReport) -> None:
-        """Nothing more is to come of a worker."""
-        self._reports[report.rank] = report
-        if report.failure is not None and not self._fatal():
-            self._failures(describe_loss(report.failure))
+                self._reports[failure.rank] = WorkerReport(
+                    failure.rank, failure.host, 0, failure=failure
+                )
 
     def _find_lost(self) -> list[Failure]:
         """Workers that have gone without a report, and nobody says why."""
