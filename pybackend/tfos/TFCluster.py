@@ -123,7 +123,8 @@ class TFCluster:
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
         if hasattr(dataRDD, "foreachRDD"):
-            dataRDD.foreachRDD(lambda rdd: self._feed(rdd, 1, feeder))
+            # What the function returns, pyspark would take for an RDD.
+            dataRDD.foreachRDD(lambda rdd: self._feed(rdd, 1, feeder) and None)
         else:
             self._feed(dataRDD, epochs, feeder)
 
