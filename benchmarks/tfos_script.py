@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,19 @@ def start_and_end(session: Any, package: str) -> None:
 
 
 def seconds_to_error(session: Any, data: Any, package: str) -> float:
-    """Seconds from an exception in the function of worker 1 to that of the call that feeds it."""
+    """Seconds from an exception in the function of worker 1 to the first call that raises one.
+
+    That is the call that feeds, or, if Spark has given worker 1 no rows, the one that ends it all.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         cluster = _start(session, _fail, folder, package)
-        failed = _has_failed(lambda: cluster.train(data, 1, feed_timeout=_FEED_TIMEOUT))
-        assert failed, "the function has not failed"
+        feeds = partial(cluster.train, data, 1, feed_timeout=_FEED_TIMEOUT)
+        ends = partial(cluster.shutdown, timeout=-1)
+        is_over = not _has_failed(feeds)
+        assert not is_over or _has_failed(ends), "the function has not failed"
         seconds = time.time() - float(Path(folder, "failed").read_text())
-        with suppress(Exception):
-            cluster.shutdown(timeout=-1)
+        if not is_over:
+            _has_failed(ends)
         return seconds
 
 
@@ -76,7 +81,7 @@ def _start(session: Any, function: Callable[..., Any], folder: str, package: str
 def _has_failed(call: Callable[[], Any]) -> bool:
     try:
         call()
-    except Exception:
+    except (Exception, SystemExit):  # the original ends the process
         return True
     return False
 

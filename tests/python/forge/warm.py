@@ -166,7 +166,8 @@ class WarmWorker:
     def send_signal(self, number: int) -> None:
         """Signal the worker."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.kill(self.pid, number)
 
 
 def serve(path: str) -> None:
