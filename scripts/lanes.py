@@ -1,10 +1,11 @@
 """Runs all checks in lanes, two at a time, each with a budget of seconds; what `make test` does.
 
-A third lane runs beside two: those that mostly wait come first. A lane is a command of its own: what shares a Spark
-session, or needs R, is in one. Its output is printed in one piece when it ends, a failure is named
-again at the end, and the last line says how many tests passed, failed and were skipped. A lane
-beyond its budget is said to be late, as machines differ; one beyond twice its budget is ended with
-everything it has started, after its processes have printed their stacks, and fails.
+A third lane runs beside two: those that mostly wait come first. A lane is a command of its own:
+what shares a Spark session, or needs R, is in one. Its output is printed in one piece when it ends,
+a failure is named again at the end, and the last line says how many tests passed, failed and were
+skipped. A lane beyond its budget is said to be late, as machines differ; one beyond twice its
+budget is ended with everything it has started, after its processes have printed their stacks, and
+fails.
 """
 
 from __future__ import annotations
