@@ -165,12 +165,14 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
         with pytest.raises(ClusterError, match=r"does not answer: .* the state of a job"):
             wait_for_ever(session, tmp_path)
         assert time.monotonic() - gone[0] < LONGEST
+        server[1].send_signal(signal.SIGCONT)
+        # The server hears now that the job was cancelled; a client that is closed tells it no more.
+        wait_for(lambda: not worker_processes(), 30)
     finally:
         server[1].send_signal(signal.SIGCONT)
         thread.join()
         # Else PySpark would ask the server for minutes when this process ends.
         session.client.close()
-    wait_for(lambda: not worker_processes(), 30)
 
 
 def test_the_request_reads_as_a_noun_or_as_a_task() -> None:
