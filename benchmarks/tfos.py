@@ -7,15 +7,12 @@ the internet, though they need not reach it.
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from standalone_session import WORKERS
+from tfos_script import start
 
 BATCH = 64
 
@@ -30,19 +27,8 @@ def feed_seconds(session: Any, data: Any, rows: int, package: str = "tensorflowo
     data
         An RDD; for `pybackend.tfos` also a DataFrame.
     """
-    # By default it announces the address of the route to the internet.
-    os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        cluster_module = importlib.import_module(f"{package}.TFCluster")
-        logging.getLogger().setLevel(logging.WARNING)  # it tells of every step
-        cluster = cluster_module.run(
-            session.sparkContext,
-            _consume,
-            {"folder": folder},
-            num_executors=WORKERS,
-            num_ps=0,
-            input_mode=cluster_module.InputMode.SPARK,
-        )
+        cluster = start(session, _consume, folder, package)
         began = time.perf_counter()
         cluster.train(data, 1)
         seconds = time.perf_counter() - began

@@ -35,7 +35,7 @@ def train(session: Any, data: Any, package: str = "tensorflowonspark") -> Any:
     import keras
 
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        cluster = _start(session, _train, folder, package)
+        cluster = start(session, _train, folder, package)
         cluster.train(data, 1)
         cluster.shutdown(timeout=-1)
         return keras.saving.load_model(Path(folder, "model.keras"))
@@ -43,7 +43,7 @@ def train(session: Any, data: Any, package: str = "tensorflowonspark") -> Any:
 
 def start_and_end(session: Any, package: str) -> None:
     """Start a cluster whose function does nothing, and end it."""
-    _start(session, _do_nothing, "", package).shutdown(timeout=-1)
+    start(session, _do_nothing, "", package).shutdown(timeout=-1)
 
 
 def seconds_to_error(session: Any, data: Any, package: str) -> float:
@@ -52,7 +52,7 @@ def seconds_to_error(session: Any, data: Any, package: str) -> float:
     That is the call that feeds, or, if Spark has given worker 1 no rows, the one that ends it all.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        cluster = _start(session, _fail, folder, package)
+        cluster = start(session, _fail, folder, package)
         feeds = partial(cluster.train, data, 1, feed_timeout=_FEED_TIMEOUT)
         ends = partial(cluster.shutdown, timeout=-1)
         is_over = not _has_failed(feeds)
@@ -63,7 +63,8 @@ def seconds_to_error(session: Any, data: Any, package: str) -> float:
         return seconds
 
 
-def _start(session: Any, function: Callable[..., Any], folder: str, package: str) -> Any:
+def start(session: Any, function: Callable[..., Any], folder: str, package: str) -> Any:
+    """A cluster of either package, whose function gets a folder, and rows from Spark."""
     # By default it announces the address of the route to the internet.
     os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
     cluster_module = importlib.import_module(f"{package}.TFCluster")

@@ -12,6 +12,9 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Begun, Emit, Event, Failed, Note
 from pybackend.job.report import WorkerReport
 
+# After the first failure: time for the others to say that they lost a peer.
+GRACE_SECONDS = 5.0
+
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
     """The failure of a worker whose launcher has shown no sign of life for so long."""
@@ -54,7 +57,7 @@ class Failures:
         self._any = threading.Event()
         self._has_begun = False
         self._announced: set[int] = set()
-        self._ends_since = math.inf
+        self._deadline = math.inf
 
     def __bool__(self) -> bool:
         return self._any.is_set()
@@ -74,21 +77,21 @@ class Failures:
             return find_fatal(job, reports)
         return [report.failure for report in reports if report.failure is not None]
 
-    def ends_since(self, job: Job, reports: Collection[WorkerReport]) -> float:
-        """Since when a job has been about to end; infinity while it goes on.
+    def deadline(self, job: Job, reports: Collection[WorkerReport]) -> float:
+        """Until when those that still run are waited for; infinity while the job goes on.
 
         By the clock of ``time.monotonic``. The user hears, once, whom the others do without. News
         of a loss may come before the news that the training has begun.
         """
         if self.find_fatal(job, reports):
-            self._ends_since = min(self._ends_since, time.monotonic())
-            return self._ends_since
-        self._ends_since = math.inf
+            self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+            return self._deadline
+        self._deadline = math.inf
         for report in reports:
             if report.failure is not None and report.rank not in self._announced:
                 self._announced.add(report.rank)
                 self._on_event(describe_loss(report.failure))
-        return self._ends_since
+        return self._deadline
 
     def add(self, failures: Iterable[Failure]) -> None:
         """Keep failures; of two of one rank the later call's."""

@@ -24,8 +24,6 @@ from pybackend.launchers.machine_share import find_shortage, share_of_machine, t
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
-# After the first failure: time for the others to say that they lost a peer.
-_GRACE_SECONDS = 5.0
 
 
 class LocalLauncher:
@@ -112,7 +110,7 @@ def _watch(
     for child in children:
         threading.Thread(target=wait_for, args=(child,), daemon=True).start()
     while len(reports) < len(children):
-        if time.monotonic() > failures.ends_since(job, reports.values()) + _GRACE_SECONDS:
+        if time.monotonic() > failures.deadline(job, reports.values()):
             break
         try:
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.

@@ -45,6 +45,8 @@ from pybackend.tfos.session import default_fs, session_of
 
 # What the original takes for "as long as it lasts".
 _EPOCHS = 10
+# How long a worker may take no row, if nobody says otherwise.
+_FEED_SECONDS = 600
 _LOOK_SECONDS = 0.05
 # How long workers that are to end may take.
 _END_SECONDS = 60.0
@@ -95,7 +97,11 @@ class TFCluster:
         self._is_over = False
 
     def train(
-        self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input"
+        self,
+        dataRDD: Any,
+        num_epochs: int = 0,
+        feed_timeout: float = _FEED_SECONDS,
+        qname: str = "input",
     ) -> None:
         """Feed the rows to the workers; returns when all have been taken, or are not wanted.
 
@@ -122,13 +128,16 @@ class TFCluster:
         _check_rows(dataRDD, ("mapPartitions", "foreachRDD"))
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+
+        def feed(rdd: Any) -> None:  # what it returned, pyspark would take for an RDD
+            self._feed(rdd, 1, feeder)
+
         if hasattr(dataRDD, "foreachRDD"):
-            # What the function returns, pyspark would take for an RDD.
-            dataRDD.foreachRDD(lambda rdd: self._feed(rdd, 1, feeder) and None)
+            dataRDD.foreachRDD(feed)
         else:
             self._feed(dataRDD, epochs, feeder)
 
-    def train_lists(self, frame: Any, num_epochs: int = 0, feed_timeout: float = 600) -> None:
+    def train_lists(self, frame: Any, num_epochs: int) -> None:
         """As `train`; columns of this DataFrame are lists, as those of its RDD are.
 
         Raises
@@ -138,8 +147,7 @@ class TFCluster:
         """
         self._check_fed("train", "input")
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
-        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
-        if self._feed(frame, epochs, feeder, gives_arrays=False) == 0:
+        if self._feed(frame, epochs, self._gang.feeder(_FEED_SECONDS), gives_arrays=False) == 0:
             raise InputError("the DataFrame has no rows: there is nothing to train on")
 
     def abort(self, reason: str) -> None:
@@ -148,7 +156,9 @@ class TFCluster:
         self._gang.give_up(reason)
         self._python.close()
 
-    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+    def inference(
+        self, dataRDD: Any, feed_timeout: float = _FEED_SECONDS, qname: str = "input"
+    ) -> Any:
         """An RDD of the results for these rows: as many, in the same order, made when it is used.
 
         Parameters

@@ -30,7 +30,7 @@ from pybackend.job.messages import Emit, Reported
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import describe_silence
+from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
@@ -52,8 +52,6 @@ from pybackend.net.secret import derive_token, find_secret
 _REPORT = "report"
 _RESULTS = "results"
 _MODEL = "model."
-# After the first failure: time for the others to report theirs.
-_GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 # The first process may be busy with its callbacks for long after a training.
 _RESULT_SECONDS = 6 * 3600.0
@@ -274,7 +272,7 @@ class _Others:
     def _add(self, rank: int, report: WorkerReport) -> None:
         self._reports[rank] = report
         if not report.ok:
-            self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
+            self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
 
 
 def _lost(place: Place, rank: int, reason: str) -> WorkerReport:

@@ -17,8 +17,6 @@ from pybackend.launchers.remote.task import MODEL, REPORT
 from pybackend.net.meeting import MeetingServer
 
 _LOOK_SECONDS = 0.1
-# After the first failure: time for the others to say that they lost a peer.
-_GRACE_SECONDS = 5.0
 # What the platform says, and what a worker has said, may be on their ways at the same time.
 _CAUSE_SECONDS = 2.0
 _MEET_SECONDS = 600.0
@@ -81,7 +79,7 @@ class _Gang:
         """See `run_gang`."""
         deadline, trouble = float("inf"), None
         while self._running():
-            if time.monotonic() > min(deadline, self._ends_since() + _GRACE_SECONDS):
+            if time.monotonic() > min(deadline, self._deadline()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             self._take_events(_LOOK_SECONDS)
@@ -95,8 +93,8 @@ class _Gang:
                 except ClusterError as error:
                     trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
         self._take_events(0)
-        self._ends_since()
-        self._failures.add(self._fatal())
+        self._deadline()  # the last losses are told, too
+        self._failures.add(self._failures.find_fatal(self._job, self._reports.values()))
         self._failures.raise_any()
         if trouble is not None:
             raise trouble
@@ -107,11 +105,8 @@ class _Gang:
         """Ranks of which nothing final is known."""
         return [rank for rank in range(self._job.workers) if rank not in self._reports]
 
-    def _ends_since(self) -> float:
-        return self._failures.ends_since(self._job, self._reports.values())
-
-    def _fatal(self) -> list[Failure]:
-        return self._failures.find_fatal(self._job, self._reports.values())
+    def _deadline(self) -> float:
+        return self._failures.deadline(self._job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
         """Handle what has come, and wait for some time if nothing has."""
