@@ -42,6 +42,8 @@ class Kube:
         Of the pods that have been started, by name.
     quota
         Pods that a Job may have.
+    is_slow
+        Whether ends of pods are taken note of only when somebody asks for a Job.
     """
 
     def __init__(self, hosts: Network, folder: Path) -> None:
@@ -50,6 +52,8 @@ class Kube:
         self.objects: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
         self.processes: dict[str, PodProcess] = {}
         self.quota = 1000
+        self.is_slow = False
+        self._ends: list[tuple[Any, int, str]] = []
         self._nodes = hosts.hosts
         self._names = {h.name: Path("/etc/netns", str(h.namespace), "hosts") for h in self._nodes}
         self._plain_names = {name: path.read_text() for name, path in self._names.items()}
@@ -125,6 +129,9 @@ class Kube:
     def answer(self, resource: str, name: str | None, query: Mapping[str, str]) -> Any:
         """One object, or those of a label; None if there is none."""
         with self._lock:
+            if resource == "jobs":
+                while self._ends:
+                    self._take_end(*self._ends.pop(0))
             if name:
                 return json.loads(json.dumps(self.objects[resource].get(name)))
             label, _, value = query.get("labelSelector", "").partition("=")
@@ -181,7 +188,10 @@ class Kube:
 
         def end(code: int, reason: str) -> None:
             with self._lock:
-                self._take_end(pod, code, reason)
+                if self.is_slow:
+                    self._ends.append((pod, code, reason))
+                else:
+                    self._take_end(pod, code, reason)
 
         self.processes[name] = PodProcess(node, pod, self.folder / f"{name}.log", end)
         pod["status"]["phase"] = "Running"

@@ -198,6 +198,18 @@ def test_a_worker_that_uses_too_much_memory(cluster: Kube) -> None:
     assert "ask for more `memory`" in str(caught.value)
 
 
+def test_a_job_that_fails_between_two_questions(
+    cluster: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of its pods from before says nothing of their end."""
+    run = endless_call(cluster)
+    monkeypatch.setattr(cluster, "is_slow", True)
+    cluster.processes[cluster.pods()[1]["metadata"]["name"]].signal(signal.SIGKILL)
+    error = run.failure()
+    assert (error.rank, error.host) == (1, "node-b")
+    assert "ended without a report: status" in str(error)
+
+
 def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     run = endless_call(cluster)
     cluster.delete_pod(cluster.pods()[1], reason="EvictionByEvictionAPI")

@@ -99,9 +99,7 @@ class Watch:
 
     def explain(self, failure: Failure) -> Failure:
         """Why a worker was told to end, which has left by itself."""
-        self._ask()
-        with suppress(ClusterError):
-            self._job = JobState(self._cluster.read_job(self._name))
+        self._ask_for_all()
         pod = self._pods.get(failure.rank)
         if pod is None or not (pod.is_over or pod.has_cause):
             return failure
@@ -144,6 +142,12 @@ class Watch:
         if len(listed) < self._workers and not self._has_started:
             self._ask_for_warnings()
         self._show()
+
+    def _ask_for_all(self) -> None:
+        """Ask for the Job, then for its pods, which have ended if it says that one has."""
+        with suppress(ClusterError):
+            self._job = JobState(self._cluster.read_job(self._name))
+        self._ask()
 
     def _ask_for_warnings(self) -> None:
         """Ask why there are no pods: they may be more than a quota allows."""
@@ -193,9 +197,7 @@ class Watch:
     def _wait_for_cause(self, lost: Sequence[int]) -> None:
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
-            self._ask()
-            with suppress(ClusterError):
-                self._job = JobState(self._cluster.read_job(self._name))
+            self._ask_for_all()
             pods = [self._pods[rank] for rank in lost if rank in self._pods]
             is_known = self._job.failure[0] or any(pod.has_cause for pod in pods)
             if is_known or time.monotonic() > deadline:
