@@ -160,7 +160,8 @@ def test_a_job_that_gives_way_has_notice_and_goes_on(
 
     wait_for(has_begun_again, 60)
     for rank, printed in lines(output.read_text()).items():
-        assert f"notice {signal.SIGTERM:d}" in printed[:2], rank
+        # Slurm's own lines may come before it.
+        assert f"notice {signal.SIGTERM:d}" in printed, rank
         assert printed[-1] == "again"
 
 
