@@ -43,7 +43,7 @@ class Kube:
     quota
         Pods that a Job may have.
     is_slow
-        Whether ends of pods are taken note of only when somebody asks for a Job.
+        Whether the next end of a pod is noted only when somebody asks for a Job.
     """
 
     def __init__(self, hosts: Network, folder: Path) -> None:
@@ -129,7 +129,8 @@ class Kube:
     def answer(self, resource: str, name: str | None, query: Mapping[str, str]) -> Any:
         """One object, or those of a label; None if there is none."""
         with self._lock:
-            if resource == "jobs":
+            if resource == "jobs" and self._ends:
+                self.is_slow = False
                 while self._ends:
                     self._take_end(*self._ends.pop(0))
             if name:
