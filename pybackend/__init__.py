@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "ClusterError": "errors",
+    "DatabaseError": "errors",
     "InputError": "errors",
     "PeerLostError": "errors",
     "RError": "errors",
@@ -28,6 +29,7 @@ _HOME = {
     "DataOptions": "job.options",
     "Exchange": "job.options",
     "LocalSteps": "job.options",
+    "ScaleLearningRate": "job.learning_rate",
     "Checkpoint": "job.checkpoint",
     "Resources": "job.resources",
     "RFunction": "r.function",
@@ -35,6 +37,9 @@ _HOME = {
     "TFDistributor": "distributor",
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
+    "StepTimes": "job.report",
+    "Gang": "job.report",
+    "ScalingResult": "scaling.result",
     "load_checkpoint": "api.checkpoints",
     "load_model": "model.serialization",
     "model_from_base64": "model.serialization",
@@ -51,7 +56,11 @@ _HOME = {
     "hosts": "launchers.hosts.launcher",
     "kubernetes": "launchers.kubernetes.launcher",
     "barrier_train": "api.train",
+    "bench_scale": "scaling.call",
     "train_mnist": "api.mnist",
+    "to_sql": "sql.compile",
+    "deploy_model": "sql.deploy",
+    "undeploy_model": "sql.deploy",
     "read_tfrecords": "api.records",
     "slurm": "launchers.slurm.launcher",
     "write_tfrecords": "api.records",
@@ -61,14 +70,19 @@ __all__ = [
     "ClusterError",
     "ClusterSpec",
     "DataOptions",
+    "DatabaseError",
     "Exchange",
+    "Gang",
     "InputError",
     "LocalSteps",
     "PeerLostError",
     "RError",
     "RFunction",
     "Resources",
+    "ScaleLearningRate",
+    "ScalingResult",
     "SerializationError",
+    "StepTimes",
     "TFDistributor",
     "TfdistError",
     "TrainResult",
@@ -81,6 +95,8 @@ __all__ = [
     "barrier_predict",
     "barrier_run",
     "barrier_train",
+    "bench_scale",
+    "deploy_model",
     "hosts",
     "join",
     "kubernetes",
@@ -99,7 +115,9 @@ __all__ = [
     "save_model",
     "sha256_of",
     "slurm",
+    "to_sql",
     "train_mnist",
+    "undeploy_model",
     "write_tfrecords",
 ]
 
@@ -116,6 +134,7 @@ if TYPE_CHECKING:
     from pybackend.distributor import TFDistributor
     from pybackend.errors import (
         ClusterError,
+        DatabaseError,
         InputError,
         PeerLostError,
         RError,
@@ -126,8 +145,9 @@ if TYPE_CHECKING:
     )
     from pybackend.job.checkpoint import Checkpoint
     from pybackend.job.context import WorkerContext
+    from pybackend.job.learning_rate import ScaleLearningRate
     from pybackend.job.options import DataOptions, Exchange, LocalSteps
-    from pybackend.job.report import WorkerReport
+    from pybackend.job.report import Gang, StepTimes, WorkerReport
     from pybackend.job.resources import Resources
     from pybackend.launchers.hosts.launcher import hosts
     from pybackend.launchers.joined.joining import join
@@ -143,6 +163,10 @@ if TYPE_CHECKING:
         sha256_of,
     )
     from pybackend.r.function import RFunction
+    from pybackend.scaling.call import bench_scale
+    from pybackend.scaling.result import ScalingResult
+    from pybackend.sql.compile import to_sql
+    from pybackend.sql.deploy import deploy_model, undeploy_model
     from pybackend.tf_config import ClusterSpec, make_tf_config, read_tf_config
 
 

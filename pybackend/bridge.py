@@ -18,15 +18,21 @@ from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
+from pybackend.sql.augment import augment
+from pybackend.sql.dbi import connect_dbi
 
 __all__ = [
     "SparklyrWorkers",
     "answer",
     "attach_spark",
+    "augment",
     "capture",
+    "connect_dbi",
     "copy_model",
+    "describe_sql",
     "doctor",
     "match_levels",
+    "pick_columns",
     "probe",
     "read_model",
 ]
@@ -75,6 +81,30 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     from pybackend.model.outputs import count_classes, list_outputs
 
     return levels if len(levels) == count_classes(model, list_outputs(model)) else None
+
+
+def pick_columns(model: Any, features: list[str]) -> str | list[str]:
+    """One name is that of a column of arrays, unless the model takes a single number."""
+    from pybackend.sql.lowering import size_of
+
+    shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
+    takes_number = len(shapes) == 1 and None not in shapes[0] and size_of(shapes[0]) == 1
+    return features[0] if len(features) == 1 and not takes_number else features
+
+
+def describe_sql(made: Any) -> dict[str, Any]:
+    """A `SqlModel` as plain data, with each of its rows of weights as an array."""
+    rows = [
+        (part.name, place, row) for part in made.parts for place, row in enumerate(part.numbers)
+    ]
+    return {
+        "dialect": made.dialect,
+        "query": made.query,
+        "weights": made.weights,
+        "part": [row[0] for row in rows],
+        "place": [row[1] for row in rows],
+        "numbers": [row[2] for row in rows],
+    }
 
 
 def _describe(error: TfdistError) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: ``tfdist mnist``, ``doctor``, ``tf-config``, ``secret``, ``run``."""
+"""The command line: ``tfdist mnist``, ``doctor``, ``run``, ``bench-scale`` and others."""
 
 from __future__ import annotations
 
@@ -91,6 +91,46 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_run_options(run)
     run.set_defaults(command=_run)
+
+    scale = commands.add_parser(
+        "bench-scale",
+        help="measure how a script's training scales with its workers, and project it to more",
+        usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
+        allow_abbrev=False,
+    )
+    scale.add_argument(
+        "--workers",
+        type=_counts,
+        default=[1, 2, 4],
+        metavar="N,...",
+        help="numbers of workers (default: 1,2,4)",
+    )
+    scale.add_argument(
+        "--mode",
+        type=_modes,
+        default="both",
+        metavar="MODE,...",
+        help="strong: workers share a batch; weak: each has its own (default: both)",
+    )
+    scale.add_argument(
+        "--batch-size", type=_positive, metavar="ROWS", help="of that batch (default: the script's)"
+    )
+    scale.add_argument(
+        "--steps", type=_positive, metavar="N", help="of a training (default: all of the script's)"
+    )
+    scale.add_argument("--repeats", type=_positive, default=1, metavar="K", help="of each training")
+    scale.add_argument(
+        "--project", type=_positive, metavar="N", help="predict up to so many workers"
+    )
+    scale.add_argument("--json", metavar="FILE", help="write all figures here")
+    scale.add_argument("--plot", metavar="FILE", help="draw them here (.png, .pdf or .svg)")
+    scale.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARGUMENT ...]",
+        help="a Python file, or an R file (*.R), that calls barrier_train()",
+    )
+    scale.set_defaults(command=_bench_scale)
     for command in commands.choices.values():
         command.set_defaults(fail=command.error)
     return parser
@@ -176,6 +216,53 @@ def _run(options: argparse.Namespace) -> int:
         print(describe_batch(options))
         return 0
     return run_script(read_run_plan(options), options.dry_run)
+
+
+def _bench_scale(options: argparse.Namespace) -> int:
+    from pybackend.scaling.figure import check_figure
+
+    words = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if not words:
+        raise InputError("name a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
+    if options.plot:
+        check_figure(options.plot)
+    for path in filter(None, (options.json, options.plot)):  # refused now, not after the trainings
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(f"{path} cannot be written: its folder does not exist")
+    if options.project == 1:
+        raise InputError("--project must be a number of workers of at least 2")
+    if options.project is not None and len(options.workers) < 2:
+        raise InputError("--project needs two numbers of --workers at least, as in --workers 1,2,4")
+    result = pybackend.bench_scale(
+        words[0],
+        options.workers,
+        mode=options.mode,
+        batch_size=options.batch_size,
+        steps=options.steps,
+        repeats=options.repeats,
+        arguments=words[1:],
+    )
+    print(result)
+    projection = None
+    if options.project is not None:
+        projection = result.project(options.project)
+        print(projection)
+    if options.json:
+        result.to_json(options.json, projection)
+    if options.plot:
+        result.plot(options.plot, projection)
+    return 0
+
+
+def _counts(text: str) -> list[int]:
+    return [_positive(word) for word in text.split(",")]
+
+
+def _modes(text: str) -> str:
+    words = set(text.split(","))
+    if not words <= {"strong", "weak", "both"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not strong, weak or strong,weak")
+    return "both" if len(words) > 1 else words.pop()
 
 
 def _master(text: str) -> str:

@@ -5,6 +5,7 @@ TfdistError
 ├── ClusterError          the cluster, or its description, cannot run the job
 ├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
 ├── PeerLostError         a worker lost the connection to another worker
+├── DatabaseError         a database has refused a model, or computes other numbers
 ├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
 
@@ -32,6 +33,10 @@ class ClusterError(TfdistError):
 
 class SerializationError(TfdistError):
     """A model or a value cannot be encoded or decoded."""
+
+
+class DatabaseError(TfdistError):
+    """A database has refused a model, or does not compute what the model does."""
 
 
 class UnverifiedFileWarning(UserWarning):
@@ -148,11 +153,13 @@ class WorkerFailedError(TfdistError):
         Of the root cause; ``log`` holds the last lines the worker printed.
     others
         The failures of the other ranks, in order of time.
+    failures
+        All of them, the root cause first.
     """
 
     def __init__(self, failures: Sequence[Failure]) -> None:
-        self._failures = list(failures)
-        root, *others = self._failures
+        self.failures = list(failures)
+        root, *others = self.failures
         self.rank = root.rank
         self.host = root.host
         self.exception_type = root.exception_type
@@ -169,23 +176,23 @@ class WorkerFailedError(TfdistError):
         is_kept
             Whether there are checkpoints: then a time limit is a loss, too.
         """
-        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self._failures]
+        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost
             or failure.is_consequence
             or (are_lost and failure.exception_type in _LOST_SERVERS)
-            for failure, is_lost in zip(self._failures, lost, strict=True)
+            for failure, is_lost in zip(self.failures, lost, strict=True)
         )
 
     def advise(self, advice: str) -> WorkerFailedError:
         """The same error with another last paragraph, What to do."""
-        root, *others = self._failures
+        root, *others = self.failures
         known = f"{root.advice}. " if root.advice else ""
         return WorkerFailedError([replace(root, advice=known + advice), *others])
 
     def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure]]]:
-        return type(self), (self._failures,)
+        return type(self), (self.failures,)
 
 
 def _describe(root: Failure, others: Sequence[Failure]) -> str:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, get_args
 
 from pybackend.errors import (
     ClusterError,
@@ -38,7 +38,18 @@ from pybackend.errors import (
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
-from pybackend.job.messages import Announced, Emit, Event, Failed, Note, Order, Reported, Waits
+from pybackend.job.messages import (
+    Announced,
+    Emit,
+    Event,
+    Failed,
+    FromLauncher,
+    Note,
+    Order,
+    Regroup,
+    Reported,
+    Waits,
+)
 from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
 
@@ -63,8 +74,10 @@ def main(arguments: list[str]) -> int:
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
     orders: queue.Queue[Order] = queue.Queue()
+    asked = threading.Event()
     wake_when_orphaned()
-    threading.Thread(target=_lifeline, args=(_own_stdin(), folder, orders), daemon=True).start()
+    lifeline = (_own_stdin(), folder, orders, asked)
+    threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
     def emit(event: Event) -> None:
         events.write(encode(event) + "\n")
@@ -76,7 +89,8 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        report = work(Worker(job, rank, host, folder, server, orders, emit, at_end, conclude))
+        worker = Worker(job, rank, host, folder, server, orders, asked, emit, at_end, conclude)
+        report = work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
     conclude(report)
@@ -125,6 +139,7 @@ class Worker:
     folder: Path
     server: socket.socket
     orders: queue.Queue[Order]
+    asked: threading.Event  # whether another worker waits to join
     emit: Emit
     at_end: contextlib.ExitStack  # right before the report is written, if nothing has failed
     conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
@@ -171,6 +186,8 @@ def _train(worker: Worker) -> WorkerReport:
     from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 
+    if worker.job.is_elastic:
+        return _train_elastically(worker)
     worker, order = worker.receive()
     if worker.job.strategy is not None:
         return _train_asynchronously(worker, order)
@@ -190,6 +207,21 @@ def _train(worker: Worker) -> WorkerReport:
     return _report_training(worker, trained)
 
 
+def _train_elastically(worker: Worker) -> WorkerReport:
+    from pybackend.engine.gangs import Membership, train_in_gangs
+
+    def join(
+        job: Job, rank: int, order: Order, server: socket.socket
+    ) -> contextlib.AbstractContextManager[Collective]:
+        return replace(worker, job=job, rank=rank, server=server).join(order, False)
+
+    member, host, server = worker.rank, worker.host, worker.server
+    orders, asked = worker.orders.get, worker.asked.is_set
+    membership = Membership(member, host, server, orders, asked, join)
+    trained = train_in_gangs(worker.job, membership, worker.folder, worker.emit)
+    return _report_training(worker, trained)
+
+
 def _train_asynchronously(worker: Worker, order: Order) -> WorkerReport:
     from pybackend.strategy.train import train_asynchronously
 
@@ -206,6 +238,7 @@ def _report_training(worker: Worker, trained: Training) -> WorkerReport:
         steps=trained.steps,
         seconds=trained.seconds,
         waited=trained.waited,
+        step_times=trained.step_times,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
         model_sha256=trained.model_sha256,
@@ -270,10 +303,17 @@ def wake_when_orphaned() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def _lifeline(pipe: IO[bytes], folder: Path, orders: queue.Queue[Order]) -> None:
-    """Pass on the launcher's order; when the pipe closes, clean up and end the process group."""
+def _lifeline(
+    pipe: IO[bytes], folder: Path, orders: queue.Queue[Order], asked: threading.Event
+) -> None:
+    """Pass on the launcher's orders; when the pipe closes, clean up and end the process group."""
     for line in pipe:
-        orders.put(decode(line, Order))
+        message = decode(line, *get_args(FromLauncher))
+        if isinstance(message, Regroup):
+            asked.set()
+        else:
+            asked.clear()
+            orders.put(message)
     for _ in range(_CLEARINGS):  # other threads of this process may still write there
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -139,7 +139,8 @@ def check_weights(job: Job, has_weights: bool) -> None:
 
 def check_rows(rows: int, name: str, job: Job) -> None:
     if name == "data" and job.kind == "train":
-        arrays.check_enough_rows(rows, job.workers)
+        argument = "workers" if job.most_workers == job.workers else "max_workers"
+        arrays.check_enough_rows(rows, job.most_workers, argument=argument)
         _check_steps(rows, job)
     elif rows == 0:
         raise InputError(f"`{name}` has no rows")

@@ -82,9 +82,9 @@ def predict_spark(
     SerializationError
         The model cannot be encoded.
     """
-    _check_type(type)
-    names = _check_levels(levels)
-    _check_model(model)
+    check_type(type)
+    names = check_levels(levels)
+    check_model(model)
     data_options = DataOptions(tensors=tensors, categories=categories)
     arguments = {**locals(), "workers": 1}
     # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
@@ -95,8 +95,8 @@ def predict_spark(
 
     columns, outputs = request.columns, list_outputs(request.model)
     check_features(request.model, columns.features, _count_flat_columns(columns, df))
-    known = _check_levels(model.levels) if isinstance(model, TrainResult) else None
-    predictions = _choose_predictions(
+    known = check_levels(model.levels) if isinstance(model, TrainResult) else None
+    predictions = choose_predictions(
         outputs,
         count_classes(request.model, outputs),
         type,
@@ -109,12 +109,14 @@ def predict_spark(
     return add_predictions(df, columns, request.job, request.files, predictions)
 
 
-def _check_type(kind: Any) -> None:
+def check_type(kind: Any) -> None:
+    """Reject another kind of predictions."""
     if kind is not None and kind not in _TYPES[1:]:
         raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
 
 
-def _check_levels(levels: Any) -> tuple[str, ...] | None:
+def check_levels(levels: Any) -> tuple[str, ...] | None:
+    """Names of classes, which must differ."""
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
@@ -125,7 +127,8 @@ def _check_levels(levels: Any) -> tuple[str, ...] | None:
     return names
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Reject what is neither a model nor the result of a training."""
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
@@ -161,7 +164,7 @@ def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
     return len(names) if all(types.get(name) in flat for name in names) else None
 
 
-def _choose_predictions(
+def choose_predictions(
     outputs: tuple[Output, ...],
     classes: int,
     kind: str | None,

@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.api.plots import plot_history
 from pybackend.data.files import read_file
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import Gang, WorkerReport, count_by_epoch
 
 # Of a training's seconds: workers wait for each other a little all the time.
 _SHARE_OF_NOTE = 0.05
@@ -55,6 +55,9 @@ class TrainResult:
         The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
     features
         The columns that were the inputs: a list, or a list by each input's name.
+    gangs
+        With ``min_workers``, who trained from which epoch on: a `Gang`, and a further one each time
+        when workers have left or joined.
     """
 
     model_base64: str = field(repr=False)
@@ -73,6 +76,7 @@ class TrainResult:
     features: list[str] | dict[str, list[str]] | None = None
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
+    gangs: list[Gang] = field(default_factory=list, repr=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
@@ -121,6 +125,13 @@ class TrainResult:
         return [e for e in epochs if (e % chosen == 0 if isinstance(chosen, int) else e in chosen)]
 
     @property
+    def workers_by_epoch(self) -> list[int]:
+        """How many workers each epoch had that was run."""
+        if not self.gangs:
+            return [len(self.workers)] * self.epochs
+        return count_by_epoch(self.gangs, self.initial_epoch + self.epochs)
+
+    @property
     def straggler(self) -> tuple[int, float] | None:
         """The rank for which the others waited, and for how many seconds each; None if for none.
 
@@ -165,15 +176,23 @@ class TrainResult:
         if self.metrics:
             lines.append(", ".join(f"{k} {_figure(v)}" for k, v in self.metrics.items()))
         lines += [
-            f"  worker {w.rank} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
-            f"{w.seconds:.1f} s"
+            f"  worker {self._number(w.rank)} on {w.host} (pid {w.pid}): {w.rows} rows, "
+            f"{w.steps} steps, {w.seconds:.1f} s"
             + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
             for w in self.workers
         ]
+        for gang in self.gangs[1:]:
+            gone = [f"worker {number} had gone ({why})" for number, why in gang.left.items()]
+            came = [f"worker {number} had joined" for number in gang.joined]
+            lines.append(f"from epoch {gang.epoch} on: {', '.join([*gone, *came])}")
         if self.straggler is not None:
             rank, seconds = self.straggler
-            lines.append(f"the others waited {seconds:.1f} s for worker {rank}")
+            lines.append(f"the others waited {seconds:.1f} s for worker {self._number(rank)}")
         return "\n".join(lines)
+
+    def _number(self, rank: int) -> int:
+        """What a worker is called: its rank, unless ranks have changed since it was started."""
+        return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers, as the R package reads them."""
@@ -192,6 +211,8 @@ class TrainResult:
             "model_uri": self.model_uri,
             "levels": self.levels,
             "features": self.features,
+            "workers_by_epoch": self.workers_by_epoch,
+            "gangs": [asdict(gang) for gang in self.gangs],
         }
 
 

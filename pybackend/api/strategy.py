@@ -18,6 +18,7 @@ from pybackend.launchers import Launcher, count_workers
 _SYNCHRONOUS = {
     "exchange": "workers exchange nothing with each other",
     "callbacks": "no step is the same on all workers: there is none to call them after",
+    "scale_lr": "a step has the rows of one worker, however many there are",
     "class_weight": "pass sample weights",
     "steps_per_epoch": "an epoch has as many steps as all rows make batches",
 }

@@ -11,9 +11,11 @@ from typing import Any
 
 from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
 from pybackend.api.datasets import read_training_data
+from pybackend.api.elastic import check_elastic_call
 from pybackend.api.request import Request, prepare
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult, read_model_file
+from pybackend.api.scaled import check_scale, note_scale, settle_scale
 from pybackend.api.signatures import explain_arguments
 from pybackend.api.strategy import settle_strategy
 from pybackend.data.columns import TableRows
@@ -21,6 +23,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS
+from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
@@ -37,6 +40,8 @@ def barrier_train(
     data: Any,
     *,
     workers: int | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
     epochs: int = 1,
     initial_epoch: int = 0,
     batch_size: int = 32,
@@ -53,6 +58,7 @@ def barrier_train(
     weight: str | None = None,
     data_options: DataOptions | None = None,
     exchange: Exchange | LocalSteps | None = None,
+    scale_lr: ScaleLearningRate | str | None = None,
     resources: Resources | None = None,
     model_uri: str | None = None,
     checkpoint: Checkpoint | str | None = None,
@@ -70,8 +76,9 @@ def barrier_train(
     Parameters
     ----------
     spark
-        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, or None: this
-        machine, or, if this process was started as one of several (`join`), all of them together.
+        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, what `hosts`,
+        `slurm` or `kubernetes` return, or None: this machine, or, if this process was started as
+        one of several (`join`), all of them together.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
@@ -96,6 +103,20 @@ def barrier_train(
           continue from epoch to epoch, and start again at their end.
     workers
         Number of worker processes; None: 2, or as many as there are processes that join.
+    min_workers
+        Makes the training elastic, on this machine, on `hosts` or on `kubernetes`: ``workers`` is
+        the number to begin with, and a worker that is lost, or told to end (SIGTERM), is done
+        without as long as so many are left.
+        The processes of the others go on; only their connections are made anew. The epoch in which
+        a worker is lost is repeated from its beginning, and one that is told to end leaves after
+        its epoch, so each epoch uses each row exactly once, and the result is that of one process
+        on the batches of so many workers as each epoch had (`TrainResult.workers_by_epoch`). Every
+        worker keeps all rows, and, in memory, the state of the epoch's beginning. None: a worker
+        that is lost ends the training.
+    max_workers
+        Others are started until there are so many, at the beginning and whenever a worker has gone;
+        they join between two epochs, when they are ready. Of `hosts` all slots are used, and one
+        where none can be started is tried again every 30 seconds. None: none are.
     epochs
         Passes over the data: each row is used exactly once in each.
     initial_epoch
@@ -142,6 +163,11 @@ def barrier_train(
         rows.
     exchange
         `Exchange`, by which the result is that of one process, or `LocalSteps` for slow networks.
+    scale_lr
+        ``"linear"`` or ``"sqrt"``: the learning rate is multiplied by the number of workers or by
+        its square root, since a step has the rows of all of them. `ScaleLearningRate` adds warm-up
+        and decay. The history has the rate of each epoch's last step, as ``learning_rate``. Not for
+        data sets of global batches. None: the rate is that of the optimizer.
     resources
         `Resources`: the cores, memory and GPUs of each worker. None: workers that share a machine
         divide its cores and GPUs.
@@ -207,15 +233,20 @@ def barrier_train(
     arguments = dict(locals())
     began = time.monotonic()
     launcher = launcher_for(spark)
+    check_elastic_call(launcher, arguments)
     arguments = settle_strategy(launcher, arguments)
+    arguments = settle_scale(arguments)
     restarts = check_whole_number("restarts", restarts, least=0)
     arguments = settle_checkpoint(arguments)
     request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
     check_resumes(request.job)
+    check_scale(request)
     kept = request.job.checkpoint
     with pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, launcher, restarts)
-        return _make_result(request, outcome, safe_mode, began)
+        result = _make_result(request, outcome, safe_mode, began)
+    note_scale(request, result)
+    return result
 
 
 def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
@@ -251,6 +282,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
+        gangs=list(outcome.gangs),
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,

@@ -24,6 +24,7 @@ __all__ = [
     "Mesh",
     "Patience",
     "all_sum",
+    "broadcast_bytes",
     "join_mesh",
 ]
 
@@ -85,3 +86,14 @@ def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Arra
     flat = np.ascontiguousarray(array).reshape(-1)
     collective.all_reduce(flat)
     return flat.reshape(array.shape)
+
+
+def broadcast_bytes(collective: Collective, content: bytes) -> bytes:
+    """What rank 0 gives, on all ranks; the others' is not looked at."""
+    size = np.array([len(content)], np.int64)
+    collective.broadcast(size)
+    received = np.zeros(int(size[0]), np.uint8)
+    if collective.rank == 0:
+        received[:] = np.frombuffer(content, np.uint8)
+    collective.broadcast(received)
+    return received.tobytes()

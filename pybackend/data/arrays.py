@@ -91,13 +91,15 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
     return {key: array[part] for key, array in columns.items()}
 
 
-def check_enough_rows(rows: int, workers: int, name: str = "data") -> None:
-    """Reject data from which some worker would get no row at all."""
+def check_enough_rows(
+    rows: int, workers: int, name: str = "data", argument: str = "workers"
+) -> None:
+    """Reject data from which some of the workers, as an argument says, would get no row at all."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
         raise InputError(
-            f"`{name}` has {rows} row{'s' if rows != 1 else ''}, fewer than workers={workers}: "
+            f"`{name}` has {rows} row{'s' if rows != 1 else ''}, fewer than {argument}={workers}: "
             f"use at most {rows} worker{'s' if rows != 1 else ''}"
         )
 

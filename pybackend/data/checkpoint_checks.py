@@ -33,6 +33,7 @@ def describe_settings(job: Job) -> dict[str, Any]:
     """The settings that decide on what is trained, as JSON can hold them."""
     described = {name: getattr(job, name) for name in _SETTINGS}
     described["exchange"] = json.loads(encode(job.exchange))
+    described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
     return dict(json.loads(json.dumps(described)))

@@ -47,10 +47,16 @@ class Batches:
         Raises
         ------
         InputError
-            The job asks for more steps, or for rows in another order.
+            The job asks for more steps, for rows in another order, or for steps with a rate that
+            follows the number of workers.
         """
         if job.shuffle == "global":
             raise InputError("shuffle='global' cannot reorder the batches of a data set")
+        if job.scale_lr is not None:
+            raise InputError(
+                "`scale_lr` does not go with a data set of batches: workers share each of them, so "
+                "a step has the same rows however many they are. Leave `scale_lr` out, or pass rows"
+            )
         if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
             raise InputError(
                 f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of "

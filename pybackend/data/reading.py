@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective
+from pybackend.collective import Alone, Collective
 from pybackend.data.arrays import flatten
 from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.ragged import Ragged
@@ -80,7 +80,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
         # Written by the launcher on this machine, from the driver's own objects.
         source = cloudpickle.loads(path.read_bytes())
         if not isinstance(source, FunctionRows):
-            shared = name == "train" and job.shuffle == "global"
+            shared = job.is_elastic or (name == "train" and job.shuffle == "global")
             source.spool(folder / name, job.workers, rank, shared)
         else:
             # What it draws at random is to differ between the workers.
@@ -92,6 +92,13 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
             _spool_dataset(data, folder / name, argument)
         names.append(name)
     return Sources(tuple(names), stream)
+
+
+def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
+    """Write down all rows of the files that this worker reads for itself; rows by data set."""
+    sources = read_sources(job, 0, folder, Order("", ()))
+    counts = sources.settle(replace(job, workers=1), Alone(), folder)
+    return {name: rows for name, (rows,) in counts.items()}
 
 
 def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:

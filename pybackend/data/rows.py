@@ -258,3 +258,25 @@ class Reshaped:
         """As `Rows`."""
         found = self._rows.take(places)
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
+
+
+class DealtRows:
+    """Of rows that every worker holds, those that `sharding.deal` gives to one."""
+
+    def __init__(self, rows: Rows, workers: int, rank: int) -> None:
+        self._rows = rows
+        self._workers = workers
+        self._rank = rank
+        self.spec = rows.spec
+
+    @property
+    def row_bytes(self) -> int:
+        """As `Rows`."""
+        return self._rows.row_bytes
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._rows), self._workers))
+
+    def take(self, places: Array) -> Columns:
+        """As `Rows`."""
+        return self._rows.take(places * self._workers + self._rank)

@@ -123,6 +123,11 @@ def deal(rows: int, workers: int, rank: int) -> slice:
     return slice(rank, rows, workers)
 
 
+def count_dealt(rows: int, workers: int) -> list[int]:
+    """Rows of each rank, as `deal` deals them."""
+    return [len(range(rank, rows, workers)) for rank in range(workers)]
+
+
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
     """Where among its own rows, those of `deal`, a worker's share of each batch begins.
 

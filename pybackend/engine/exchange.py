@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
+from pybackend.engine.arrivals import Arrivals
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
@@ -24,6 +25,7 @@ from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.split import SplitStep
 from pybackend.engine.statistics import GlobalStatistics
+from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_means import StepMeans
 from pybackend.engine.steps import (
     Position,
@@ -57,6 +59,8 @@ class GradientExchange:
         Exchanges by TensorFlow's collectives instead, without compression; every step exchanges.
     over
         What is computed from the rows of the global batch.
+    clock
+        Notes for how long exchanges hold up the steps.
     """
 
     def __init__(
@@ -68,14 +72,17 @@ class GradientExchange:
         may_be_empty: bool,
         graph: GraphExchange | None = None,
         over: OverBatch = NOTHING,
+        clock: StepClock | None = None,
     ) -> None:
         self._model = model
+        clock = clock or StepClock(Arrivals())
+        watched = clock.watch(collective)
         self._may_be_empty = may_be_empty
         self._calls = StepCalls()
-        self._statistics = GlobalStatistics(model, collective, self._calls, self._weigh_gradients)
-        self._gathered = GatheredRows(collective, self._calls)
+        self._statistics = GlobalStatistics(model, watched, self._calls, self._weigh_gradients)
+        self._gathered = GatheredRows(watched, self._calls)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
-        self._collective = collective
+        self._collective = watched
         # Of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
         self._error: BaseException | None = None
@@ -89,7 +96,9 @@ class GradientExchange:
         accumulates = knows_totals and graph is None and has_keras_train_step(model)
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
-        self._host = HostExchange(collective, position, settings, self._micro_steps, knows_totals)
+        self._host = HostExchange(
+            collective, position, settings, self._micro_steps, knows_totals, clock
+        )
         self.agreement: Any = graph.agreement if graph else self._host.agreement
 
     @contextmanager
@@ -98,6 +107,8 @@ class GradientExchange:
         model, optimizer = self._model, self._model.optimizer
         train_step, apply = model.train_step, optimizer.apply
         with ExitStack() as stack:
+            # What was traced exchanges; a model may be trained on without, after a loss, too.
+            stack.callback(model.make_train_function, force=True)
             stack.enter_context(self._global_batch.install())
             stack.enter_context(self._means.install())
             stack.enter_context(self._statistics.install())
@@ -120,7 +131,6 @@ class GradientExchange:
                 yield
             finally:
                 self._host.close()
-        model.make_train_function(force=True)
 
     @property
     def error(self) -> BaseException | None:

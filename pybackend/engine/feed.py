@@ -11,6 +11,7 @@ import tensorflow as tf
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, to_rows
 from pybackend.data.sharding import Visits, count_steps, cut_rows, share_batches
+from pybackend.engine.arrivals import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
 
@@ -47,6 +48,8 @@ class Feed:
         Steps of an epoch.
     total_rows
         Rows of the global batch by step; int64 array of shape (steps,).
+    arrivals
+        When the batches of this epoch were read.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Feed:
         self._columns = to_rows(columns)
         self.counts = list(counts)
         self.rows = counts[rank]
+        self.arrivals = Arrivals()
         self._rank = rank
         workers = len(counts)
         full = count_steps(counts, batch_size) if batches is None else len(batches)
@@ -110,6 +114,7 @@ class Feed:
         """Visit the rows in the order of an epoch."""
         if self._first_epoch is None:
             self._first_epoch = epoch
+        self.arrivals.clear()
         self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
@@ -175,7 +180,9 @@ class Feed:
             place = int(self._places[first])
             between = int(self._edges[place]), int(self._edges[place + last - first])
             visits = self._visits.between(*between, int(self._passes[first]))
-            return list(self._columns.take(visits).values())
+            values = list(self._columns.take(visits).values())
+            self.arrivals.note(int(last - first))
+            return values
 
         types = [tf.as_dtype(dtype) for dtype, _ in spec.values()]
         tensors = tf.numpy_function(read, [first, last], types, stateful=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -10,8 +11,10 @@ import tensorflow as tf
 from pybackend.collective import Collective
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCallbacks, Start
 from pybackend.engine.csv_log import continue_log
+from pybackend.engine.elastic import EpochKeeper, Memory
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
+from pybackend.engine.learning_rate import ScaledSteps
 from pybackend.engine.leaving import Leaving
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
@@ -21,6 +24,7 @@ from pybackend.engine.state import (
     find_differing_weights,
     offset_seeds,
 )
+from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
@@ -41,20 +45,29 @@ def fit(
     callbacks: list[Any],
     job: Job,
     emit: Emit,
+    clock: StepClock,
     metrics: MetricsKind = "unknown",
     checkpoints: Checkpoints | None = None,
     notice: Notice | None = None,
+    memory: Memory | None = None,
+    start: Start | None = None,
 ) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
     Parameters
     ----------
+    clock
+        Times the steps.
     metrics
         Whether the metrics given to ``compile`` may be summed.
     checkpoints
         Where the training begins, and where it is kept.
     notice
         Tells when this process is to end: all leave then, after a last checkpoint.
+    memory
+        What the worker of an elastic training remembers.
+    start
+        Where the training begins, if not where its checkpoint is.
 
     Returns
     -------
@@ -66,15 +79,23 @@ def fit(
     options |= feed.fit_options
     if job.class_weight is not None and isinstance(feed, Feed):
         options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
-    if collective.world_size > 1:
-        _share_state(model, collective, emit)
+    start = start or (checkpoints.start if checkpoints else Start(job.initial_epoch))
+    if memory is not None and not memory.is_seeded:
+        offset_seeds(model, memory.member)
+        memory.is_seeded = True
+    if collective.world_size > 1 and (memory is None or start.state is None):
+        _share_state(model, collective, emit, has_seeds=memory is not None)
     if collective.world_size > 1:
         _report_what_is_local(model, emit)
-    synchronizer = make_synchronizer(model, collective, feed, job, emit, metrics)
+    synchronizer = make_synchronizer(model, collective, feed, job, emit, clock, metrics)
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     own = select_callbacks(collective.rank, callbacks)
     sync.evaluated_by = own
-    listed = [sync, *own]
+    listed = [clock, sync, *own]
+    scaled = None
+    if job.scale_lr is not None:
+        scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
+        listed.append(scaled)
     leaving = None
     if checkpoints is not None:
         # Within an epoch, the place in a pipeline could not be found again.
@@ -88,12 +109,17 @@ def fit(
         state = TrainingState(model, sync, synchronizer, kept)
         keeper = Checkpointing(job, collective, checkpoints, state, feed.steps, emit, leaving)
         listed += [history, keeper]
-        if checkpoints.start.state is not None:
-            for callback in own:
-                continue_log(callback)
-    start = Start(job.initial_epoch) if checkpoints is None else checkpoints.start
+    if memory is not None:
+        history = keras.callbacks.History()
+        kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
+        state = TrainingState(model, sync, synchronizer, kept, memory.first)
+        listed += [history, EpochKeeper(job, collective, memory, start, state, emit)]
+    if start.state is not None:
+        for callback in own:
+            continue_log(callback)
     try:
-        with synchronizer.install():
+        # The exchange is outside: what is scaled is the step that it ends with.
+        with scaled.install() if scaled else nullcontext(), synchronizer.install():
             history = _fit_from(start, model, feed, listed, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
@@ -144,7 +170,7 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
         emit(Note(text))
 
 
-def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
+def _share_state(model: Any, collective: Collective, emit: Emit, has_seeds: bool) -> None:
     """Give all ranks rank 0's weights, and report if they were not equal before."""
     check_structure(model, collective)
     differing = find_differing_weights(model, collective)
@@ -154,5 +180,6 @@ def _share_state(model: Any, collective: Collective, emit: Emit) -> None:
             "worker 0 (seeded by rank?): all start from worker 0's"
         )
         emit(Note(text))
-    offset_seeds(model, collective.rank)
+    if not has_seeds:
+        offset_seeds(model, collective.rank)
     broadcast_state(model, collective)

@@ -73,6 +73,13 @@ class FlatExchange:
         self.mean_loss = 0.0
         """Of the global batch at the last step."""
 
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each bucket on the wire of a ring."""
+        codec = self._codecs[0]
+        itemsize = self._dtype.itemsize if codec is None else codec.itemsize
+        return [(part.stop - part.start) * itemsize for part in self.layout.ranges]
+
     def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array]) -> Means:
         """Mean of each array over the total weight of all workers, and that total.
 

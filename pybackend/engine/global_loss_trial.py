@@ -23,6 +23,7 @@ from pybackend.engine.loss_trial import (
     take_part,
 )
 from pybackend.engine.overrides import override
+from pybackend.engine.traced_loops import trace_loops
 from pybackend.errors import InputError
 from pybackend.model.behavior import keep_state
 
@@ -44,7 +45,7 @@ def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
     """
     count = count_rows(rows)
     others = _SimulatedRows(model, rows)
-    with keep_state(model), hold_statistics(model), others.install():
+    with keep_state(model), hold_statistics(model), trace_loops(model), others.install():
         try:
             found = find_difference(
                 others.compute_gradients, count, model, shares=FEW_PARTS, prepare=others.begin

@@ -15,6 +15,7 @@ from pybackend.collective import Collective
 from pybackend.engine.flat import FlatExchange, StopAgreement
 from pybackend.engine.layout import Layout
 from pybackend.engine.sparse import gather_slices
+from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position
 
 
@@ -38,6 +39,8 @@ class HostExchange:
         Steps whose gradients travel as one sum.
     knows_totals
         Whether each worker knows the total weight of a step without asking the others.
+    clock
+        Notes for how long exchanges hold up the steps.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class HostExchange:
         settings: TransferSettings,
         micro_steps: int,
         knows_totals: bool,
+        clock: StepClock,
     ) -> None:
         self._collective = collective
         self._position = position
         self._settings = settings
         self._micro_steps = micro_steps
         self._knows_totals = knows_totals
+        self._clock = clock
         self._flats: dict[Any, FlatExchange] = {}
         self._calls = 0
         self._loss_sum = 0.0
@@ -157,6 +162,7 @@ class HostExchange:
                 nominal=self._nominal_weight,
                 compression=self._settings.compression,
             )
+            self._clock.buffers += self._flats[key].sizes
             if repr(key) in self._restored:
                 self._flats[key].restore_state(self._restored.pop(repr(key)))
         return self._flats[key]
@@ -166,7 +172,7 @@ class HostExchange:
         return float(self._settings.nominal_rows if total is None else total)
 
     def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
-        with self._remember_errors():
+        with self._remember_errors(), self._clock.held():
             if self._micro_steps == 1:
                 means, total = flat.exchange(weight, loss, arrays[:dense])
             else:
@@ -182,7 +188,7 @@ class HostExchange:
             return np.int32(bucket)
 
     def _collect(self, flat: FlatExchange, tokens: int, weight: Any, loss: Any, *rest: Any) -> Any:
-        with self._remember_errors():
+        with self._remember_errors(), self._clock.held():
             means, total = flat.collect(weight, loss)
             return self._finish(flat, means, rest[tokens:], weight, total)
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from pybackend.engine.overrides import override
 from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.traced_loops import trace_loops
 from pybackend.errors import InputError
 from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.compare import is_random_state
@@ -68,7 +69,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     InputError
         Shows the values that differ, or says that the loss is not a number.
     """
-    with keep_state(model), hold_statistics(model):
+    with keep_state(model), hold_statistics(model), trace_loops(model):
         if has_keras_train_step(model):
             # Keras fits the loss to the first outputs, which are to be those of a training.
             if not _try_loss(model, rows, training=True):
@@ -80,7 +81,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
 def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
     """Whether the loss of an evaluation is a mean over rows, as `check_loss_is_mean` tries it."""
     try:
-        with keep_state(model):
+        with keep_state(model), trace_loops(model):
             _try_loss(model, rows, training=False)
     except InputError:
         return False

@@ -11,6 +11,7 @@ import tensorflow as tf
 from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import flatten
 from pybackend.data.rows import ArrayRows
+from pybackend.engine.arrivals import Arrivals
 from pybackend.errors import InputError
 
 
@@ -33,6 +34,8 @@ class PipelineFeed:
     ----------
     sample
         Rows of the first batch.
+    arrivals
+        When the batches of this epoch were there.
     total_rows
         None: no worker knows how many rows the others will bring to a step.
     """
@@ -48,6 +51,7 @@ class PipelineFeed:
         self._read: deque[int] = deque()
         self._steps_taken = 0
         self._last_rows = 0
+        self.arrivals = Arrivals()
         own = int(data.cardinality())
         unknown = own == tf.data.UNKNOWN_CARDINALITY
         # It goes on from epoch to epoch, as in Keras.
@@ -115,6 +119,7 @@ class PipelineFeed:
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
         if not self._is_endless:  # it begins again, whatever was read ahead
             self._read.clear()
+            self.arrivals.clear()
 
     def count_steps(self, steps: int) -> None:
         """Note that so many steps of the epoch are done."""
@@ -139,6 +144,7 @@ class PipelineFeed:
     def _count_rows(self, *parts: Any) -> Any:
         def count(rows: Any) -> Any:
             self._read.append(int(rows))
+            self.arrivals.note(1)
             return rows
 
         first = tf.nest.flatten(parts)[0]

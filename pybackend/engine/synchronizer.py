@@ -16,6 +16,7 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.local_steps import WeightAveraging
 from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.engine.trials import MetricsKind
 from pybackend.job.job import Job
@@ -99,6 +100,7 @@ def make_synchronizer(
     feed: Feed | PipelineFeed,
     job: Job,
     emit: Emit,
+    clock: StepClock,
     metrics: MetricsKind = "unknown",
 ) -> Synchronizer:
     """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
@@ -109,7 +111,7 @@ def make_synchronizer(
     if isinstance(exchange, LocalSteps):
         return WeightAveraging(
             model,
-            collective,
+            clock.watch(collective),
             every=exchange.steps,
             learning_rate=exchange.learning_rate,
             momentum=exchange.momentum,
@@ -143,4 +145,5 @@ def make_synchronizer(
         feed.may_be_empty,
         graph,
         OverBatch(loss=job.has_global_loss, metrics=over_metrics),
+        clock,
     )

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, Mesh
 from pybackend.data.arrays import nest
-from pybackend.data.rows import Rows, SpooledRows, make_zero_row
+from pybackend.data.rows import DealtRows, Rows, SpooledRows, make_zero_row
+from pybackend.engine.elastic import Memory
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
 from pybackend.engine.global_batch import (
@@ -28,7 +29,9 @@ from pybackend.engine.job_identity import describe_training
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.resume import describe_model, open_checkpoints
+from pybackend.engine.row_memory import fit_in_memory
 from pybackend.engine.save import encode_trained, plan_saving, write_model
+from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.trials import MetricsKind, check_loss, choose_rows, try_metrics
@@ -38,6 +41,7 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
 from pybackend.job.options import Exchange
+from pybackend.job.report import StepTimes
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -76,6 +80,7 @@ class Training:
     model_sha256: str | None
     inputs: Any
     waited: float | None
+    step_times: StepTimes | None = None
     discard: Callable[[], None] | None = None
 
 
@@ -86,6 +91,8 @@ def train(
     folder: Path,
     emit: Emit,
     stream: Any = None,
+    memory: Memory | None = None,
+    epoch: int | None = None,
 ) -> Training:
     """Train this worker's replica with the others.
 
@@ -100,17 +107,25 @@ def train(
         Called with an event per epoch.
     stream
         The ``tf.data.Dataset`` to train on in place of rows in the folder.
+    memory
+        Of an elastic training, whose worker holds the rows of all; ``counts`` are this gang's.
+    epoch
+        Back to whose beginning that goes; None: it begins.
     """
     rank = collective.rank
-    loaded = load_job_model(job, folder)
+    loaded = load_job_model(job, folder) if memory is None else memory.loaded
     model = loaded.model
-    feed, rows = _make_feed(job, collective, counts, folder, model, stream)
+    spools = [folder / name for name in counts if (folder / name).is_dir()]
+    in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
+    feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     inputs = build_variables(model, rows)
     check_model(model, job)
     tried = choose_rows(model, rows, job)
-    check_loss(model, tried, job)
+    is_new = memory is None or not memory.is_seeded
+    if is_new:  # else it has trained already, and its losses may be anything
+        check_loss(model, tried, job)
     metrics = try_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
@@ -119,7 +134,9 @@ def train(
         if needs_rows or find_synchronized(model):
             check_runs_eagerly(model, feed.may_be_empty)
     # What is random from here on differs from rank to rank.
-    keras.utils.set_random_seed((job.seed + rank) % 2**32)
+    if is_new:
+        own = rank if memory is None else memory.member
+        keras.utils.set_random_seed((job.seed + own) % 2**32)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:
         build_losses(model, rows)
@@ -127,7 +144,9 @@ def train(
         build_metrics(model, rows)
     held_out, others = None, None
     if "validation" in counts:
-        others = reshape_rows(SpooledRows(folder / "validation", job.in_memory), model)
+        others = reshape_rows(SpooledRows(folder / "validation", in_memory), model)
+        if job.is_elastic:
+            others = DealtRows(others, job.workers, rank)
         held_out = HeldOut(others, counts["validation"], job.batch_size, over)
         held_out.prepare(model, collective)
     checkpoints = None
@@ -147,14 +166,36 @@ def train(
             # They have values to be restored. XLA fuses a step otherwise that makes them first.
             build_metrics(model, rows)
             model.make_test_function(force=True)
+    first = None if memory is None else memory.go_back(epoch, collective, job)
+    if first is not None:
+        if first.state is not None:
+            feed.resume(job.initial_epoch)
+        if has_keras_train_step(model):  # as above: they are kept before the first step, too
+            build_metrics(model, rows)
+            model.make_test_function(force=True)
     began, waited = time.monotonic(), collective.waited
-    notice = Notice()
-    if checkpoints is not None:
+    notice = Notice() if memory is None else memory.notice
+    clock = StepClock(feed.arrivals)
+    if checkpoints is not None or memory is not None:
         notice.expect()  # to the end: what comes after it is kept by then, and handed over
     history, steps = fit(
-        model, collective, feed, held_out, callbacks, job, emit, metrics, checkpoints, notice
+        model,
+        collective,
+        feed,
+        held_out,
+        callbacks,
+        job,
+        emit,
+        clock,
+        metrics,
+        checkpoints,
+        notice,
+        memory,
+        first,
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
+    is_timed = not job.needs_tensorflow_server
+    step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     weights = hash_weights(model)
     if job.model_uri is not None and not _is_same_everywhere(collective, weights):
         plan = None  # the driver will say so, and keep what is there
@@ -165,8 +206,10 @@ def train(
         with pointing_to(job.checkpoint):
             digest = write_model(loaded, plan, folder, job.model_uri)
     discard = None
+    if memory is not None or job.discards_checkpoints:
+        # Until the model is written, rank 0 may be lost, and the others go on without it.
+        collective.all_gather(np.zeros(1, np.int8))
     if checkpoints is not None and job.discards_checkpoints:
-        collective.all_gather(np.zeros(1, np.int8))  # until then, one that is lost is started again
         discard = partial(checkpoints.clear, job.timeout)
     return Training(
         history={name: [to_plain(v) for v in values] for name, values in history.items()},
@@ -176,9 +219,17 @@ def train(
         weights_sha256=weights,
         model_sha256=digest,
         inputs=inputs,
-        waited=None if job.needs_tensorflow_server else waited,
+        waited=waited if is_timed else None,
+        step_times=step_times,
         discard=discard,
     )
+
+
+def _read_costs(collective: Collective) -> tuple[float, float, float] | None:
+    if not isinstance(collective, Mesh):
+        return None
+    costs = collective.cost_model
+    return costs.latency_seconds, costs.seconds_per_byte, costs.add_seconds_per_byte
 
 
 def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
@@ -211,6 +262,7 @@ def _make_feed(
     folder: Path,
     model: Any,
     stream: Any,
+    in_memory: bool,
 ) -> tuple[Feed | PipelineFeed, Rows]:
     """The local batches, and rows like theirs."""
     if stream is not None:
@@ -221,7 +273,9 @@ def _make_feed(
             )
         pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
         return pipeline_feed, pipeline_feed.sample
-    rows = reshape_rows(SpooledRows(folder / "train", job.in_memory), model)
+    rows = reshape_rows(SpooledRows(folder / "train", in_memory), model)
+    if job.is_elastic and job.shuffle != "global":
+        rows = DealtRows(rows, job.workers, collective.rank)
     feed = Feed(
         rows,
         counts["train"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.callback_state import (
     describe_callback,
@@ -34,6 +34,9 @@ class TrainingState:
     callbacks
         Those whose attributes are kept, by their place in the user's list, as they are before the
         training; None for one that does not run on this rank.
+    first
+        How they were described before this process trained with them, by their place; completed
+        with those that are not in it. None: they have not been trained with.
     """
 
     def __init__(
@@ -42,13 +45,17 @@ class TrainingState:
         sync: EpochSync,
         synchronizer: Synchronizer,
         callbacks: Mapping[int, Any | None],
+        first: dict[int, dict[str, str]] | None = None,
     ) -> None:
         self._model = model
         self._sync = sync
         self._synchronizer = synchronizer
         self._places = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
-        self._first = {n: describe_callback(one) for n, one in self._callbacks.items()}
+        self._first = {} if first is None else first
+        for number, one in self._callbacks.items():
+            if number not in self._first:
+                self._first[number] = describe_callback(one)
 
     def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
         """All that `restore` needs on every rank, on rank 0; nothing on the others.
@@ -76,6 +83,31 @@ class TrainingState:
             return b""
         ranks = [decode_state(part.tobytes()) for part in received]
         return encode_state({"variables": arrays, "ranks": ranks})
+
+    def read(self, collective: Collective) -> bytes:
+        """What `restore` needs to go back to here, between two epochs, on any rank that holds it.
+
+        Of callbacks each rank keeps its own, and those of rank 0 that do not run on it.
+        """
+        callbacks = self._read_callbacks()
+        is_lacking = np.array([n not in callbacks for n in self._places], np.int64)
+        is_shared = np.any(collective.all_gather(is_lacking), axis=0)
+        shared = [n for n, is_it in zip(self._places, is_shared, strict=True) if is_it]
+        if shared:
+            own = {n: callbacks[n] for n in shared if n in callbacks}
+            others = decode_state(broadcast_bytes(collective, encode_state(own)))
+            callbacks = {**others, **callbacks}
+        kept = {
+            "differing": {},
+            "callbacks": callbacks,
+            "within_epoch": False,
+            **self._read_own(),
+            # Of another number of workers; at the end of an epoch nothing is pending there.
+            "synchronizer": {},
+        }
+        arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
+        is_stopped = bool(self._model.stop_training)
+        return encode_state({"variables": arrays, "ranks": [kept], "is_stopped": is_stopped})
 
     def restore(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Continue as the training did that was read.
@@ -112,7 +144,8 @@ class TrainingState:
         self._synchronizer.begin_training()
         self._sync.restore_state(own["sync"])
         if is_same_gang:
-            self._synchronizer.restore_state(own["synchronizer"])
+            if own["synchronizer"]:
+                self._synchronizer.restore_state(own["synchronizer"])
             version, numbers, gauss = own["random"]
             random.setstate((version, tuple(numbers.tolist()), gauss))
             np.random.set_state(own["numpy"])

@@ -20,6 +20,7 @@ from pybackend.job.arguments import (
 )
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
+from pybackend.job.learning_rate import ScaleLearningRate, check_scale_lr
 from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
 from pybackend.job.roles import Roles, check_roles, ranks_of
@@ -98,8 +99,12 @@ class Job:
         As in `barrier_train`.
     discards_checkpoints
         Whether they are removed when the training has ended.
+    scale_lr
+        As in `barrier_train`; None: the optimizer's rate is used as it is.
     strategy, roles
         As in `barrier_train`; roles with the number of workers, in the order of the ranks.
+    min_workers, max_workers
+        As in `barrier_train`; None: all workers are needed, and none joins.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -129,8 +134,21 @@ class Job:
     checkpoint: Checkpoint | None = None
     resume: bool = False
     discards_checkpoints: bool = False
+    scale_lr: ScaleLearningRate | None = None
     strategy: Literal["parameter_server"] | None = None
     roles: Roles = ()
+    min_workers: int | None = None
+    max_workers: int | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change between two epochs."""
+        return self.min_workers is not None
+
+    @property
+    def most_workers(self) -> int:
+        """How many there may be at once."""
+        return max(self.workers, self.max_workers or 0)
 
     @property
     def repeats_rows(self) -> bool:
@@ -196,9 +214,59 @@ def make_job(
             f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
             f"not {job.initial_epoch}"
         )
+    if job.scale_lr is not None and isinstance(job.exchange, LocalSteps):
+        raise InputError(
+            "`scale_lr` and `LocalSteps` exclude each other: a local step has the rows of one "
+            "worker, however many there are. Leave `scale_lr` out"
+        )
     if job.resume and job.checkpoint is None:
         raise InputError("`resume` needs `checkpoint`: the folder to resume from")
+    check_elastic(job)
     return job
+
+
+def check_elastic(job: Job) -> None:
+    """Refuse numbers of workers that contradict each other, and what does not survive a change.
+
+    Raises
+    ------
+    InputError
+        Names the argument, and says why.
+    """
+    least, most = job.min_workers, job.max_workers
+    if least is None:
+        if most is not None:
+            raise InputError(
+                "`max_workers` needs `min_workers`: with how many workers the training goes on"
+            )
+        return
+    if least > job.workers or (most is not None and most < job.workers):
+        up_to = "" if most is None else f", and at most `max_workers` ({most})"
+        raise InputError(
+            f"`workers` is {job.workers}, the number to begin with: it must be at least "
+            f"`min_workers` ({least}){up_to}"
+        )
+    exchange = job.exchange
+    if isinstance(exchange, LocalSteps):
+        named, reason = "exchange=LocalSteps(...)", "a lost worker takes its own weights with it"
+    elif exchange.compression is not None:
+        named = f"compression={exchange.compression!r}"
+        reason = "a lost worker takes rounding errors with it that were to be sent later"
+    elif exchange.transport != "tcp":
+        named = f"transport={exchange.transport!r}"
+        reason = "TensorFlow's own collectives cannot be left, nor joined"
+    elif job.steps_per_epoch is not None:
+        named = "`steps_per_epoch`"
+        reason = "which rows the next epoch begins with depends on the workers of those before"
+    elif job.checkpoint is not None:
+        named = "`checkpoint`"
+        reason = (
+            "the workers keep the state of each epoch's beginning in memory; `restarts` begins "
+        )
+        reason += "anew if fewer than `min_workers` are left"
+    else:
+        return
+    raise InputError(f"{named} does not go with `min_workers`: {reason}")
 
 
 def _model_uri(value: Any) -> str:
@@ -262,6 +330,8 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "workers": partial(check_whole_number, "workers", least=1, most=MAX_WORKERS),
+    "min_workers": _optional(partial(check_whole_number, "min_workers", least=1)),
+    "max_workers": _optional(partial(check_whole_number, "max_workers", least=1, most=MAX_WORKERS)),
     "epochs": partial(check_whole_number, "epochs", least=1),
     "initial_epoch": partial(check_whole_number, "initial_epoch", least=0),
     "validation_freq": _validation_freq,
@@ -272,6 +342,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": partial(check_flag, "in_memory"),
     "class_weight": _optional(_class_weight),
     "exchange": check_exchange,
+    "scale_lr": check_scale_lr,
     "checkpoint": check_checkpoint,
     "resume": partial(check_flag, "resume"),
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),

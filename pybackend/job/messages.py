@@ -85,7 +85,30 @@ class Reported:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Announced | Begun | Failed | Reported
+@dataclass(frozen=True)
+class Standby:
+    """A worker of an elastic training waits for the order that makes it a member of a new gang.
+
+    Attributes
+    ----------
+    address
+        ``host:port`` at which it accepts the others from now on.
+    orders
+        How many orders it has had so far.
+    epoch
+        The epoch whose beginning it can go back to, from 0; None of one that has trained none.
+    reason
+        How it lost the others; empty if it was not by a loss.
+    """
+
+    address: str
+    orders: int
+    epoch: int | None = None
+    reason: str = ""
+    rank: int = 0
+
+
+Event = EpochEnded | Note | Waits | PrintedLine | Announced | Begun | Failed | Reported | Standby
 Emit = Callable[[Event], object]
 
 
@@ -105,6 +128,10 @@ class Order:
         Rows of each rank, by data set, of those that lie in the workers' folders.
     seed
         In place of the job's, of which members that nobody has sent a job each have their own.
+    rank
+        The worker's own, in place of the one that it was started with; for an elastic training.
+    epoch
+        Back to whose beginning the workers go, from 0; None: the training begins.
     """
 
     token: str = field(repr=False)
@@ -112,6 +139,16 @@ class Order:
     reserved: tuple[str, ...] = ()
     counts: Mapping[str, list[int]] = field(default_factory=dict)
     seed: int | None = None
+    rank: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A worker waits to join: all are to stand by at the end of the epoch."""
+
+
+FromLauncher = Order | Regroup
 
 
 @dataclass(frozen=True)

@@ -115,3 +115,21 @@ class PreemptedError(TfdistError):
             return "Preempted", f"{TOLD}; {self}"
         told = ", ".join(map(str, self.ranks))
         return "Stopped", f"left with worker {told}, which was told to end; {self}"
+
+
+class LeftError(PreemptedError):
+    """This worker was told to end, and has left an elastic training between two epochs.
+
+    Parameters
+    ----------
+    epoch
+        Which epoch was its last, from 1.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        TfdistError.__init__(self, f"it has left after epoch {epoch}")
+
+    def describe(self, rank: int) -> tuple[str, str]:
+        """See `PreemptedError`."""
+        return "Preempted", f"{TOLD}; {self}"

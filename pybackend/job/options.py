@@ -137,8 +137,9 @@ class DataOptions:
         worker one stretch of the rows of files: faster to read, but if rows are sorted, workers
         then differ in their classes.
     in_memory
-        Workers keep their rows in memory. By default the rows are on the worker's disk, and memory
-        does not grow with them.
+        Workers keep their rows in memory, if they fit into half of what is free there; others stay
+        on disk, and a note says so. By default all rows are on the worker's disk, and memory does
+        not grow with them. The order is the same.
 
     Raises
     ------

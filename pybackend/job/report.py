@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
@@ -14,6 +14,55 @@ _ADVICE = (
     "what it has sent was cut off or altered on its way, or another release of tfdist has written "
     "it: install the same one on all machines, and start again"
 )
+
+PARTS = ("data", "compute", "communication", "waiting")
+"""Of a step, in the order in which `StepTimes` lists them."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the time of a worker's steps went, in seconds per step; the four parts are all of it.
+
+    Measured over the last 512 steps, or executions of several steps, but the first ones.
+
+    Attributes
+    ----------
+    steps
+        How many were measured.
+    data
+        Waiting for the next batch.
+    compute
+        All that is none of the others: gradients, the update, callbacks.
+    communication
+        Exchanging with the other workers once all of them have come to it.
+    waiting
+        Waiting until they have.
+    jitter
+        Standard deviation of the logarithm of what a step took without the exchange.
+    stretches
+        The four parts of up to ten stretches of steps, one after the other.
+    buffers
+        Bytes of the buffers that a step exchanges, each by itself.
+    costs
+        Seconds of an empty message, of each byte, and of adding each byte, as measured when the
+        workers met; None for one worker.
+    cores
+        Of the worker's machine.
+    machine
+        Identifies it, for containers and network namespaces alike; empty if that is not known.
+    """
+
+    steps: int
+    data: float
+    compute: float
+    communication: float
+    waiting: float
+    jitter: float = 0.0
+    stretches: list[list[float]] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
+    costs: list[float] | None = None
+    cores: int = 0
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +83,9 @@ class WorkerReport:
     waited
         Of these the seconds in which it waited for other workers (training); None if that is not
         known: TensorFlow's own collectives do not tell.
+    step_times
+        Where the time of its steps went (training); None if that is not known, as above, or if
+        there were too few steps.
     value
         What the function returned (`barrier_run`), or the history (training).
     weights_sha256
@@ -53,6 +105,7 @@ class WorkerReport:
     steps: int = 0
     seconds: float = 0.0
     waited: float | None = None
+    step_times: StepTimes | None = None
     value: Any = None
     weights_sha256: str | None = None
     model_sha256: str | None = None
@@ -63,6 +116,37 @@ class WorkerReport:
     def ok(self) -> bool:
         """Whether the worker succeeded."""
         return self.failure is None
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The workers of a stretch of an elastic training.
+
+    Attributes
+    ----------
+    epoch
+        The first that they train, from 1.
+    workers
+        Their numbers, by rank. A number stays a worker's own, and is never given again.
+    joined
+        Those of them that are new.
+    left
+        Why workers of the gang before are no longer there, by their numbers as text.
+    """
+
+    epoch: int
+    workers: list[int]
+    joined: list[int] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def count_by_epoch(gangs: Sequence[Gang], last: int) -> list[int]:
+    """How many workers each epoch had from the first one to the ``last``, which counts from 1."""
+    counts: dict[int, int] = {}
+    # A gang trains all from its first epoch on, also what one before it has trained.
+    for gang in gangs:
+        counts |= dict.fromkeys(range(gang.epoch, last + 1), len(gang.workers))
+    return list(counts.values())
 
 
 def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:

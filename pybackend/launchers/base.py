@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import Gang, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,14 @@ class Outcome:
     """Reports by rank, and format and content of the model that rank 0 wrote.
 
     ``job`` is the one that the workers have done, if it is not the one that they were given: the
-    first of several processes decides on the seed, and on where the model is written.
+    first of several processes decides on the seed, and on where the model is written. ``gangs`` are
+    those of an elastic training, one after the other.
     """
 
     reports: list[WorkerReport]
     model: tuple[str, bytes] | None = None
     job: Job | None = None
+    gangs: tuple[Gang, ...] = ()
 
 
 @runtime_checkable
@@ -35,6 +37,10 @@ class Launcher(Protocol):
     @property
     def workers(self) -> int | None:
         """How many workers there always are; None: as many as a call wants."""
+
+    @property
+    def why_fixed(self) -> str | None:
+        """Why its workers stay the same during a training; None: they may go and come."""
 
     def launch(
         self,

@@ -25,7 +25,7 @@ from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure
 from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
-from pybackend.job.messages import Emit, Failed, Order, PrintedLine, Reported, read_event
+from pybackend.job.messages import Emit, Failed, FromLauncher, PrintedLine, Reported, read_event
 from pybackend.job.notice import RESTARTS, TOLD
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
@@ -117,12 +117,19 @@ class Child:
         """``host:port`` at which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
         """``host:port`` held for TensorFlow's own server, if the job needs one."""
+        self.is_closed = False
+        """Whether its folder is gone."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=_disk()))
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and remove its folder and its ports; a second time does nothing."""
+        self.is_closed = True
         self.kill()
         self._server.close()
         if self._reservation is not None:
@@ -159,7 +166,7 @@ class Child:
         self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
         self._read(self._process.stdout, self._pass_on_line)
 
-    def go(self, order: Order) -> None:
+    def go(self, order: FromLauncher) -> None:
         """Send the worker what it could not know before all were started."""
         assert self._process is not None
         assert self._process.stdin is not None
@@ -228,6 +235,7 @@ class Child:
             # The system ends no process that waits for a frozen disk.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
+                self._has_ended = True
 
     def model(self) -> tuple[str, bytes] | None:
         """Format and content of the trained model's file, if the worker wrote one."""
@@ -319,7 +327,9 @@ class Child:
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
-            advice = _TOLD_ADVICE if self.job.kind == "train" and not self.job.checkpoint else ""
+            job = self.job  # an elastic one has no checkpoint
+            may_be_kept = job.kind == "train" and not (job.checkpoint or job.is_elastic)
+            advice = _TOLD_ADVICE if may_be_kept else ""
             return self._fail("Preempted", TOLD, advice)
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}

@@ -19,7 +19,9 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.child import Child
+from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures
+from pybackend.launchers.local_site import LocalSite
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -31,6 +33,7 @@ class LocalLauncher:
 
     session = None
     workers = None
+    why_fixed = None
 
     def launch(
         self,
@@ -40,9 +43,12 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
-        if shortage := find_shortage(job.resources, job.workers, this_machine()):
+        if shortage := find_shortage(job.resources, job.most_workers, this_machine()):
             raise InputError(shortage)
-        shares = share_of_machine(job.workers, resources=job.resources)
+        shares = share_of_machine(job.most_workers, resources=job.resources)
+        if job.is_elastic:
+            with LocalSite(job, files, datasets, HOST, shares) as site:
+                return train_elastically(job, datasets, on_event, site)
         shards = {
             name: [shard(columns, job.workers, rank) for rank in range(job.workers)]
             for name, columns in datasets.items()

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pybackend.job.resources import Resources, show_bytes
 from pybackend.launchers.machine import count_cores, list_gpus, read_machine
 
-__all__ = ["Machine", "count_cores", "find_shortage", "share_of_machine", "this_machine"]
+__all__ = [
+    "Machine",
+    "count_cores",
+    "find_shortage",
+    "limit_threads",
+    "share_of_machine",
+    "this_machine",
+]
 
 _ADVICE = "ask for less in `resources`, or start fewer workers there"
 
@@ -33,6 +40,11 @@ def this_machine() -> Machine:
     return Machine(**read_machine())
 
 
+def limit_threads(cores: int) -> dict[str, str]:
+    """Variables by which a process uses so many cores."""
+    return {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
+
+
 def share_of_machine(
     workers: int,
     environment: Mapping[str, str] = os.environ,
@@ -51,9 +63,8 @@ def share_of_machine(
         Numbers of the GPUs; None: those of this machine.
     """
     wanted = resources or Resources()
-    cores = str(wanted.cpus or max(1, count_cores() // workers))
-    names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-    shared = {name: cores if wanted.cpus else environment.get(name, cores) for name in names}
+    limits = limit_threads(wanted.cpus or max(1, count_cores() // workers))
+    shared = {n: cores if wanted.cpus else environment.get(n, cores) for n, cores in limits.items()}
     devices = list_gpus(environment) if gpus is None else gpus
     if wanted.gpus is not None:
         devices = [number for number in devices if not number.startswith("-")]

@@ -25,7 +25,7 @@ from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_ver
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
-from pybackend.launchers.machine_share import find_shortage, this_machine
+from pybackend.launchers.machine_share import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
 from pybackend.net.secret import derive_token
 
@@ -243,8 +243,7 @@ def read_arrival(text: str, name: str) -> Arrival:
 
 
 def _variables(group: Group, resources: Resources) -> dict[str, str]:
-    cores = str(resources.cpus or max(1, group.cores))
-    variables = {"TF_NUM_INTRAOP_THREADS": cores, "OMP_NUM_THREADS": cores}
+    variables = limit_threads(resources.cpus or max(1, group.cores))
     gpus = group.gpus if resources.gpus is None else (group.gpus or [])[: resources.gpus]
     if gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

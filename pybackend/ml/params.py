@@ -20,12 +20,15 @@ from pyspark.ml.util import Identifiable
 
 from pybackend.api.train import barrier_train
 
-# Arguments of `barrier_train` that are Params of their own, the data, or no Param at all.
+# Arguments of `barrier_train` that are Params of their own, the data, or no Param at all. Spark's
+# barrier stage keeps its tasks.
 _NOT_OPTIONS = {
     "spark",
     "model",
     "data",
     "workers",
+    "min_workers",
+    "max_workers",
     "epochs",
     "batch_size",
     "validation_data",

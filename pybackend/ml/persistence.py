@@ -18,6 +18,7 @@ from pybackend.errors import InputError, SerializationError
 from pybackend.job import codec
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import MODEL_FILE
+from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.resources import Resources
 from pybackend.ml.trained import Trained
@@ -30,7 +31,7 @@ _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 _TRAINED = "trained"
 _OPTIONS = "trainOptions"
-_OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources)
+_OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources, ScaleLearningRate)
 
 
 def encode(

@@ -30,6 +30,8 @@ def check_model(model: Any, job: Job) -> None:
     if job.kind == "predict":
         return
     _check_compiled(model)
+    if job.scale_lr is not None:
+        _check_rate(model)
     if job.workers == 1 or job.kind != "train":
         return
     _check_optimizers(model, job)
@@ -50,6 +52,23 @@ def _check_compiled(model: Any) -> None:
         raise InputError(
             f"Keras runs on {keras.config.backend()!r}; set KERAS_BACKEND=tensorflow before "
             "Keras is first imported"
+        )
+
+
+def _check_rate(model: Any) -> None:
+    """Reject optimizers whose learning rate is no number that a step can find changed."""
+    rate = model.optimizer.learning_rate
+    if not isinstance(rate, keras.Variable):
+        raise InputError(
+            f"`scale_lr` needs an optimizer with a number as its learning rate, and that of "
+            f"{type(model.optimizer).__name__} is a schedule or a function: give a number, and "
+            "warm-up and decay by ScaleLearningRate, or leave `scale_lr` out and scale the schedule"
+        )
+    others = find_other_optimizers(model)
+    if others:
+        raise InputError(
+            f"`scale_lr` reaches the optimizer given to compile() alone, and the model has others "
+            f"({', '.join(sorted(others))}): leave it out, and scale their learning rates yourself"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import count as count_up
 from typing import Any
 
 import keras
@@ -24,15 +26,28 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     tensors = keras.tree.flatten_with_path(_compute_output_spec(model))
     listed = getattr(model, "output_names", None) or []
     numbers = [str(number) for number in range(len(tensors))]
-    names = listed if len(listed) == len(tensors) else numbers
+    listed = listed if len(listed) == len(tensors) else numbers
+    own = [path[-1] if path and isinstance(path[-1], str) else None for path, _ in tensors]
+    names = _tell_apart([str(name or given) for name, given in zip(own, listed, strict=True)])
     outputs = []
-    for (path, tensor), listed_name in zip(tensors, names, strict=True):
-        name = path[-1] if path and isinstance(path[-1], str) else str(listed_name)
+    for name, (_, tensor) in zip(names, tensors, strict=True):
         if tensor.dtype == "string":
             raise InputError(f"the model's output {name!r} is text; only numbers become columns")
         shape = tuple(tensor.shape[1:])
         outputs.append(Output(name if len(tensors) > 1 else "", tensor.dtype, shape))
     return tuple(outputs)
+
+
+def _tell_apart(names: list[str]) -> list[str]:
+    """Names that differ: outputs of one model within another all have its name, so are counted."""
+    counts = Counter(names)
+    for name in [name for name, count in counts.items() if count > 1]:
+        numbers = count_up(1)
+        for place, other in enumerate(names):
+            if other == name:
+                free = (f"{name}_{number}" for number in numbers)
+                names[place] = next(found for found in free if found not in counts)
+    return names
 
 
 def count_classes(model: Any, outputs: Sequence[Output]) -> int:

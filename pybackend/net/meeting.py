@@ -1,9 +1,9 @@
 """The members of a gang meet at the driver, over authenticated connections: the driver's side.
 
 Each member holds one connection (`pybackend.net.meeting_client`). On it travel, as lines of JSON,
-its message to all others, its events, and its results in parts. Back comes one answer: everyone's
-messages, or that all are to meet elsewhere, because one of them has not reached the driver. The
-answer is decided once, so that all members get the same one:
+its message to all others, its events, and its results in parts. Back come orders, and one answer:
+everyone's messages, or that all are to meet elsewhere, because one of them has not reached the
+driver. The answer is decided once, so that all members get the same one:
 
 - everyone's messages, as soon as all have joined;
 - elsewhere, when a member is missing some seconds after the first one came, or has lost its
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from pybackend.job.codec import decode, encode
-from pybackend.job.messages import Event
+from pybackend.job.messages import Event, FromLauncher
 from pybackend.net.connection_errors import SilentError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.rendezvous import Acceptor, address_of, listen
@@ -235,6 +235,12 @@ class MeetingServer:
             streams = list(self._streams.values())
         for line in [*lines, encode(Finished()).encode() + b"\n"]:
             self._send_to_all(streams, line)
+
+    def order(self, order: FromLauncher) -> None:
+        """Send all members an order, for `MeetingClient.take_order`."""
+        with self._lock:
+            streams = list(self._streams.values())
+        self._send_to_all(streams, encode(order).encode() + b"\n")
 
     def _send_to_all(self, streams: Sequence[Lines], line: bytes) -> None:
         if streams:

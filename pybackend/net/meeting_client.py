@@ -15,7 +15,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import decode, encode
-from pybackend.job.messages import Event
+from pybackend.job.messages import Event, FromLauncher, Order, Regroup
 from pybackend.net.connection_errors import AlteredError, SilentError
 from pybackend.net.greeting import RejectedError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
@@ -43,6 +43,7 @@ _RETRY_SECONDS = 0.5
 _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest give way.
 _MOST_WAITING = 10_000
+_FROM_SERVER = (Everyone, MeetElsewhere, Refused, Part, Finished, Beat, Order, Regroup)
 
 
 class MeetingClient:
@@ -100,6 +101,7 @@ class MeetingClient:
         self._closed = False
         self._ends = threading.Event()
         self._answers: queue.Queue[Everyone | MeetElsewhere | Refused | None] = queue.Queue()
+        self._orders: queue.Queue[FromLauncher] = queue.Queue()
         self._deadline = time.monotonic() + patience
         if stream is not None:
             self._settled.set()
@@ -220,6 +222,10 @@ class MeetingClient:
             on_wait()
         return {name: bytes(content) for name, content in self._parts.items()}
 
+    def take_order(self) -> FromLauncher:
+        """Wait for the next order of `MeetingServer.order`."""
+        return self._orders.get()
+
     def send(self, name: str, content: bytes) -> None:
         """Send a result, whatever its size.
 
@@ -283,7 +289,7 @@ class MeetingClient:
     def _read(self, stream: Lines) -> None:
         try:
             for line in read_lines(stream, _LONGEST_ANSWER, self._silence):
-                self._take(decode(line, Everyone, MeetElsewhere, Refused, Part, Finished, Beat))
+                self._take(decode(line, *_FROM_SERVER))
         except SilentError as error:
             self.is_silent = True
             self._loss = str(error)
@@ -302,6 +308,8 @@ class MeetingClient:
             content += base64.b64decode(message.data)
         elif isinstance(message, Finished):
             self._finished.set()
+        elif isinstance(message, FromLauncher):
+            self._orders.put(message)
         elif not isinstance(message, Beat):
             self._answers.put(message)
 

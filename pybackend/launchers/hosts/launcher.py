@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pybackend.data.arrays import Columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome
+from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
+from pybackend.launchers.hosts.site import HostSite
 from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
@@ -46,6 +49,7 @@ class Hosts:
     environment: Mapping[str, str]
     session: ClassVar[None] = None
     workers: ClassVar[None] = None
+    why_fixed: ClassVar[None] = None
 
     def count_workers(self, wanted: Any) -> Any:
         """See `Slotted`; all slots unless a call says otherwise."""
@@ -63,6 +67,8 @@ class Hosts:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
+        if job.is_elastic:
+            return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
         names = [host.name for host, ranks in placed for _ in ranks]
         addresses = [a for host, ranks in placed for a in [self.ssh.address(host)] * len(ranks)]
@@ -86,18 +92,51 @@ class Hosts:
             # Each host is watched while it takes in its rows, which may take its time.
             return run_gang(meeting, job, names, on_event, look, meet_seconds=math.inf)
 
+    def _train_elastically(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
+        """Start a worker in a slot whenever one may join."""
+        slots = [host for host in self.hosts for _ in range(host.slots)]
+        addresses = tuple(map(self.ssh.address, slots))
+        with swept_folder() as folder:
+            loopback = len(self.hosts) == 1
+            member = Member(job, files, None, "", None, loopback, remedy=_CHOOSE_PYTHON)
+            task = RemoteTask(member, addresses, self.environment)
+            contents = pack_task(task, folder, datasets)
+
+            def reach(host: HostSlots, meeting: MeetingServer) -> SshHost:
+                return self._start(host, [0], meeting, job, host.slots)
+
+            with HostSite(job, slots, reach, contents, folder, _CHOOSE_PYTHON) as site:
+                return train_elastically(job, datasets, on_event, site)
+
+    def _start(
+        self,
+        host: HostSlots,
+        ranks: Sequence[int],
+        meeting: MeetingServer,
+        job: Job,
+        neighbours: int,
+    ) -> SshHost:
+        # A function may do without TensorFlow.
+        wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
+        temporary = self.environment.get("TMPDIR")
+        arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
+        return SshHost(*arguments, neighbours, temporary)
+
     @contextmanager
     def _reach(
         self, placed: Sequence[tuple[HostSlots, range]], meeting: MeetingServer, job: Job
     ) -> Iterator[list[SshHost]]:
         """Have ssh reach all hosts; on leaving, nothing is left on any of them."""
-        # A function may do without TensorFlow.
-        wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
-                arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
-                reached.append(SshHost(*arguments, self.environment.get("TMPDIR")))
+                reached.append(self._start(host, ranks, meeting, job, len(ranks)))
             yield reached
         finally:
             for one in reached:

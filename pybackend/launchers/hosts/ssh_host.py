@@ -52,6 +52,8 @@ class SshHost:
         Packages that this Python must have, with blanks between them.
     resources
         Of each worker.
+    neighbours
+        How many workers share the host.
     temporary
         Folder there for temporary files; None: as that host has it.
     """
@@ -65,8 +67,10 @@ class SshHost:
         meeting: MeetingServer,
         wanted: str,
         resources: Resources,
+        neighbours: int,
         temporary: str | None = None,
     ) -> None:
+        self._neighbours = neighbours
         self.ranks = ranks
         self._resources = resources
         self._ssh = ssh
@@ -216,7 +220,7 @@ class SshHost:
             )
         if not greeting.missing:
             machine = Machine(**greeting.machine)
-            shortage = find_shortage(self._resources, len(self.ranks), machine, place)
+            shortage = find_shortage(self._resources, self._neighbours, machine, place)
             return None if shortage is None else ClusterError(shortage)
         package = greeting.missing[0]
         return ClusterError(

@@ -19,6 +19,7 @@ from pybackend.job.messages import Failed
 from pybackend.job.notice import Notice
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.remote.driver import follow_driver
+from pybackend.launchers.remote.elastic_task import POST, follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines
@@ -40,7 +41,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     wake_when_orphaned()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
-    ranks = json.loads(Path(folder, RANKS).read_text())
+    is_elastic = Path(folder, POST).exists()
+    ranks = [0] if is_elastic else json.loads(Path(folder, RANKS).read_text())
     # No token: ssh has authenticated both ends of what they share.
     meetings = {
         rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank)) for rank in ranks
@@ -62,8 +64,14 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
     connection = os.environ.get("SSH_CONNECTION", "").split()
     reached = connection[2] if len(connection) == 4 else None
     job = task.member.job
-    shares = share_of_machine(len(meetings), resources=job.resources)
     notice = Notice()
+    if job.is_elastic:
+        post = read_post(folder)
+        variables = share_of_machine(post.neighbours, resources=job.resources)[post.share]
+        with notice.expected(True):
+            follow_orders(task, post, folder, meetings[0], variables, reached, notice)
+        return
+    shares = share_of_machine(len(meetings), resources=job.resources)
     with (
         notice.expected(job.checkpoint is not None),
         ThreadPoolExecutor(len(meetings)) as threads,

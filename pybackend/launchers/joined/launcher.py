@@ -62,6 +62,7 @@ class JoinedLauncher:
     """One worker in each of several processes, of which this one is one."""
 
     session = None
+    why_fixed = "processes that join are as many as were started, each with its own rank"
     calls = 0
     """Those of this process that have come to their end."""
 

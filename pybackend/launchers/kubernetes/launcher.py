@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import secrets as random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pybackend.data.arrays import Columns
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, Failure
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import Outcome
+from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
 from pybackend.launchers.kubernetes.guard import guarded
 from pybackend.launchers.kubernetes.manifests import (
@@ -24,6 +26,7 @@ from pybackend.launchers.kubernetes.manifests import (
 )
 from pybackend.launchers.kubernetes.pod import PodChannel
 from pybackend.launchers.kubernetes.settings import Settings, check_settings
+from pybackend.launchers.kubernetes.site import Follow, PodSite
 from pybackend.launchers.kubernetes.watch import Watch
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
@@ -116,6 +119,7 @@ class KubernetesLauncher:
 
     session = None
     workers = None
+    why_fixed = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -145,36 +149,71 @@ class KubernetesLauncher:
     ) -> Outcome:
         """See `Launcher`."""
         check_client()
-        settings = self.settings
-        name, token = _new_name(), new_token()
-        hosts = host_names(name, job.workers)
-        with (
-            Cluster(settings.context, settings.namespace) as cluster,
-            MeetingServer(None, token, job.workers) as meeting,
-            swept_folder() as folder,
-        ):
-            member = Member(job, files, None, token, None, False, remedy=_REMEDY)
-            contents = pack_task(RemoteTask(member, hosts), folder, datasets)
+        with Cluster(self.settings.context, self.settings.namespace) as cluster:
+            if job.is_elastic:
+                return self._train_elastically(cluster, job, files, datasets, on_event)
+            name, token = _new_name(), new_token()
+            with MeetingServer(None, token, job.workers) as meeting, swept_folder() as folder:
+                hosts = host_names(name, job.workers)
+                member = Member(job, files, None, token, None, False, remedy=_REMEDY)
+                contents = pack_task(RemoteTask(member, hosts), folder, datasets)
 
-            def bundle(rank: int) -> Bundle:
-                return Bundle(contents, files_of_ranks(folder, [rank]))
+                def bundle(rank: int) -> Bundle:
+                    return Bundle(contents, files_of_ranks(folder, [rank]))
 
-            command = relay_command(settings)
+                with self._open_job(cluster, name, job, meeting, bundle, on_event) as follow:
+                    return follow(on_event)
 
-            def join(pod: str, rank: int) -> PodChannel:
-                return PodChannel(cluster, pod, command, rank, meeting, bundle)
+    def _train_elastically(
+        self,
+        cluster: Cluster,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
+        """Create a Job with one pod whenever a worker may join."""
+        with swept_folder() as folder:
+            member = Member(job, files, None, "", None, False, remedy=_REMEDY)
+            # The others reach a pod at the address that is in its environment.
+            contents = pack_task(RemoteTask(member, ("localhost",)), folder, datasets)
+            open_job = partial(self._open_job, cluster)
+            arguments = (job, open_job, _new_name(), contents, folder, _REMEDY)
+            with PodSite(*arguments) as site:
+                return train_elastically(job, datasets, on_event, site)
 
-            with self._created(cluster, name, job, on_event):
-                watch = Watch(
-                    cluster, name, job.workers, meeting, join, on_event, settings.patience
-                )
-                meet_seconds = max(_MEET_SECONDS, settings.patience)
-                try:
-                    return run_gang(
-                        meeting, job, hosts, on_event, watch.look, meet_seconds, watch.explain
-                    )
-                finally:
-                    _close(list(watch.channels.values()))
+    @contextlib.contextmanager
+    def _open_job(
+        self,
+        cluster: Cluster,
+        name: str,
+        job: Job,
+        meeting: MeetingServer,
+        bundle: Callable[[int], Bundle],
+        on_note: Emit,
+    ) -> Iterator[Follow]:
+        """Create a Job; gives what follows its workers to their end. On leaving, all is gone."""
+        command, patience = relay_command(self.settings), self.settings.patience
+
+        def join(pod: str, rank: int) -> PodChannel:
+            return PodChannel(cluster, pod, command, rank, meeting, bundle)
+
+        with self._created(cluster, name, job, on_note):
+            watch = Watch(cluster, name, job.workers, meeting, join, on_note, patience)
+
+            def follow(on_event: Emit, check: Callable[[], None] = lambda: None) -> Outcome:
+                def look() -> list[Failure]:
+                    check()
+                    return watch.look()
+
+                hosts = host_names(name, job.workers)
+                seconds = max(_MEET_SECONDS, patience)
+                return run_gang(meeting, job, hosts, on_event, look, seconds, watch.explain)
+
+            try:
+                yield follow
+            finally:
+                _close(list(watch.channels.values()))
 
     @contextlib.contextmanager
     def _created(self, cluster: Cluster, name: str, job: Job, on_event: Emit) -> Iterator[None]:

@@ -16,8 +16,9 @@ import cloudpickle
 
 from pybackend.job.messages import Event, Failed, PrintedLine
 from pybackend.job.notice import Notice
-from pybackend.launchers.machine_share import count_cores
+from pybackend.launchers.machine_share import count_cores, limit_threads
 from pybackend.launchers.remote.driver import follow_driver
+from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines
@@ -68,11 +69,15 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     except Exception as error:  # a package that the image lacks
         meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return False
-    notice = Notice()
-    if task.member.job.checkpoint is not None:
+    notice, job = Notice(), task.member.job
+    if job.checkpoint is not None or job.is_elastic:
         signal.signal(signal.SIGTERM, notice.take)
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
     reached = os.environ.get("TFDIST_ADDRESS")
+    if job.is_elastic:
+        variables = limit_threads(job.resources.cpus or cores)
+        post = read_post(folder)
+        return follow_orders(task, post, folder, meeting, variables, reached, notice)
     # Kubernetes shows a pod its own GPUs only: nobody has to divide them.
     return take_part(task, rank, folder, meeting, cores, None, reached, notice)
 

@@ -124,6 +124,7 @@ class SlurmLauncher:
 
     session = None
     workers = None
+    why_fixed = "a Slurm job keeps the tasks that it began with"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -70,6 +70,7 @@ class SparkLauncher:
     """
 
     workers = None
+    why_fixed = "Spark's barrier mode starts all tasks of a stage together, and replaces none"
 
     def __init__(
         self,

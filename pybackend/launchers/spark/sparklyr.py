@@ -75,6 +75,9 @@ class SparklyrWorkers:
     """
 
     workers: ClassVar[None] = None
+    why_fixed: ClassVar[str] = (
+        "Spark's barrier mode starts all tasks of a stage together, and replaces none"
+    )
     session: Any
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]

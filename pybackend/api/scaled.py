@@ -1,0 +1,193 @@
+"""A training of a script that `tfdist bench-scale` runs, with the number of workers that it wants.
+
+The script makes its call as ever. An order in the environment says how many workers are to train
+and whether they share the batch; what they have measured is written where it says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.api.request import Request
+from pybackend.api.result import TrainResult
+from pybackend.data.datasets import Batches
+from pybackend.data.sources import FunctionRows
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.arguments import check_whole_number
+from pybackend.job.codec import decode, encode
+from pybackend.job.report import WorkerReport
+
+VARIABLE = "TFDIST_BENCH_SCALE"
+_FILE = "training.json"
+
+
+@dataclass(frozen=True)
+class ScaleOrder:
+    """What a training is to do.
+
+    Attributes
+    ----------
+    workers
+        How many train.
+    is_shared
+        Whether they share one batch (strong scaling), or each has one of its own (weak scaling).
+    batch_size
+        Rows of that batch; None: what the script says.
+    steps
+        How many it takes; None: what the script says.
+    folder
+        Where the training is described afterwards.
+    """
+
+    workers: int
+    is_shared: bool
+    batch_size: int | None
+    steps: int | None
+    folder: str
+
+
+@dataclass(frozen=True)
+class ScaledTraining:
+    """What a training has measured.
+
+    Attributes
+    ----------
+    rows
+        Of a step, all workers together.
+    batch_size
+        The batch that workers share, or of which each has one.
+    reports
+        Of all workers.
+    """
+
+    rows: float
+    batch_size: int
+    reports: list[WorkerReport]
+
+
+def share_batch(batch_size: int, workers: int) -> int:
+    """Rows per worker of a batch that workers share.
+
+    Raises
+    ------
+    InputError
+        They cannot have equal parts.
+    """
+    if batch_size % workers:
+        raise InputError(
+            f"a batch of {batch_size} rows cannot be shared equally by {workers} workers, as "
+            "strong scaling needs it: choose a `batch_size` that all numbers of workers divide"
+        )
+    return batch_size // workers
+
+
+def settle_scale(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `barrier_train`, with the workers, the batch and the steps of an order.
+
+    Nothing is kept or written: checkpoints and models are those of real trainings.
+    """
+    order = _read_order()
+    if order is None:
+        return dict(arguments)
+    if arguments["strategy"] is not None:
+        raise InputError("bench-scale measures synchronous training: leave out `strategy`")
+    batch_size = order.batch_size
+    if batch_size is None:
+        batch_size = check_whole_number("batch_size", arguments["batch_size"], least=1)
+    own = share_batch(batch_size, order.workers) if order.is_shared else batch_size
+    settled = {
+        **arguments,
+        "workers": order.workers,
+        "min_workers": None,
+        "max_workers": None,
+        "batch_size": own,
+        "callbacks": _leave_out_backups(arguments["callbacks"]),
+        "checkpoint": None,
+        "resume": False,
+        "model_uri": None,
+    }
+    if order.steps is not None:
+        settled |= {"initial_epoch": 0, "epochs": 1, "steps_per_epoch": order.steps}
+    return settled
+
+
+def check_scale(request: Request) -> None:
+    """Refuse data whose batches are not of the size that is ordered."""
+    order = _read_order()
+    if order is None or order.workers == 1:
+        return
+    data = request.datasets["train"]
+    if order.is_shared and isinstance(data, FunctionRows):
+        raise InputError(
+            "the batches that a function `data` gives are each worker's own, and cannot be shared "
+            "as strong scaling needs it: measure --mode weak, or pass rows or files"
+        )
+    if not order.is_shared and isinstance(data, Batches):
+        raise InputError(
+            "the batches of `data` are shared by the workers, and do not grow with them as weak "
+            "scaling needs it: measure --mode strong, or pass rows or files"
+        )
+
+
+def note_scale(request: Request, result: TrainResult) -> None:
+    """Describe a training that was ordered; of several, the last one counts."""
+    order = _read_order()
+    if order is None:
+        return
+    size = request.job.batch_size * (order.workers if order.is_shared else 1)
+    has_batches = isinstance(request.datasets["train"], (Batches, FunctionRows))
+    found = ScaledTraining(
+        count_rows(result, None if has_batches else request.job.batch_size),
+        size,
+        [replace(report, inputs=None) for report in result.workers],
+    )
+    partial = Path(order.folder, f"{_FILE}.partial")
+    partial.write_text(encode(found))
+    partial.replace(Path(order.folder, _FILE))
+
+
+def read_scale(folder: str) -> ScaledTraining | None:
+    """What a script's training has written; None if it has made none."""
+    try:
+        return decode(Path(folder, _FILE).read_bytes(), ScaledTraining)
+    except FileNotFoundError:
+        return None
+
+
+def write_order(order: ScaleOrder) -> dict[str, str]:
+    """The environment of a process whose training is ordered."""
+    return {**os.environ, VARIABLE: encode(order)}
+
+
+def count_rows(result: TrainResult, batch_size: int | None) -> float:
+    """Rows of a step, of all workers; at most ``batch_size`` of each, if that is known."""
+    steps = result.workers[0].steps
+    if not steps:
+        raise InputError("the training has taken no step: there is nothing to measure")
+    counted = sum(worker.rows for worker in result.workers) * result.epochs / steps
+    # Epochs of fewer steps do not use all rows.
+    return counted if batch_size is None else min(counted, batch_size * len(result.workers))
+
+
+def _leave_out_backups(callbacks: Any) -> Any:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(callbacks, (list, tuple)):
+        return callbacks
+    return [c for c in callbacks if not isinstance(c, keras.callbacks.BackupAndRestore)]
+
+
+def _read_order() -> ScaleOrder | None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return None
+    try:
+        return decode(text, ScaleOrder)
+    except ValueError as error:
+        raise ClusterError(
+            f"{VARIABLE} is set, but is not of `tfdist bench-scale`: {error}. Unset it"
+        ) from error

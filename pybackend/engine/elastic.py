@@ -1,0 +1,147 @@
+"""A training whose workers may change: each epoch's beginning is kept in every worker's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.collective import Collective, broadcast_bytes
+from pybackend.data.state_file import decode_state
+from pybackend.engine.checkpointing import Start
+from pybackend.engine.training_state import TrainingState
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
+from pybackend.job.notice import LeftError, Notice
+from pybackend.model.load import LoadedModel
+
+
+class GangChangesError(Exception):
+    """The epoch is done, and the workers are to find together anew."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The state at the beginning of an epoch, as `TrainingState.read` gives it."""
+
+    epoch: int
+    state: bytes = field(repr=False)
+
+
+@dataclass
+class Memory:
+    """What a worker remembers from one gang to the next.
+
+    Attributes
+    ----------
+    member
+        The worker's number, which no other ever has; its rank when it was started.
+    loaded
+        The model and the callbacks.
+    is_asked
+        Whether another worker waits to join.
+    notice
+        Whether this process was told to end.
+    first
+        See `TrainingState`.
+    kept
+        The beginning of the epoch that is trained, once every worker has kept it.
+    next
+        The beginning of an epoch that not every worker may have kept yet.
+    is_seeded
+        Whether this process has its own random numbers already.
+    """
+
+    member: int
+    loaded: LoadedModel
+    is_asked: Callable[[], bool]
+    notice: Notice = field(default_factory=Notice)
+    first: dict[int, dict[str, str]] = field(default_factory=dict)
+    kept: Kept | None = None
+    next: Kept | None = None
+    is_seeded: bool = False
+    is_own: bool = False
+
+    def go_back(self, epoch: int | None, collective: Collective, job: Job) -> Start:
+        """Where the training goes on; rank 0 gives the state to those that do not have it.
+
+        Parameters
+        ----------
+        epoch
+            To the beginning of which; None: the training begins.
+        """
+        if epoch is None:
+            self.kept = self.next = None
+            return Start(job.initial_epoch)
+        held = next((k for k in (self.kept, self.next) if k and k.epoch == epoch), None)
+        self.is_own = held is not None
+        if not np.all(collective.all_gather(np.array([self.is_own], np.int64))):
+            received = broadcast_bytes(collective, held.state if held else b"")
+            held = held or Kept(epoch, received)
+        assert held is not None
+        self.kept, self.next = held, None
+        state = decode_state(held.state)
+        return Start(epoch, is_stopped=state["is_stopped"], state=state)
+
+
+class EpochKeeper(keras.callbacks.Callback):
+    """Last of the callbacks: keeps each epoch's beginning, and lets workers go and come.
+
+    An epoch is over once every worker has kept the beginning of the next one: a worker that has
+    passed the exchange after it knows that all have.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        collective: Collective,
+        memory: Memory,
+        start: Start,
+        state: TrainingState,
+        emit: Emit,
+    ) -> None:
+        super().__init__()
+        self._job = job
+        self._collective = collective
+        self._memory = memory
+        self._start = start
+        self._state = state
+        self._emit = emit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._start.state is None:
+            self._keep(self._job.initial_epoch)
+        else:
+            own = (0, 1) if self._memory.is_own else self._place
+            self._state.restore(self._start.state, *own)
+            self._start.state.clear()  # it may be large, and others refer to it
+        if lost := self._state.find_lost():
+            text = f"an epoch that is repeated begins with {', '.join(lost)} of the callbacks as "
+            self._emit(Note(text + "the interrupted one has left them: not plain data"))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # No epoch is left after one that has stopped the training.
+        following = self._job.epochs if self.model.stop_training else epoch + 1
+        is_told, is_change = self._keep(following)
+        if following == self._job.epochs or not is_change:
+            return
+        if is_told:
+            raise LeftError(epoch + 1)
+        raise GangChangesError
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self._collective.rank, self._collective.world_size
+
+    def _keep(self, epoch: int) -> tuple[bool, bool]:
+        """Whether this worker was told to end, and whether any was or another is to join."""
+        memory = self._memory
+        memory.next = Kept(epoch, self._state.read(self._collective))
+        is_told = memory.notice()
+        wishes = np.array([is_told, memory.is_asked()], np.int64)
+        is_change = bool(np.any(self._collective.all_gather(wishes)))
+        memory.kept, memory.next = memory.next, None
+        return is_told, is_change

@@ -1,0 +1,51 @@
+"""Recurrent layers that run as graphs, where the rest of a model is run step by step.
+
+Run eagerly, a layer takes milliseconds for each place of a sequence: with hundreds of them, and
+dozens of calls, what is tried before a training would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pybackend.engine.overrides import override
+from pybackend.model.layers import find_layers, is_of_keras
+
+
+@contextmanager
+def trace_loops(model: Any) -> Iterator[None]:
+    """Meanwhile Keras's own recurrent layers run as graphs, as they do in a training.
+
+    Not those of a model that is to run eagerly, nor those with cells of the user's own.
+    """
+    with ExitStack() as stack:
+        for layer in [] if model.run_eagerly else find_layers(model):
+            if _is_of_keras(layer):
+                stack.enter_context(override(layer, "call", _trace(layer.call)))
+        yield
+
+
+def _is_of_keras(layer: Any) -> bool:
+    if not isinstance(layer, keras.layers.RNN) or not is_of_keras(type(layer).call):
+        return False
+    cells = getattr(layer.cell, "cells", [layer.cell])
+    return all(is_of_keras(type(cell).call) for cell in cells)
+
+
+def _trace(call: Callable[..., Any]) -> Callable[..., Any]:
+    # One for each value of `training`: to trace a function often makes TensorFlow warn.
+    traced: dict[Any, Any] = {}
+
+    # A function of TensorFlow's that is an attribute would count as a part of the layer.
+    def run(*args: Any, training: Any = False, **options: Any) -> Any:
+        if training not in traced:
+            traced[training] = tf.function(partial(call, training=training), reduce_retracing=True)
+        return traced[training](*args, **options)
+
+    return run

@@ -1,0 +1,114 @@
+"""One worker of an elastic training on a host of its own. This file is imported there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pybackend.job.codec import encode
+from pybackend.job.messages import Announced, Failed, Reported
+from pybackend.job.notice import Notice
+from pybackend.job.packages import read_versions
+from pybackend.launchers.child import Child
+from pybackend.launchers.remote.task import (
+    MODEL,
+    REPORT,
+    RemoteTask,
+    describe_failure,
+    find_own_address,
+)
+from pybackend.net.meeting_client import MeetingClient
+
+# A file of the bundle, with a `Post`.
+POST = "post.json"
+# Name of what a worker announces of its Python.
+PACKAGES = "packages"
+
+
+@dataclass(frozen=True)
+class Post:
+    """What one worker of an elastic training has for itself alone.
+
+    Attributes
+    ----------
+    number
+        The worker's.
+    place
+        Of the task's ``hosts``.
+    neighbours
+        How many workers its host may have.
+    share
+        Which part of that host it gets, from 0.
+    """
+
+    number: int
+    place: int
+    neighbours: int
+    share: int
+
+
+def read_post(folder: Path) -> Post:
+    """What the bundle in this folder has for its worker alone."""
+    return Post(**json.loads((folder / POST).read_text()))
+
+
+def follow_orders(
+    task: RemoteTask,
+    post: Post,
+    folder: Path,
+    meeting: MeetingClient,
+    variables: Mapping[str, str],
+    reached: str | None,
+    notice: Notice,
+) -> bool:
+    """Run one worker, by the driver's orders, to its end; the driver gets its report and model.
+
+    Parameters
+    ----------
+    folder
+        That of the bundle.
+    meeting
+        A connection of this worker alone: there its rank is 0.
+    variables
+        Of the worker's process.
+    reached, notice
+        As in `take_part`.
+
+    Returns
+    -------
+    bool
+        Whether it has trained to its end.
+    """
+    member, number = task.member, post.number
+    host = task.hosts[post.place]
+    try:
+        address = "127.0.0.1"
+        if not member.loopback:
+            address = find_own_address(task.hosts, post.place, reached)
+        meeting(Announced(PACKAGES, json.dumps(read_versions())))
+        with Child(member.job, number, address, meeting, variables, notice=notice) as child:
+            child.start(member.files)
+            if member.source is not None:
+                member.source.spool([folder], number, child.folder)
+            threading.Thread(target=_pass_on, args=(meeting, child), daemon=True).start()
+            report = replace(child.wait(), rank=0)
+            model = child.model()
+        if report.ok and model is not None:
+            meeting.send(MODEL + model[0], model[1])
+        if report.failure is not None:
+            report = replace(report, failure=replace(report.failure, rank=0))
+        meeting.send(REPORT, encode(report).encode())
+        meeting(Reported())
+    except Exception as error:
+        meeting(Failed(describe_failure(0, host, error)))
+        return False
+    return report.ok
+
+
+def _pass_on(meeting: MeetingClient, child: Child) -> None:
+    """Give the worker what the driver orders, now that its rows are there."""
+    while True:
+        child.go(meeting.take_order())

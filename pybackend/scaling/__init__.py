@@ -1,0 +1,1 @@
+"""How a training scales: measured over several numbers of workers, and projected to more."""

@@ -1,0 +1,287 @@
+"""Steps with more workers than were measured, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective import CostModel
+from pybackend.errors import InputError
+from pybackend.scaling.fit import StepModel, fit_model
+from pybackend.scaling.published import PUBLISHED
+from pybackend.scaling.rows import Mode, ScalingRow
+
+_SAMPLES = 400
+Target = tuple[Mode, int]
+Seconds = Mapping[Target, float]
+METHOD = (
+    "bootstrap: stretches of steps in a row are drawn anew (Künsch 1989), and for each row a "
+    "relative error of computing and one of communication, from those of the fit (Efron and "
+    "Tibshirani 1993), enlarged by its degrees of freedom; the model is fitted again, and such an "
+    "error is drawn for what it predicts"
+)
+
+
+@dataclass(frozen=True)
+class ProjectedRow:
+    """A step that was not measured; ``low`` and ``high`` are the ends of the interval.
+
+    Attributes
+    ----------
+    mode, workers, batch_size, seconds
+        As in `ScalingRow`.
+    speedup, efficiency
+        Over one worker, as the model has it.
+    """
+
+    mode: Mode
+    workers: int
+    batch_size: float
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    efficiency: float
+    efficiency_low: float
+    efficiency_high: float
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A published efficiency, and that of weak scaling projected to as many workers."""
+
+    source: str
+    what: str
+    workers: int
+    base: int
+    published: float
+    projected: float
+    projected_low: float
+    projected_high: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What a fitted model says of more workers.
+
+    Attributes
+    ----------
+    rows
+        By mode and workers.
+    model
+        The fitted model.
+    confidence
+        Of the intervals.
+    error
+        Typical relative error of the fit: the median over the rows it was fitted to.
+    beside
+        Published figures, and this training's; empty without weak scaling.
+    """
+
+    rows: list[ProjectedRow]
+    model: StepModel
+    confidence: float
+    error: float
+    beside: list[Beside]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain data, for a data frame."""
+        return [asdict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        costs = self.model.costs
+        lines = [
+            f"Projected (fit: α {costs.latency_seconds * 1e6:.0f} µs, "
+            f"β {costs.seconds_per_byte * 1e9:.2f} ns per byte, spread {self.model.spread:.2f}; "
+            f"typical error {self.error:.0%}; {self.confidence:.0%} intervals)",
+            f"{'mode':8}{'workers':>8}{'ms':>10}{'speed-up':>28}{'efficiency':>24}",
+        ]
+        lines += [
+            f"{row.mode:8}{row.workers:8}{row.seconds * 1e3:10.2f}"
+            + f"{row.speedup:12.1f} ({row.speedup_low:.1f} to {row.speedup_high:.1f})".rjust(28)
+            + f"{row.efficiency:.2f} ({row.efficiency_low:.2f} to {row.efficiency_high:.2f})".rjust(
+                24
+            )
+            for row in self.rows
+        ]
+        if self.beside:
+            lines.append("Published efficiencies of weak scaling, and of this training, projected:")
+        for one in self.beside:
+            lines.append(
+                f"  {one.what}, {one.workers} GPUs beside {one.base}: {one.published:.2f}; here "
+                f"{one.projected:.2f} ({one.projected_low:.2f} to {one.projected_high:.2f})  "
+                f"[{one.source}]"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """Seconds of a step by target: the best guess, and what other samples would have given."""
+
+    rows: Sequence[ScalingRow]
+    best: Seconds
+    samples: Sequence[Seconds]
+    confidence: float
+
+    def seconds(self, target: Target) -> tuple[float, float, float]:
+        """Of a step, and the ends of the interval."""
+        return self._with_interval(self.best[target], [one[target] for one in self.samples])
+
+    def efficiency(self, target: Target, base: int = 1) -> tuple[float, float, float]:
+        """Rows per second and worker, relative to fewer workers, and the ends of the interval."""
+        mode, _ = target
+        share = find_batch_size(self.rows, target) / find_batch_size(self.rows, (mode, base))
+        values = [share * one[mode, base] / one[target] for one in (self.best, *self.samples)]
+        return self._with_interval(values[0], values[1:])
+
+    def _with_interval(self, value: float, others: Sequence[float]) -> tuple[float, float, float]:
+        tail = (1 - self.confidence) / 2
+        low, high = np.quantile(others, [tail, 1 - tail])
+        return value, float(low), float(high)
+
+
+def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Projection:
+    """Fit the model to rows that were measured, and predict more workers.
+
+    Rows whose workers share cores are left out if those of two numbers of workers remain.
+
+    Raises
+    ------
+    InputError
+        There is nothing to fit to.
+    """
+    quiet = [row for row in rows if not row.is_crowded]
+    rows = quiet if len({row.workers for row in quiet}) > 1 else list(rows)
+    known = [row.costs for row in rows if row.costs is not None]
+    buffers = max((row.buffers for row in rows), key=len)
+    if not known or not buffers or len({row.workers for row in rows}) < 2:
+        raise InputError(
+            "a projection needs two numbers of workers, one of them above 1, that exchange "
+            "gradients (not LocalSteps)"
+        )
+    costs = CostModel(*np.exp(np.log(np.maximum(known, 1e-15)).mean(axis=0)).tolist())
+    wanted = _list_targets(rows, to)
+    published = PUBLISHED if any(row.mode == "weak" for row in rows) else ()
+    targets: set[Target] = {*wanted, *((row.mode, n) for row in rows for n in (1, row.workers))}
+    targets |= {("weak", n) for one in published for n in (one.base, one.workers)}
+
+    def fit(parts: Sequence[Any]) -> tuple[StepModel, Seconds]:
+        model = fit_model(rows, buffers, costs, parts)
+        return model, {t: model.predict(t[1], find_batch_size(rows, t)) for t in targets}
+
+    parts = [row.stretches.mean(axis=0) for row in rows]
+    model, best = fit(parts)
+    errors = np.log([row.seconds / best[row.mode, row.workers] for row in rows])
+    noise = _Noise(_find_errors(model, rows, parts))
+    samples: list[Seconds] = []
+    for _ in range(_SAMPLES):
+        _, found = fit([noise.disturb(row.stretches) for row in rows])
+        samples.append({t: s * float(noise.draw()) for t, s in found.items()})
+    estimate = _Estimate(rows, best, samples, confidence)
+    return Projection(
+        [_describe(estimate, target) for target in wanted],
+        model,
+        confidence,
+        float(np.median(np.abs(np.expm1(errors)))),
+        [
+            Beside(
+                one.source,
+                one.what,
+                one.workers,
+                one.base,
+                one.efficiency,
+                *estimate.efficiency(("weak", one.workers), one.base),
+            )
+            for one in published
+        ],
+    )
+
+
+def find_batch_size(rows: Sequence[ScalingRow], target: Target) -> float:
+    """Rows per worker: as measured, or as it follows from what was measured."""
+    mode, workers = target
+    own = [row for row in rows if row.mode == mode]
+    exact = next((row.batch_size for row in own if row.workers == workers), None)
+    if exact is not None:
+        return exact
+    base = min(own, key=lambda row: row.workers)
+    return base.batch_size * base.workers / workers if mode == "strong" else base.batch_size
+
+
+def _describe(estimate: _Estimate, target: Target) -> ProjectedRow:
+    mode, workers = target
+    efficiency, low, high = estimate.efficiency(target)
+    return ProjectedRow(
+        mode,
+        workers,
+        find_batch_size(estimate.rows, target),
+        *estimate.seconds(target),
+        workers * efficiency,
+        workers * low,
+        workers * high,
+        efficiency,
+        low,
+        high,
+    )
+
+
+class _Noise:
+    """What else might have been measured: repeatably drawn."""
+
+    def __init__(self, errors: Sequence[float]) -> None:
+        self._errors = np.array(errors)
+        self._generator = np.random.default_rng(0)
+
+    def draw(self, count: int | None = None) -> Any:
+        """Factors, as far from 1 as the measured figures are from the fitted ones."""
+        signs = self._generator.choice([-1.0, 1.0], count)
+        return np.exp(signs * self._generator.choice(self._errors, count))
+
+    def disturb(self, stretches: Any) -> Any:
+        """Seconds of the parts of a row that was measured."""
+        count = len(stretches)
+        drawn = stretches[self._generator.integers(0, count, count)].mean(axis=0)
+        own, communication = self.draw(2)
+        return drawn * np.array([own, own, communication, own])
+
+
+def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[Any]) -> list[float]:
+    """Logarithms of measured over fitted figures, as large as they are for rows not fitted to."""
+    own = [
+        (part[0] + part[1], model.predict_own(row.batch_size))
+        for row, part in zip(rows, parts, strict=True)
+    ]
+    others = [
+        (part[2], model.predict_communication(row.workers))
+        for row, part in zip(rows, parts, strict=True)
+        if row.workers > 1
+    ]
+    found = [float(np.log(seen / said)) for seen, said in [*own, *others] if min(seen, said) > 0]
+    # A fixed time and one per row; latency and bandwidth: as far as the rows tell them apart.
+    sizes = len({round(row.batch_size) for row in rows})
+    counts = len({row.workers for row in rows if row.workers > 1})
+    free = max(1, len(found) - min(2, sizes) - min(2, counts))
+    return [error * float(np.sqrt(len(found) / free)) for error in found]
+
+
+def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[Target]:
+    """Powers of two beyond what was measured, and the last one wanted.
+
+    Workers that share a batch are at most as many as it has rows.
+    """
+    found: list[Target] = []
+    modes: tuple[Mode, ...] = ("strong", "weak")
+    for mode in modes:
+        own = [row.workers for row in rows if row.mode == mode]
+        if own:
+            last = to if mode == "weak" else min(to, int(find_batch_size(rows, (mode, 1))))
+            counts = {2**k for k in range(1, 20)} | {last}
+            found += [(mode, n) for n in sorted(counts) if max(own) < n <= last]
+    return found

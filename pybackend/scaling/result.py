@@ -1,0 +1,137 @@
+"""What `bench_scale` has measured: a table, JSON, a figure, and a projection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pybackend
+from pybackend.errors import InputError
+from pybackend.job.arguments import as_number, check_whole_number
+from pybackend.job.report import PARTS
+from pybackend.scaling.figure import check_figure, draw_scaling
+from pybackend.scaling.projection import METHOD, Projection, project_rows
+from pybackend.scaling.rows import ScalingRow
+
+_INTERNAL = ("stretches", "buffers", "costs")
+
+
+@dataclass(frozen=True)
+class ScalingResult:
+    """How a training scales.
+
+    Attributes
+    ----------
+    rows
+        One `ScalingRow` per mode and number of workers.
+    hosts
+        Names of the workers' machines.
+    """
+
+    rows: list[ScalingRow]
+    hosts: list[str]
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain data, for a data frame: ``pandas.DataFrame(result.records)``."""
+        names = [field.name for field in fields(ScalingRow) if field.name not in _INTERNAL]
+        return [{name: getattr(row, name) for name in names} for row in self.rows]
+
+    def project(self, to: int = 480, confidence: float = 0.9) -> Projection:
+        """Steps with up to so many workers, from a model of their parts fitted to the rows.
+
+        The intervals know of noise between stretches of steps, and between trainings as far as the
+        errors of the fit show it, not of what more workers may bring that few do not show: a shared
+        network, stragglers, buckets whose exchange is no longer hidden behind the backward pass.
+
+        Parameters
+        ----------
+        to
+            The largest number of workers.
+        confidence
+            Of the intervals.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or too little was measured to fit the model.
+        """
+        to = check_whole_number("to", to, least=2, most=1_000_000)
+        share = as_number(confidence)
+        if share is None or not 0 < share < 1:
+            raise InputError(f"`confidence` must be between 0 and 1, not {confidence!r}")
+        return project_rows(self.rows, to, share)
+
+    def to_dict(self, projection: Projection | None = None) -> dict[str, Any]:
+        """All figures as plain data."""
+        found: dict[str, Any] = {
+            "tfdist": pybackend.__version__,
+            "hosts": self.hosts,
+            "unit": "seconds per step",
+            "rows": self.records,
+        }
+        if projection is not None:
+            found["projection"] = {
+                **_without(asdict(projection), "model"),
+                "model": asdict(projection.model),
+                "method": METHOD,
+            }
+        return found
+
+    def to_json(self, path: str | Path | None = None, projection: Projection | None = None) -> str:
+        """All figures as JSON text, which is also written to a file if there is a path."""
+        text = json.dumps(self.to_dict(projection), indent=2) + "\n"
+        if path is not None:
+            Path(path).write_text(text)
+        return text
+
+    def plot(self, path: str | Path | None = None, projection: Projection | None = None) -> Any:
+        """Speed-ups, and where the time of a step goes; needs the extra ``plots``.
+
+        Parameters
+        ----------
+        path
+            Where the figure is written, as matplotlib writes it: .png, .pdf or .svg.
+        projection
+            Shown beside what was measured.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        InputError
+            matplotlib is missing, or does not know the file's type.
+        """
+        check_figure(path)
+        figure = draw_scaling(self.rows, projection)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __str__(self) -> str:
+        heads = ("mode", "workers", "rows each", "ms", "rows/s", "speed-up", "efficiency")
+        lines = ["".join(f"{name:>12}" for name in (*heads, *(f"{one}, %" for one in _SHORT)))]
+        for row in self.rows:
+            shares = [100 * getattr(row, part) / row.seconds for part in PARTS]
+            mark = "*" if row.is_crowded else ""
+            lines.append(
+                f"{row.mode:>12}{f'{row.workers}{mark}':>12}{round(row.batch_size, 1):12g}"
+                f"{row.seconds * 1e3:12.2f}{row.rows_per_second:12.0f}{row.speedup:12.2f}"
+                f"{row.efficiency:12.2f}" + "".join(f"{share:12.1f}" for share in shares)
+            )
+        if any(row.is_crowded for row in self.rows):
+            lines.append("* more workers than cores: they wait for each other's turns")
+        return "\n".join(lines)
+
+
+_SHORT = ("data", "compute", "comm.", "waiting")
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}

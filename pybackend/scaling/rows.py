@@ -1,0 +1,125 @@
+"""What was measured with one number of workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.api.scaled import ScaledTraining
+from pybackend.errors import InputError
+from pybackend.job.report import PARTS
+
+Mode = Literal["strong", "weak"]
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """A step with one number of workers; all times are seconds per step.
+
+    Attributes
+    ----------
+    mode
+        ``"strong"``: all workers share one batch; ``"weak"``: each has one of its own.
+    workers
+        How many.
+    batch_size
+        Rows of a step per worker.
+    seconds
+        Of a step; the sum of the four parts, which are those of `StepTimes`, as means over the
+        workers.
+    data, compute, communication, waiting
+        See `StepTimes`.
+    rows_per_second
+        Of all workers.
+    speedup
+        How many times the rows per second of the fewest workers that were measured, times their
+        number.
+    efficiency
+        Of that, the part per worker: 1 is linear scaling.
+    is_crowded
+        Workers share cores, so that they wait for each other's turns.
+    steps
+        How many were measured, in all runs.
+    jitter
+        Standard deviation of the logarithm of a worker's own part of a step.
+    """
+
+    mode: Mode
+    workers: int
+    batch_size: float
+    seconds: float
+    data: float
+    compute: float
+    communication: float
+    waiting: float
+    rows_per_second: float
+    speedup: float
+    efficiency: float
+    is_crowded: bool
+    steps: int
+    jitter: float
+    stretches: Array = field(repr=False, compare=False)
+    buffers: tuple[int, ...] = field(repr=False, compare=False)
+    costs: tuple[float, ...] | None = field(repr=False, compare=False)
+
+
+def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
+    """The row of one or more trainings that were alike; its speed-up is not known yet.
+
+    Raises
+    ------
+    InputError
+        They tell nothing about their steps.
+    """
+    stretches, rows, steps, jitter = [], [], 0, []
+    for training in trainings:
+        times = [report.step_times for report in training.reports]
+        known = [one for one in times if one is not None]
+        if len(known) < len(times):
+            raise InputError(
+                "the workers have timed none of their steps: a training must take more than 3 "
+                'steps, and exchange by transport="tcp"'
+            )
+        shortest = min(len(one.stretches) for one in known)
+        each = np.array([one.stretches[-shortest:] for one in known])
+        stretches.append(each.mean(axis=0))
+        rows.append(training.rows)
+        steps += known[0].steps
+        jitter += [one.jitter for one in known]
+    whole = np.concatenate(stretches)
+    parts = np.mean([part.mean(axis=0) for part in stretches], axis=0)
+    seconds = float(parts.sum())
+    workers, first = len(trainings[0].reports), known[0]
+    machines = Counter(one.machine for one in known if one.machine)
+    return ScalingRow(
+        mode=mode,
+        workers=workers,
+        batch_size=float(np.mean(rows)) / workers,
+        seconds=seconds,
+        **dict(zip(PARTS, parts.tolist(), strict=True)),
+        rows_per_second=float(np.mean(rows)) / seconds,
+        speedup=float("nan"),
+        efficiency=float("nan"),
+        is_crowded=max(machines.values(), default=0) > first.cores,
+        steps=steps,
+        jitter=float(np.mean(jitter)),
+        stretches=whole,
+        buffers=tuple(first.buffers),
+        costs=None if first.costs is None else tuple(first.costs),
+    )
+
+
+def compare_rows(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    """The rows with their speed-ups, over the fewest workers of the same mode."""
+    compared = []
+    for row in rows:
+        base = min((r for r in rows if r.mode == row.mode), key=lambda r: r.workers)
+        speedup = row.rows_per_second / base.rows_per_second * base.workers
+        compared.append(replace(row, speedup=speedup, efficiency=speedup / row.workers))
+    return compared

@@ -1,0 +1,56 @@
+"""A query's rows with a model's predictions beside them: what R's `augment_sql` returns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pybackend.sql.column_types import look_up_types
+from pybackend.sql.compile import DIALECTS, answer, ask
+from pybackend.sql.connections import connect
+from pybackend.sql.query import Part
+from pybackend.sql.source import check_listed, list_features
+
+
+def augment(
+    con: Any,
+    model: Any,
+    query: str,
+    columns: Sequence[str],
+    features: Any,
+    type: str | None,
+    levels: Sequence[str] | None,
+) -> str:
+    """The SQL of a query's rows with the predictions of a model, which nothing has computed yet.
+
+    The weights are put into a temporary table, once for each model and connection.
+
+    Parameters
+    ----------
+    con, model, features, type, levels
+        As in `deploy_model`.
+    query, columns
+        SQL of the rows, and its columns.
+    """
+    database = connect(con)
+    question = ask(model, database.dialect, "rows", columns, features, type, levels)
+    check_listed("features", list_features(question), columns, "the query")
+    question = replace(question, source=f"({query})")
+    with database.transaction():
+        question = look_up_types(database, question)
+        parts = answer(database.dialect, question, database.has_vectors).parts
+        weights = f"tfdist_weights_{_hash(parts)}"
+        database.keep_weights(DIALECTS[database.dialect].quote(weights), parts)
+        question = replace(question, weights=weights)
+        return answer(database.dialect, question, database.has_vectors).query
+
+
+def _hash(parts: Sequence[Part]) -> str:
+    """Differs for other weights, or weights of another layout."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.name} {part.numbers.shape} {part.is_kernel}".encode())
+        digest.update(part.numbers.tobytes())
+    return digest.hexdigest()[:24]

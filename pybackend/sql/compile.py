@@ -1,0 +1,320 @@
+"""`to_sql`: the query that computes a model's predictions in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pybackend.api.predict import check_levels, check_model, check_type, choose_predictions
+from pybackend.api.result import TrainResult
+from pybackend.data.predictions import Predictions
+from pybackend.errors import InputError
+from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
+from pybackend.sql.graph import Graph
+from pybackend.sql.query import Part, Question, Shown
+
+# Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
+DIALECTS: dict[str, Any] = {
+    "duckdb": duckdb,
+    "postgresql": postgres,
+    "sqlite": sqlite,
+    "spark": spark,
+    "oracle": oracle,
+}
+# Of a name, in PostgreSQL.
+MOST_BYTES = 63
+
+
+@dataclass(frozen=True)
+class SqlModel:
+    """A model as SQL.
+
+    Attributes
+    ----------
+    dialect
+        Of which database.
+    query
+        A SELECT of the key and the predictions of each row. It reads the table of weights.
+    weights
+        Name of that table. Its columns are ``part`` (text), ``place`` (integer) and ``numbers`` (an
+        array of float32; of float64 in Spark), with pgvector also ``kernel`` (a vector); in SQLite
+        ``part``, ``i`` and ``o`` (integers) and ``x`` (real).
+    parts
+        Its rows, by ``name``: row n of the array ``numbers`` is that with the place n; in SQLite
+        each row is i, o and x. A vector repeats the numbers of parts with ``is_kernel``.
+    key, shown
+        Columns of the query: of the key, and of predictions.
+    """
+
+    dialect: str
+    query: str = field(repr=False)
+    weights: str
+    parts: tuple[Part, ...] = field(repr=False)
+    key: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Rows of the table of weights.
+
+        SQLite and Oracle: (part, i, o, x). The others: (part, place, numbers).
+        """
+        for part in self.parts:
+            for place, numbers in enumerate(part.numbers.tolist()):
+                if self.dialect in ("sqlite", "oracle"):
+                    i, o, x = numbers
+                    yield part.name, int(i), int(o), x
+                else:
+                    yield part.name, place, numbers
+
+    def package(self, name: str) -> str:
+        """For Oracle, a script: the table of weights, and a package with INIT and SCORE.
+
+        SCORE takes a key and returns the first column of predictions; INIT raises an error if the
+        table does not have all its `rows`, which are inserted in between. No test has run it in
+        Oracle.
+
+        Raises
+        ------
+        InputError
+            The dialect is another one, or the key is of several columns.
+        """
+        if self.dialect != "oracle":
+            raise InputError(f"package() is for dialect='oracle', not {self.dialect!r}")
+        if len(self.key) != 1:
+            raise InputError("package() needs a `key` of one column")
+        check_name("name", name)
+        count = sum(len(part.numbers) for part in self.parts)
+        return oracle.write_package(
+            name, self.query, self.key[0], self.shown[0], self.weights, count
+        )
+
+
+def to_sql(
+    model: Any,
+    dialect: str,
+    *,
+    table: str | Sequence[str],
+    key: str | Sequence[str],
+    features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    type: str | None = None,
+    levels: Sequence[Any] | None = None,
+    weights: str = "model_weights",
+    has_vectors: bool = False,
+) -> SqlModel:
+    """Turn a trained Keras model into SQL.
+
+    The query computes what the model computes, each row on its own, so a condition on the key costs
+    no more than the rows that it chooses (but SQLite computes all rows first). Numbers are float32
+    or better, as in Keras, and are added in another order: expect differences of some 1e-6. A row
+    with a feature that is NULL, not a number, infinite or too large for float32, or with an array
+    of another length, has NULL for predictions. PostgreSQL casts no booleans and no vectors of
+    pgvector to real numbers by itself: `deploy_model` sees to it, here a view has to.
+
+    Parameters
+    ----------
+    model
+        A Keras model of known layers, Sequential or functional, or a `TrainResult`.
+    dialect
+        ``"duckdb"``, ``"postgresql"``, ``"sqlite"``, ``"spark"`` or ``"oracle"``. Oracle's text has
+        been parsed and, translated, been run in DuckDB, but never in Oracle.
+
+        Names are quoted, and so are as they are written here: what was created in Oracle without
+        quotes is ``"DIGITS"``, in PostgreSQL ``"digits"``.
+    table
+        The table of the rows; a list for a name in a schema, as ``["public", "digits"]``.
+    key
+        Columns that are shown beside the predictions. In Oracle they must tell the rows apart: rows
+        that share a key, or have none, have NULL for predictions.
+    features
+        A column of arrays, in row-major order, in SQLite as JSON text; or a list of columns of one
+        number each, as Oracle needs it; or a mapping from the model's inputs to either. None: the
+        columns of the training, if ``model`` is a `TrainResult`.
+    type, levels
+        As in `predict_spark`; names of columns are those there.
+    weights
+        Name of the table of weights.
+    has_vectors
+        Whether PostgreSQL has pgvector.
+
+    Returns
+    -------
+    SqlModel
+        ``query``, which reads the table ``weights``; ``rows()`` gives what must be in it: (part, i,
+        o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle ``package(name)``
+        is a script that creates this table and a package.
+
+    Raises
+    ------
+    InputError
+        Names the argument, or the layer that cannot become SQL.
+    """
+    question = ask(model, dialect, table, key, features, type, levels)
+    check_name("weights", weights)
+    return answer(dialect, replace(question, weights=weights), has_vectors)
+
+
+def ask(
+    model: Any,
+    dialect: str,
+    table: str | Sequence[str],
+    key: str | Sequence[str],
+    features: Any,
+    type: str | None,
+    levels: Sequence[Any] | None,
+) -> Question:
+    """What a dialect is to compute, from the arguments of `to_sql`; without a table of weights."""
+    if dialect not in DIALECTS:
+        listed = ", ".join(map(repr, DIALECTS))
+        raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
+    check_type(type)
+    names = check_levels(levels)
+    relation = quote_table(dialect, table)
+    keys = check_columns("key", key)
+    check_model(model)
+    known = check_levels(model.levels) if isinstance(model, TrainResult) else None
+    if features is None:
+        features = features_of(model)
+    keras_model = model.model if isinstance(model, TrainResult) else model
+
+    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
+    from pybackend.sql.lower import lower_model
+    from pybackend.sql.simplify import simplify
+
+    graph = simplify(lower_model(keras_model))
+    outputs = list_outputs(keras_model)
+    predictions = choose_predictions(
+        outputs,
+        count_classes(keras_model, outputs),
+        type,
+        names,
+        known,
+        is_classifier(keras_model, outputs),
+    )
+    shown = show(predictions)
+    _check_shown(dialect, keys, shown)
+    return Question(graph, relation, keys, match_features(graph, features), shown, "")
+
+
+def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
+    """The query of a dialect, and its weights."""
+    compile_query = DIALECTS[dialect].compile_query
+    if dialect == "postgresql":
+        compile_query = partial(compile_query, has_vectors=has_vectors)
+    found = compile_query(question)
+    shown = tuple(column.name for column in question.shown)
+    parts = tuple(found.parts)
+    return SqlModel(dialect, found.query, question.weights, parts, question.keys, shown)
+
+
+def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:
+    """Columns of the result that a database would take for the same, or cut off."""
+    names = [*keys, *(column.name for column in shown)]
+    for name in names:
+        check_length(dialect, name)
+    folded = [name.lower() for name in names]
+    for name, lower in zip(names, folded, strict=True):
+        if folded.count(lower) > 1:
+            raise InputError(
+                f"the result would have two columns {name!r}, as databases do not tell upper from "
+                "lower case: rename the key, pass other `levels`, or give the model's outputs "
+                "other names"
+            )
+
+
+def check_length(dialect: str, name: str) -> None:
+    """Reject a name that PostgreSQL would cut off, without a word."""
+    length = len(name.encode())
+    if dialect == "postgresql" and length > MOST_BYTES:
+        raise InputError(
+            f"PostgreSQL's names have at most {MOST_BYTES} bytes; {name!r} has {length}"
+        )
+
+
+def quote_table(dialect: str, table: str | Sequence[str]) -> str:
+    """A table's name as SQL has it."""
+    parts = [table] if isinstance(table, str) else list(table)
+    if not parts or not all(isinstance(part, str) and part for part in parts):
+        raise InputError(f"`table` must be a name, or a list of a schema and a name, not {table!r}")
+    for part in parts:
+        check_name("table", part)
+        check_length(dialect, part)
+    return ".".join(map(DIALECTS[dialect].quote, parts))
+
+
+def check_name(argument: str, name: str) -> str:
+    """Reject a name that no database takes."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InputError(f"`{argument}` must be a name, not {name!r}")
+    return name
+
+
+def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of columns, at least one, each once."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    for name in names:
+        check_name(argument, name)
+    if not names or len({name.lower() for name in names}) < len(names):
+        raise InputError(f"`{argument}` must be the names of different columns, not {columns!r}")
+    return names
+
+
+def features_of(result: Any) -> Any:
+    """The columns that were the inputs of a training."""
+    found = result.features if isinstance(result, TrainResult) else None
+    if found is None:
+        raise InputError("`features` is needed: the columns that the model's input is made of")
+    if result.tensors or result.categories:
+        raise InputError(
+            "`features` is needed: the training read its columns by `tensors` or `categories`, "
+            "which SQL does not; pass a column of arrays of numbers"
+        )
+    return found
+
+
+def match_features(
+    graph: Graph, features: str | Sequence[str] | Mapping[str, str | Sequence[str]]
+) -> dict[str, str | tuple[str, ...]]:
+    """The columns of each of the graph's inputs."""
+    names = [node.name for node in graph.inputs]
+    if not isinstance(features, Mapping):
+        if len(names) > 1:
+            example = ", ".join(f"{name!r}: ..." for name in names)
+            raise InputError(
+                f"the model has the inputs {', '.join(names)}: pass features={{{example}}}"
+            )
+        features = {names[0]: features}
+    if set(features) != set(names):
+        given, wanted = ", ".join(map(repr, features)), ", ".join(map(repr, names))
+        raise InputError(f"`features` has the inputs {given}, but the model's are {wanted}")
+    found: dict[str, str | tuple[str, ...]] = {}
+    for node in graph.inputs:
+        columns = features[node.name]
+        if isinstance(columns, str):
+            found[node.name] = check_name("features", columns)
+            continue
+        listed = tuple(check_name("features", name) for name in columns)
+        if len(listed) != node.size:
+            raise InputError(
+                f"`features` has {len(listed)} columns for the input {node.name!r}, which takes "
+                f"{node.size} numbers; a single column of arrays is given by its name, not in a "
+                "list"
+            )
+        found[node.name] = listed
+    return found
+
+
+def show(predictions: Predictions) -> tuple[Shown, ...]:
+    """The columns of the result."""
+    names = [field.name for field in predictions.fields]
+    if not (predictions.has_class or predictions.has_numbers):
+        return tuple(Shown(name, place) for place, name in enumerate(names))
+    shown = []
+    if predictions.has_class:
+        shown.append(Shown(names.pop(0), 0, is_class=True, levels=predictions.levels))
+    if predictions.has_numbers:
+        size = predictions.outputs[0].shape[0]
+        places = [-1, 0] if size == 1 else range(len(names))
+        shown += [Shown(name, 0, place) for name, place in zip(names, places, strict=True)]
+    return tuple(shown)

@@ -1,0 +1,150 @@
+"""Connections of R's DBI: what Python has to say to a database, R says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pybackend.errors import InputError
+from pybackend.sql.connections import Connection, DuckDB, Postgres, SQLite, list_rows
+from pybackend.sql.query import Part
+
+_STAGED = "tfdist_staged_weights"
+_ASKS = ("SELECT", "WITH", "EXPLAIN")
+
+
+class _DBI(Connection):
+    """A connection of R.
+
+    Parameters
+    ----------
+    run
+        Is given a statement, the values for its marks, and whether its rows are wanted, which are
+        returned by columns.
+    write
+        Creates a temporary table by its name, the names of its columns, and these.
+    is_transacting
+        Whether the connection is within a transaction.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        write: Callable[..., Any],
+        is_transacting: Callable[[], bool],
+    ) -> None:
+        super().__init__(None)
+        self._call, self._write, self._is_transacting = run, write, is_transacting
+
+    def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        marked = self._mark(sql) if values else sql
+        columns = self._call(marked, list(values), sql.startswith(_ASKS)) or []
+        return list(zip(*columns, strict=True))
+
+    def _mark(self, sql: str) -> str:
+        """The places of values as the driver marks them."""
+        return sql
+
+    def try_view(self, view: str) -> None:
+        """See `Connection`. Whatever types its columns have, R need not hand them over."""
+        self.execute(f"CREATE TEMPORARY TABLE tfdist_tried AS SELECT * FROM {view} LIMIT 1")
+        self.execute("DROP TABLE tfdist_tried")
+
+    def _is_in_transaction(self) -> bool:
+        return bool(self._is_transacting())
+
+    def _stage(self, parts: Sequence[Part]) -> None:
+        rows = list(list_rows(parts))
+        columns = {
+            "part": [row.part for row in rows],
+            "place": np.array([row.place for row in rows], np.int32),
+            "numbers": [row.numbers for row in rows],
+            "kernel": np.array([row.is_kernel for row in rows]),
+        }
+        self._write(_STAGED, list(columns), list(columns.values()))
+
+
+class DBIDuckDB(_DBI, DuckDB):
+    """Of the R package duckdb."""
+
+    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+        self._stage(parts)
+        numbers = "CAST('[' || numbers || ']' AS FLOAT[])"
+        self.execute(f"INSERT INTO {table} SELECT part, place, {numbers} FROM {_STAGED}")
+        self.execute(f"DROP TABLE {_STAGED}")
+
+
+class DBIPostgres(_DBI, Postgres):
+    """Of the R package RPostgres."""
+
+    def check(self) -> None:
+        """See `Connection`."""
+        version = int(self.execute("SELECT current_setting('server_version_num')")[0][0])
+        if version < 120000:
+            raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """See `Connection`."""
+        with Connection.transaction(self):
+            self._prepare()
+            yield
+
+    def _mark(self, sql: str) -> str:
+        first, *others = sql.split("?")
+        return first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
+
+    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+        self._stage(parts)
+        self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
+        kernel = "CASE WHEN kernel THEN CAST('[' || numbers || ']' AS vector) END"
+        chosen = f", {kernel}" if self.has_vectors else ""
+        numbers = "CAST('{' || numbers || '}' AS real[])"
+        self.execute(f"INSERT INTO {table} SELECT part, place, {numbers}{chosen} FROM {_STAGED}")
+        self.execute(f"DROP TABLE {_STAGED}")
+
+
+class DBISQLite(_DBI, SQLite):
+    """Of the R package RSQLite."""
+
+    def try_view(self, view: str) -> None:
+        """See `SQLite`."""
+        SQLite.try_view(self, view)
+
+    def _add_functions(self) -> None:
+        """See `SQLite`; R has loaded an extension."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """See `Connection`."""
+        with Connection.transaction(self):
+            yield
+
+    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+        if not parts:
+            return
+        numbers = np.concatenate([part.numbers for part in parts])
+        columns = {
+            "part": [part.name for part in parts for _ in part.numbers],
+            "i": numbers[:, 0].astype(np.int32),
+            "o": numbers[:, 1].astype(np.int32),
+            "x": numbers[:, 2].astype(np.float64),
+        }
+        self._write(_STAGED, list(columns), list(columns.values()))
+        self.execute(f"INSERT INTO {table} SELECT part, i, o, x FROM {_STAGED}")
+        self.execute(f"DROP TABLE {_STAGED}")
+
+
+_KINDS: dict[str, type[_DBI]] = {
+    "duckdb": DBIDuckDB,
+    "postgresql": DBIPostgres,
+    "sqlite": DBISQLite,
+}
+
+
+def connect_dbi(dialect: str, *functions: Callable[..., Any]) -> Connection:
+    """A connection of R, for `deploy_model` and `undeploy_model`; functions as `_DBI` has them."""
+    return _KINDS[dialect](*functions)

@@ -1,0 +1,180 @@
+"""`deploy_model`: a model in a database, as a view beside the rows that it predicts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
+from pybackend.sql.column_types import look_up_types
+from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
+from pybackend.sql.connections import Connection, connect
+from pybackend.sql.registry import Registry
+from pybackend.sql.source import check_source
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model in a database.
+
+    Attributes
+    ----------
+    name
+        Of the view.
+    version
+        From 1; each deployment under a name is the next one.
+    view, weights
+        Names of this version's own view, and of its table of weights.
+    difference
+        The largest between numbers that the database and Keras have computed of the same rows.
+    """
+
+    name: str
+    version: int
+    view: str
+    weights: str
+    difference: float
+
+
+def deploy_model(
+    con: Any,
+    model: Any,
+    name: str,
+    *,
+    table: str | Sequence[str],
+    key: str | Sequence[str],
+    features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    type: str | None = None,
+    levels: Sequence[Any] | None = None,
+) -> Deployment:
+    """Put a trained model into a database: ``SELECT * FROM name`` gives its predictions.
+
+    All is made in one transaction, in which the database computes predictions for a few rows that
+    are compared with Keras's. If anything fails, nothing is left. (Spark has no transactions: what
+    was made is dropped again.)
+
+    Deployed again under the same name, a model is the next version: ``name`` shows the newest one,
+    and ``name_v1``, ``name_v2`` and so on stay. `undeploy_model` takes them away. The table
+    ``tfdist_models`` says what was deployed when: who deploys may create tables and views, and read
+    that table and add to it. In PostgreSQL deployments wait for each other, and who was granted
+    ``name`` keeps it; grants of its columns, and its comment, are lost if the columns change.
+
+    Parameters
+    ----------
+    con
+        A connection of duckdb, psycopg (3) or sqlite3 that is not within a transaction, or a Spark
+        session.
+    name
+        Of the view.
+    model, table, key, features, type, levels
+        As in `to_sql`.
+
+    Returns
+    -------
+    Deployment
+        Its version, and the difference that was found.
+
+    Raises
+    ------
+    InputError
+        Names the argument, or the layer that cannot become SQL. The table and its columns are
+        looked for first.
+    DatabaseError
+        The database has refused something, or computes other numbers.
+    """
+    check_name("name", name)
+    database = connect(con)
+    question = ask(model, database.dialect, table, key, features, type, levels)
+    check_length(database.dialect, _weights_of(_view_of(name, 1)))
+
+    from pybackend.sql.trial import Trial
+
+    trial = Trial(model.model if isinstance(model, TrainResult) else model, question.graph)
+    quote = DIALECTS[database.dialect].quote
+    with database.transaction():
+        check_source(database, question)
+        question = look_up_types(database, question)
+        registry = Registry(database)
+        version, is_shown = registry.next_version(name), bool(registry.live_versions(name))
+        if not is_shown:
+            database.check_free(quote(name))
+        view = _view_of(name, version)
+        weights = _weights_of(view)
+        check_length(database.dialect, weights)
+        question = replace(question, weights=weights)
+        made = answer(database.dialect, question, database.has_vectors)
+        database.create_weights(quote(weights), made.parts)
+        difference = trial.compare(database, question)
+        database.create_view(quote(view), made.query)
+        database.try_view(quote(view))
+        _show(database, name, view, is_new=not is_shown)
+        registry.add(name, version, "deploy", difference)
+    return Deployment(name, version, view, weights, difference)
+
+
+def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
+    """Take a deployed model out of a database.
+
+    Parameters
+    ----------
+    con
+        As in `deploy_model`.
+    name
+        Under which it was deployed.
+    version
+        The one to take away; if it is the newest, ``name`` shows the one before from then on.
+        None: all of them, and ``name``.
+
+    Raises
+    ------
+    InputError
+        No such model is deployed.
+    DatabaseError
+        The database has refused it, as when another view depends on the model's; nothing has
+        changed then.
+    """
+    check_name("name", name)
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+        raise InputError(f"`version` must be a whole number or None, not {version!r}")
+    database = connect(con)
+    quote = DIALECTS[database.dialect].quote
+    with database.transaction():
+        registry = Registry(database)
+        live = registry.live_versions(name)
+        if not live:
+            raise InputError(f"no model is deployed under the name {name!r}")
+        if version is not None and version not in live:
+            listed = ", ".join(map(str, live))
+            raise InputError(f"{name!r} has no version {version}; its versions: {listed}")
+        gone = live if version is None else [version]
+        left = [number for number in live if number not in gone]
+        if not left:
+            database.execute(f"DROP VIEW IF EXISTS {quote(name)}")
+        elif left[-1] != live[-1]:
+            _show(database, name, _view_of(name, left[-1]), is_new=False)
+        for number in gone:
+            view = _view_of(name, number)
+            # Someone may have dropped them by hand.
+            database.execute(f"DROP VIEW IF EXISTS {quote(view)}")
+            database.execute(f"DROP TABLE IF EXISTS {quote(_weights_of(view))}")
+            registry.add(name, number, "undeploy", None)
+
+
+def _view_of(name: str, version: int) -> str:
+    return f"{name}_v{version}"
+
+
+def _weights_of(view: str) -> str:
+    return f"{view}_weights"
+
+
+def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
+    """Make the view of a name that of a version."""
+    quote = DIALECTS[database.dialect].quote
+    query = f"SELECT * FROM {quote(view)}"
+    if is_new:
+        database.create_view(quote(name), query)
+    else:
+        database.replace_view(quote(name), query)

@@ -1,0 +1,203 @@
+"""What layers add to a graph: values with the shapes of tensors, and what layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.errors import InputError
+from pybackend.sql.graph import (
+    Array,
+    Combine,
+    Gather,
+    Graph,
+    Join,
+    Linear,
+    Map,
+    Reduce,
+    Scale,
+    Softmax,
+)
+
+Shape = tuple[int, ...]
+# Of no effect beside any number of a network.
+LOWEST = float(np.finfo(np.float32).min)
+# Functions of one number, by Keras's names; each dialect knows all of them.
+FUNCTIONS = (
+    "celu",
+    "elu",
+    "exponential",
+    "gelu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
+    "leaky_relu",
+    "log_sigmoid",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softsign",
+    "tanh",
+)
+_CONSTANTS: dict[str, tuple[float, ...]] = {"celu": (1.0,), "elu": (1.0,), "leaky_relu": (0.2,)}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of one row: the name of its numbers in the graph, and its shape."""
+
+    name: str
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return size_of(self.shape)
+
+
+class Lowering:
+    """A graph that grows by the operations of layers.
+
+    Attributes
+    ----------
+    graph
+        What has been added.
+    layer
+        The layer whose operations are added, which errors name.
+    """
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.layer: Any = None
+
+    def refuse(self, what: str) -> InputError:
+        """The error that something of this layer cannot become SQL."""
+        kind = type(self.layer).__name__
+        return InputError(f"the layer {self.layer.name!r} ({kind}) cannot become SQL: {what}")
+
+    def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
+        """Add an operation, which gives a tensor of this shape."""
+        names = [value.name for value in values]
+        return Value(self.graph.add(operation, names, size_of(shape), self.layer.name), shape)
+
+    def gather(self, value: Value, places: Array, fill: float = 0.0) -> Value:
+        """Numbers by their places in the flat array; the places have the shape of the result."""
+        flat = places.ravel()
+        if flat.size == value.size and (flat == np.arange(flat.size)).all():
+            return Value(value.name, places.shape)
+        return self.add(Gather(flat, fill), [value], places.shape)
+
+    def linear(self, value: Value, kernel: Array, bias: Array | None, shape: Shape) -> Value:
+        """Sums of products, of groups if the kernel has three axes."""
+        kernel = kernel.reshape(-1, *kernel.shape[-2:])
+        groups, _, outputs = kernel.shape
+        whole = np.zeros((groups, outputs), np.float32) if bias is None else bias
+        return self.add(Linear(kernel, whole.reshape(groups, outputs)), [value], shape)
+
+    def scale(self, value: Value, factor: Any, shift: Any) -> Value:
+        """Numbers times a factor plus a shift, which are broadcast to the tensor."""
+        both = [np.broadcast_to(np.asarray(x, np.float64), value.shape) for x in (factor, shift)]
+        factor, shift = _find_period(*both)
+        return self.add(Scale(factor, shift), [value], value.shape)
+
+    def combine(self, operation: str, values: Sequence[Value]) -> Value:
+        """Tensors number by number, broadcast to one shape."""
+        try:
+            shape = np.broadcast_shapes(*(value.shape for value in values))
+        except ValueError:
+            shapes = " and ".join(str(value.shape) for value in values)
+            raise self.refuse(f"its inputs have the shapes {shapes}") from None
+        whole = [self.gather(v, np.broadcast_to(places_of(v.shape), shape)) for v in values]
+        return self.add(Combine(operation), whole, shape)
+
+    def concatenate(self, values: Sequence[Value], axis: int) -> Value:
+        """Tensors side by side along an axis, counted without that of the rows."""
+        starts = np.cumsum([0, *(value.size for value in values)])
+        joined = self.add(Join(), values, (int(starts[-1]),))
+        places = [places_of(v.shape) + start for v, start in zip(values, starts, strict=False)]
+        return self.gather(joined, np.concatenate(places, axis))
+
+    def reduce(self, operation: str, value: Value, places: Array) -> Value:
+        """The sum or maximum over the last axis of the places; -1 counts for nothing."""
+        fill = LOWEST if operation == "maximum" else 0.0
+        taken = self.gather(value, places, fill)
+        return self.add(Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
+
+    def activate(self, value: Value, activation: Any) -> Value:
+        """An activation as layers have it."""
+        try:
+            known = keras.activations.serialize(activation)
+        except TypeError:  # such as a partial function
+            known = None
+        kind = type(activation).__name__
+        name = known if isinstance(known, str) else getattr(activation, "__name__", kind)
+        if not isinstance(known, str) or keras.activations.get(known) is not activation:
+            raise self.refuse(f"the activation {name!r} is not one of Keras's")
+        if name == "linear":
+            return value
+        if name == "softmax":
+            return self.softmax(value)
+        if name not in FUNCTIONS:
+            listed = ", ".join((*FUNCTIONS, "softmax"))
+            raise self.refuse(f"the activation {name!r} is none of those that can: {listed}")
+        return self.map(value, name, *_CONSTANTS.get(name, ()))
+
+    def map(self, value: Value, function: str, *constants: float) -> Value:
+        """A function of each number."""
+        return self.add(Map(function, constants), [value], value.shape)
+
+    def softmax(self, value: Value) -> Value:
+        """Probabilities over the last axis."""
+        return self.add(Softmax(value.shape[-1]), [value], value.shape)
+
+
+def check_layer(lowering: Lowering, layer: Any) -> None:
+    """Reject a layer, by the name of the one that is added, that computes in ways of its own.
+
+    Raises
+    ------
+    InputError
+        Its class is not Keras's own, or it does not compute in float32, rows by channels.
+    """
+    name = type(layer).__name__
+    if type(layer) is not getattr(keras.layers, name, None):
+        raise lowering.refuse(f"{name} is not a class of keras.layers")
+    if getattr(layer, "quantization_mode", None) is not None:
+        raise lowering.refuse("its weights are quantized")
+    if layer.compute_dtype != "float32" and not isinstance(layer, keras.layers.InputLayer):
+        raise lowering.refuse(f"it computes in {layer.compute_dtype}, SQL in float32 or better")
+    if getattr(layer, "data_format", "channels_last") != "channels_last":
+        raise lowering.refuse("data_format='channels_first'")
+
+
+def size_of(shape: Shape) -> int:
+    """How many numbers a tensor of this shape has."""
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def places_of(shape: Shape) -> Array:
+    """The place of each number of a tensor in its flat array, in its shape."""
+    return np.arange(size_of(shape)).reshape(shape)
+
+
+def numbers_of(variable: Any) -> Array:
+    """A variable's numbers."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def _find_period(factor: Array, shift: Array) -> tuple[Array, Array]:
+    """The shortest pieces, by whole axes, of which the arrays are repetitions."""
+    for axis in range(factor.ndim, -1, -1):
+        period = size_of(factor.shape[axis:])
+        pieces = [array.reshape(-1, period) for array in (factor, shift)]
+        if all((piece == piece[0]).all() for piece in pieces):
+            return pieces[0][0], pieces[1][0]
+    raise AssertionError("the whole array is a repetition of itself")

@@ -1,0 +1,110 @@
+"""What is asked of a dialect: a graph, the rows it is computed for, and the columns to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pybackend.sql.graph import Array, Graph
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A column of the result.
+
+    Attributes
+    ----------
+    name
+        Of the column.
+    output
+        Which of the graph's outputs it shows.
+    place
+        Which number of it; -1: the first one's rest to 1; None: all, as an array.
+    levels
+        For the class of the largest number: the classes' names, or none for their numbers. A class
+        of one number is the second one if the number is above one half.
+    is_class
+        Whether the class is shown.
+    """
+
+    name: str
+    output: int
+    place: int | None = None
+    is_class: bool = False
+    levels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to compute.
+
+    Attributes
+    ----------
+    graph
+        By which.
+    source
+        SQL of a relation: a table's quoted name, or a query in parentheses.
+    keys
+        Columns of it that are shown as they are.
+    features
+        By the graph's inputs: a column that holds arrays, or the columns of its numbers.
+    shown
+        Columns of predictions.
+    weights
+        Name of the table of weights.
+    casts
+        Types to which columns of features are cast first, where PostgreSQL needs it.
+    """
+
+    graph: Graph
+    source: str
+    keys: tuple[str, ...]
+    features: Mapping[str, str | tuple[str, ...]]
+    shown: tuple[Shown, ...]
+    weights: str
+    casts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of the table of weights: some numbers each, by their place.
+
+    Attributes
+    ----------
+    name
+        Of these rows.
+    numbers
+        Of the shape (rows, numbers).
+    is_kernel
+        Whether products with whole arrays are computed of them.
+    """
+
+    name: str
+    numbers: Array
+    is_kernel: bool = False
+
+
+@dataclass
+class Answer:
+    """A query, and what must be in the table of weights."""
+
+    query: str = ""
+    parts: list[Part] = field(default_factory=list)
+
+
+def free_prefix(names: Sequence[str]) -> str:
+    """What no name begins with, upper or lower case, for columns between."""
+    prefix = "_"
+    while any(name.lower().startswith(prefix) for name in names):
+        prefix += "_"
+    return prefix
+
+
+def find_last_uses(graph: Graph) -> dict[str, int]:
+    """The place of the last node that takes each value; behind all for outputs."""
+    found: dict[str, int] = {}
+    for place, node in enumerate(graph.nodes.values()):
+        found.setdefault(node.name, place)
+        found.update(dict.fromkeys(node.inputs, place))
+    found.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    return found
