@@ -9,6 +9,7 @@
 #'   that came first; its message lists the others.
 #' * `tfdist_error_peer_lost`: a worker disappeared without a report.
 #' * `tfdist_error_serialization`: a model that cannot be written or read back.
+#' * `tfdist_error_database`: a database has refused a model, or computes other numbers.
 #' * `tfdist_error_python`: the Python half is missing, or failed unexpectedly.
 #'
 #' The condition contains what the worker reported: `rank` (0 is the first worker), `host`,
@@ -29,7 +30,8 @@ condition_classes <- c(
   ClusterError = "tfdist_error_cluster",
   WorkerFailedError = "tfdist_error_worker_failed",
   PeerLostError = "tfdist_error_peer_lost",
-  SerializationError = "tfdist_error_serialization"
+  SerializationError = "tfdist_error_serialization",
+  DatabaseError = "tfdist_error_database"
 )
 
 abort_tfdist <- function(message, class, ..., call = caller_env()) {

@@ -13,7 +13,8 @@
 #' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
 #'   rows are sorted, the workers see different classes.
-#' @param in_memory Whether workers keep their rows in memory. By default they keep them on disk,
+#' @param in_memory Whether workers keep their rows in memory, if they fit into half of what is free
+#'   there. By default they keep them on disk,
 #'   and memory use does not grow with the number of rows.
 #'
 #' @return An object for [barrier_train()] or [barrier_evaluate()]. Bad arguments are an error of

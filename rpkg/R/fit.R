@@ -13,6 +13,10 @@
 #'   known), `ok`;
 #' * `straggler`: the rank of the worker for which the others waited, and for how many `seconds`, as
 #'   a list; `NULL` if for none;
+#' * `workers_by_epoch`: how many workers each epoch had;
+#' * `gangs`: of a training with `min_workers`, who trained from which epoch on: a data frame with
+#'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
+#'   that had `left`, with the reasons;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
@@ -47,6 +51,8 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       history = plain_history(fields$history),
       workers = worker_frame(fields$workers),
       straggler = plain_straggler(fields$straggler),
+      workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
+      gangs = gang_frame(fields$gangs),
       metrics = fields$metrics,
       epochs = fields$epochs,
       numbered = number_epochs(fields$epochs_of),
@@ -66,6 +72,17 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       decoded = decoded
     ),
     class = "tfdist_fit"
+  )
+}
+
+gang_frame <- function(gangs) {
+  listed <- function(numbers) paste(unlist(numbers), collapse = ", ")
+  reasons <- function(left) paste0(names(left), ": ", unlist(left), recycle0 = TRUE)
+  data.frame(
+    epoch = vapply(gangs, function(gang) as.integer(gang$epoch), 0L),
+    workers = vapply(gangs, function(gang) listed(gang$workers), ""),
+    joined = vapply(gangs, function(gang) listed(gang$joined), ""),
+    left = vapply(gangs, function(gang) listed(reasons(gang$left)), "")
   )
 }
 
@@ -175,6 +192,10 @@ summary.tfdist_fit <- function(object, ...) {
   print(wide_history(object), row.names = FALSE, digits = 4)
   cat("\nWorkers\n")
   print(object$workers, row.names = FALSE, digits = 3)
+  if (isTRUE(nrow(object$gangs) > 1L)) {
+    cat("\nWho trained from which epoch on\n")
+    print(object$gangs, row.names = FALSE, right = FALSE)
+  }
   if (!is.null(object$straggler)) {
     cat(sprintf(
       "The others waited %.1f s for worker %d\n",

@@ -26,7 +26,7 @@
 #' @param validation_indicator_col Column that is true for rows that validate, or `NULL`.
 #' @param features Columns side by side, or a named list of columns for each input of the model;
 #'   `NULL` uses `features_col`.
-#' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,resources As in
+#' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,scale_lr,resources As in
 #'   [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param stage A stage of sparklyr's for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
@@ -72,6 +72,7 @@ ml_keras <- function(
   batch_size = 32L,
   seed = NULL,
   exchange = NULL,
+  scale_lr = NULL,
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
@@ -92,6 +93,7 @@ ml_keras <- function(
     features = null_if_empty(as_python_features(check_features(features)))
   )
   settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
+  scale_lr <- check_scale_lr(scale_lr)
   check_options(exchange, c("exchange", "local_steps"))
   check_options(resources, "resources")
   check_custom_objects(custom_objects)
@@ -102,6 +104,7 @@ ml_keras <- function(
   open_session(check_pipeline_connection(sc), call)
   options <- list(
     exchange = as_python_options(exchange, call),
+    scale_lr = as_python_options(scale_lr, call),
     resources = as_python_options(resources, call)
   )
   names(settings)[names(settings) == "batch_size"] <- "batchSize"

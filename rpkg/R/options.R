@@ -1,9 +1,11 @@
-# The option objects exchange(), local_steps(), checkpoint(), resources(), data_options(): classed
-# lists that were checked when the object was made. Each has a class of the same fields in Python.
+# The option objects exchange(), local_steps(), scale_learning_rate(), checkpoint(), resources(),
+# data_options(): classed lists that were checked when the object was made. Each has a class of the
+# same fields in Python.
 
 python_option_classes <- c(
   tfdist_exchange = "Exchange",
   tfdist_local_steps = "LocalSteps",
+  tfdist_scale_learning_rate = "ScaleLearningRate",
   tfdist_checkpoint = "Checkpoint",
   tfdist_resources = "Resources",
   tfdist_data_options = "DataOptions"

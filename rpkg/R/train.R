@@ -53,6 +53,16 @@
 #'   for its defaults.
 #' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
 #'   (see [join_workers()]).
+#' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()] or
+#'   on [kubernetes()]: `workers` is the number to begin with, and a worker that is lost, or told to
+#'   end (SIGTERM), is done without as long as so many are left. The processes of the others go on.
+#'   The epoch in which a worker is lost is repeated from its beginning, and one that is told to end
+#'   leaves after its epoch, so each epoch uses each row exactly once, and the result is that of one
+#'   process on the batches of so many workers as each epoch had (`workers_by_epoch` of the fit).
+#'   Every worker keeps all rows. `NULL`: a worker that is lost ends the training.
+#' @param max_workers Others are started until there are so many, at the beginning and whenever a
+#'   worker has gone; they join between two epochs, when they are ready. Of [hosts()] all slots are
+#'   used, and one where none can be started is tried again every 30 seconds. `NULL`: none are.
 #' @param epochs Number of the last epoch; the number of passes over the rows, unless
 #'   `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
@@ -76,6 +86,10 @@
 #'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited in their order.
 #' @param exchange How the workers exchange what they have learned, made by [exchange()] or
 #'   [local_steps()]; `NULL` for the defaults of `exchange()`.
+#' @param scale_lr `"linear"` or `"sqrt"`: the learning rate is multiplied by the number of workers
+#'   or by its square root, since a step has the rows of all of them. [scale_learning_rate()] adds
+#'   warm-up and decay. The history has the rate of each epoch's last step, as `learning_rate`.
+#'   `NULL`: the rate is that of the optimizer.
 #' @param resources The cores, memory and GPUs of each worker, made by [resources()]; `NULL`:
 #'   workers that share a machine divide its cores and GPUs.
 #' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
@@ -166,6 +180,8 @@ barrier_train <- function(
   weight = NULL,
   data_options = NULL,
   workers = NULL,
+  min_workers = NULL,
+  max_workers = NULL,
   epochs = 1L,
   initial_epoch = 0L,
   batch_size = 32L,
@@ -178,6 +194,7 @@ barrier_train <- function(
   seed = NULL,
   shuffle = TRUE,
   exchange = NULL,
+  scale_lr = NULL,
   resources = NULL,
   model_uri = NULL,
   checkpoint = NULL,
@@ -220,9 +237,10 @@ barrier_train <- function(
 
 # Arguments of barrier_train() that reach Python as they are.
 training_settings <- c(
-  c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
+  c("workers", "min_workers", "max_workers", "epochs", "initial_epoch", "batch_size"),
+  "steps_per_epoch",
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
+  c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 
@@ -239,6 +257,7 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   settings <- lapply(settings, null_if_empty)
   settings$exchange <- as_python_options(exchange, call)
   settings$checkpoint <- as_python_options(settings$checkpoint, call)
+  settings$scale_lr <- as_python_options(settings$scale_lr, call)
   settings$resources <- as_python_options(settings$resources, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(columns, validation, validation_rows)

@@ -11,6 +11,28 @@ test_that("the history is long, training beside validation", {
   expect_identical(history$value[history$data == "validation"], c(1.25, 1, 0.625, 0.75))
 })
 
+test_that("a fit says who trained from which epoch on", {
+  answer <- list(
+    workers = list(),
+    workers_by_epoch = list(3L, 2L),
+    gangs = list(
+      list(
+        epoch = 1L,
+        workers = list(0L, 1L, 2L),
+        joined = list(),
+        left = rlang::set_names(list())
+      ),
+      list(epoch = 2L, workers = list(1L, 3L), joined = list(3L), left = list(`0` = "a", `2` = "b"))
+    )
+  )
+  fit <- new_fit(list(to_dict = function() answer))
+  expect_identical(fit$workers_by_epoch, c(3L, 2L))
+  expect_identical(fit$gangs$workers, c("0, 1, 2", "1, 3"))
+  expect_identical(fit$gangs$joined, c("", "3"))
+  expect_identical(fit$gangs$left, c("", "0: a, 2: b"))
+  expect_identical(nrow(example_fit()$gangs), 0L)
+})
+
 test_that("figures keep the numbers of their epochs", {
   answer <- list(
     history = list(loss = c(1.5, 0.75, 0.5, 0.25), val_loss = c(1, 0.5)),

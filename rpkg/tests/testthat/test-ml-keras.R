@@ -21,13 +21,14 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   pipeline <- sparklyr::ml_pipeline(sc) |>
     sparklyr::ft_string_indexer("kind", "label") |>
     sparklyr::ft_vector_assembler(c("a", "b", "c", "d"), "features") |>
-    ml_keras(dense_model(), workers = 2, epochs = 2, seed = 1) |>
+    ml_keras(dense_model(), workers = 2, epochs = 2, seed = 1, scale_lr = "linear") |>
     ml_add(sparklyr::ft_index_to_string(sc, "prediction", "said"))
   expect_output(print(pipeline), "<Pipeline with Keras>\n  pipeline_.*\n  KerasEstimator_")
 
   fitted <- sparklyr::ml_fit(pipeline, table)
   expect_s3_class(fitted, "tfdist_ml_model")
   expect_length(fitted$keras$history$loss, 2)
+  expect_length(fitted$keras$history$learning_rate, 2)
   predicted <- sparklyr::sdf_persist(sparklyr::ml_predict(fitted, table))
   expect_s3_class(predicted, "tbl_spark")
   wanted <- c("prediction", "probability", "said")

@@ -1,0 +1,171 @@
+#' How a training scales with its workers
+#'
+#' Trains with several numbers of workers, and compares their steps: strong scaling, in which the
+#' workers share one batch, and weak scaling, in which each has one of its own. The time of a step
+#' is divided into data, computing, communication, and waiting for others.
+#'
+#' @param train A function of `workers` and `batch_size` that passes both on to [barrier_train()]
+#'   and returns its fit; or the path of a script (R or Python) that calls it. A script runs in a
+#'   process of its own, where the workers and the batch size are those that are to be measured,
+#'   whatever it says, and keeps no checkpoint. A training should take 50 steps at least: the first
+#'   three are left out.
+#' @param workers The numbers of workers.
+#' @param ... Must be empty.
+#' @param mode `"strong"`, `"weak"` or `"both"`.
+#' @param batch_size Rows of the batch that the workers share, or of which each has one; for strong
+#'   scaling all numbers of workers must divide it. `NULL`: 32, or what the script says.
+#' @param steps Of a script's training, which takes an epoch of so many. `NULL`: as many as it says.
+#' @param repeats How often each training is run, in turns.
+#' @param arguments Arguments of the script.
+#' @param project `NULL`, or a number of workers: up to it, steps are projected by a model that is
+#'   fitted to those that were measured.
+#' @param verbose 1 prints a line per training, 0 nothing.
+#'
+#' @return A data frame with a row per mode and number of workers: `mode`, `workers`, `batch_size`
+#'   (rows per worker), `seconds` (of a step) and its parts `data`, `compute`, `communication` and
+#'   `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is linear), `is_crowded` (more workers
+#'   than cores), `steps` (that were measured), `jitter` (standard deviation of the logarithm of
+#'   what a worker's step takes without the others) and `is_projected`. With `project` there are the
+#'   ends of 90 % intervals, too (`seconds_low`, `seconds_high`, and so on), and what a row was not
+#'   measured, or projected, for is `NA`. Speed-ups are over the fewest workers, which count as
+#'   linear. Printed, it shows the columns that most look for.
+#' @export
+#' @examples
+#' \dontrun{
+#' train <- function(workers, batch_size) {
+#'   barrier_train("local", model, list(x, y), workers = workers, batch_size = batch_size)
+#' }
+#' bench_scale(train, workers = c(1, 2, 4), batch_size = 64, project = 480)
+#' bench_scale("train.R", workers = c(1, 2, 4))
+#' }
+bench_scale <- function(
+  train,
+  workers = c(1, 2, 4),
+  ...,
+  mode = "both",
+  batch_size = NULL,
+  steps = NULL,
+  repeats = 1,
+  arguments = character(),
+  project = NULL,
+  verbose = 1
+) {
+  check_dots_empty(...)
+  check_train(train)
+  if (!rlang::is_integerish(workers, finite = TRUE) || !length(workers) || any(workers < 1)) {
+    abort_expected(workers, "whole numbers of at least 1", FALSE, "workers", rlang::current_env())
+  }
+  check_one_of(mode, c("both", "strong", "weak"))
+  if (!is.null(project)) {
+    check_count(project, min = 2L)
+    if (length(unique(workers)) < 2L) {
+      abort_input("`project` needs two numbers of `workers` at least, as in `c(1, 2, 4)`.")
+    }
+  }
+  call <- rlang::current_env()
+  result <- call_python(
+    pybackend(call)$bench_scale,
+    if (is.function(train)) python_train(train) else path.expand(train),
+    as.list(workers),
+    mode = mode,
+    batch_size = batch_size,
+    steps = steps,
+    repeats = repeats,
+    arguments = as.list(as.character(arguments)),
+    verbose = verbose,
+    call = call
+  )
+  measured <- cbind(scaling_frame(result$records), is_projected = FALSE)
+  class(measured) <- c("tfdist_scaling", class(measured))
+  if (is.null(project)) {
+    return(measured)
+  }
+  projected <- call_python(result$project, project, call = call)$records
+  if (!length(projected)) {
+    return(measured)
+  }
+  projected <- cbind(scaling_frame(projected), is_projected = TRUE)
+  columns <- union(names(measured), names(projected))
+  do.call(
+    rbind,
+    lapply(list(measured, projected), function(rows) {
+      rows[setdiff(columns, names(rows))] <- NA
+      rows[columns]
+    })
+  )
+}
+
+check_train <- function(train, call = rlang::caller_env()) {
+  if (rlang::is_string(train)) {
+    return(invisible())
+  }
+  if (!is.function(train) || is_python(train)) {
+    expected <- "a function that calls `barrier_train()`, or the path of a script"
+    abort_expected(train, expected, FALSE, "train", call)
+  }
+  takes <- names(formals(args(train)))
+  if (!"..." %in% takes && !all(c("workers", "batch_size") %in% takes)) {
+    abort_input(
+      "`train` must take `workers` and `batch_size`, and pass both on to `barrier_train()`.",
+      call = call
+    )
+  }
+}
+
+#' @export
+print.tfdist_scaling <- function(x, ...) {
+  needed <- c("mode", "workers", "batch_size", "seconds", "speedup", "efficiency")
+  needed <- c(needed, "data", "compute", "communication", "waiting")
+  if (!all(needed %in% names(x)) || !nrow(x)) {
+    return(NextMethod())
+  }
+  crowded <- x$is_crowded %in% TRUE
+  shown <- data.frame(
+    mode = x$mode,
+    workers = paste0(x$workers, ifelse(crowded, "*", "")),
+    rows = format(round(x$batch_size, 1)),
+    ms = format(round(1000 * x$seconds, 2), nsmall = 2),
+    speedup = show_interval(x, "speedup"),
+    efficiency = show_interval(x, "efficiency")
+  )
+  parts <- x[c("data", "compute", "communication", "waiting")]
+  shares <- apply(as.matrix(parts) / x$seconds, 1L, function(share) {
+    if (anyNA(share)) "(projected)" else paste(sprintf("%.0f", 100 * share), collapse = "/")
+  })
+  shown[["parts, %"]] <- shares
+  print(shown, row.names = FALSE)
+  if (any(crowded)) {
+    cat("* more workers than cores: they wait for each other's turns\n")
+  }
+  cat("parts: data/compute/communication/waiting; all columns: as.data.frame()\n")
+  invisible(x)
+}
+
+#' @export
+as.data.frame.tfdist_scaling <- function(x, ...) {
+  class(x) <- setdiff(class(x), "tfdist_scaling")
+  x
+}
+
+# A figure, with the ends of its interval where it has one.
+show_interval <- function(x, name) {
+  low <- x[[paste0(name, "_low")]]
+  text <- sprintf("%.2f", x[[name]])
+  if (is.null(low)) {
+    return(text)
+  }
+  ends <- sprintf("%s (%.2f to %.2f)", text, low, x[[paste0(name, "_high")]])
+  ifelse(is.na(low), text, ends)
+}
+
+# What Python calls: it needs the result that the fit holds.
+python_train <- function(train) {
+  function(workers, batch_size) {
+    fit <- train(workers = as.integer(workers), batch_size = as.integer(batch_size))
+    if (inherits(fit, "tfdist_fit")) fit$decoded$result else fit
+  }
+}
+
+scaling_frame <- function(records) {
+  as.data.frame(do.call(rbind.data.frame, c(records, stringsAsFactors = FALSE)))
+}

@@ -1,0 +1,69 @@
+#' How the learning rate follows the number of workers
+#'
+#' For the argument `scale_lr` of [barrier_train()]. N workers take steps on N times the rows of
+#' one. Each step's rate is that of the optimizer, as it is compiled or as callbacks set it, times a
+#' multiple; what the optimizer keeps stays as it is. The trained model, and every checkpoint, have
+#' the unscaled rate.
+#'
+#' @param rule `"linear"`: N times the rate (Goyal et al., 2017). `"sqrt"`: the square root of N
+#'   times (Krizhevsky, 2014), which suits Adam and its like.
+#' @param warmup_epochs Epochs, not necessarily whole, over which the rate rises from the unscaled
+#'   one to the scaled one, a little at each step.
+#' @param decay Multiples of the rate, named by the number of epochs that are done when they begin:
+#'   `c("30" = 0.1, "60" = 0.01)`. `NULL`: the rate does not decay.
+#'
+#' @return An object for [barrier_train()]. Bad arguments are an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' scale_learning_rate("sqrt", warmup_epochs = 5, decay = c("30" = 0.1, "60" = 0.01))
+#' \dontrun{
+#' barrier_train(sc, model, data, workers = 8, scale_lr = "linear")
+#' }
+scale_learning_rate <- function(rule = "linear", warmup_epochs = 0, decay = NULL) {
+  fields <- list(
+    rule = check_one_of(rule, scale_rules),
+    warmup_epochs = check_warmup(warmup_epochs),
+    decay = check_decay(decay)
+  )
+  new_options(fields, "tfdist_scale_learning_rate")
+}
+
+scale_rules <- c("linear", "sqrt")
+
+check_scale_lr <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x) || inherits(x, "tfdist_scale_learning_rate")) {
+    return(invisible(x))
+  }
+  if (!rlang::is_string(x, scale_rules)) {
+    expected <- "\"linear\", \"sqrt\" or made by `scale_learning_rate()`"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  invisible(scale_learning_rate(x))
+}
+
+check_warmup <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is_number(x) || !is.finite(x) || x < 0) {
+    abort_expected(x, "a number of at least 0", FALSE, arg, call)
+  }
+  invisible(x)
+}
+
+# A list for Python, named by epochs.
+check_decay <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  multiples <- if (is.list(x) && all(vapply(x, is_number, NA))) unlist(x) else x
+  is_decay <- is.numeric(multiples) &&
+    length(multiples) > 0L &&
+    rlang::is_named(x) &&
+    !anyDuplicated(names(x)) &&
+    all(grepl("^[0-9]+$", names(x))) &&
+    all(is.finite(multiples) & multiples > 0)
+  if (!is_decay) {
+    expected <- "positive numbers named by epochs, such as `c(\"30\" = 0.1, \"60\" = 0.01)`"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  invisible(as.list(multiples))
+}

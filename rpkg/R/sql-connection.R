@@ -1,0 +1,153 @@
+# What Python calls a database: a Spark session, or functions of R that speak to the connection.
+open_database <- function(con, arg, call) {
+  if (inherits(con, "spark_connection")) {
+    return(open_session(check_sc(con, arg, call), call))
+  }
+  dialect <- find_dialect(con, arg, call)
+  check_installed("DBI", "A database", call)
+  # dbIsValid() fails for the stand-ins that dbplyr simulates databases with.
+  if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
+    abort_input(
+      c(
+        sprintf("The connection of `%s` is not open.", arg),
+        i = "Connect again with `DBI::dbConnect()`."
+      ),
+      call = call
+    )
+  }
+  if (dialect == "sqlite") {
+    load_functions(con)
+  }
+  pybackend(call)$bridge$connect_dbi(
+    dialect,
+    function(sql, values, has_rows) run_statement(con, sql, values, has_rows),
+    function(name, columns, values) write_temporary(con, name, columns, values),
+    function() is_transacting(con)
+  )
+}
+
+is_transacting <- function(con) {
+  if (inherits(con, "PqConnection")) {
+    # Time stands still in a transaction, whoever has begun it.
+    now <- function() DBI::dbGetQuery(con, "SELECT CAST(now() AS text)")[[1L]]
+    return(now() == now())
+  }
+  # The others refuse to begin a transaction within another.
+  begun <- try(DBI::dbBegin(con), silent = TRUE)
+  if (inherits(begun, "try-error")) {
+    return(TRUE)
+  }
+  DBI::dbRollback(con)
+  FALSE
+}
+
+# The SQLite of RSQLite has no mathematical functions before its own extension is loaded.
+load_functions <- function(con) {
+  has_none <- inherits(try(DBI::dbGetQuery(con, "SELECT exp(1.0)"), silent = TRUE), "try-error")
+  if (has_none && requireNamespace("RSQLite", quietly = TRUE)) {
+    RSQLite::initExtension(con, "math")
+  }
+}
+
+find_dialect <- function(con, arg, call) {
+  classes <- c(
+    duckdb_connection = "duckdb",
+    PqConnection = "postgresql",
+    SQLiteConnection = "sqlite",
+    spark_connection = "spark"
+  )
+  known <- classes[names(classes) %in% class(con)]
+  if (!length(known)) {
+    hint <- if (inherits(con, "Pool")) {
+      c(i = "Take a connection from the pool, such as with `pool::localCheckout()`.")
+    } else if (is.character(con)) {
+      c(i = "Connect with `DBI::dbConnect()`.")
+    }
+    abort_input(
+      c(
+        sprintf(
+          "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
+          arg,
+          paste(class(con), collapse = "/")
+        ),
+        hint
+      ),
+      call = call
+    )
+  }
+  known[[1L]]
+}
+
+run_statement <- function(con, sql, values, has_rows) {
+  # DBI has to know of transactions: dbWriteTable() would end one that it does not.
+  control <- list(BEGIN = DBI::dbBegin, COMMIT = DBI::dbCommit, ROLLBACK = DBI::dbRollback)[[sql]]
+  if (!is.null(control)) {
+    control(con)
+    return(NULL)
+  }
+  values <- lapply(values, function(value) if (is.null(value)) NA else value)
+  params <- if (length(values)) unname(values)
+  if (has_rows) {
+    found <- DBI::dbGetQuery(con, sql, params = params)
+    return(unname(lapply(found, as.list)))
+  }
+  DBI::dbExecute(con, sql, params = params)
+  NULL
+}
+
+write_temporary <- function(con, name, columns, values) {
+  frame <- as.data.frame(lapply(values, function(column) as.vector(unlist(column))))
+  names(frame) <- columns
+  DBI::dbWriteTable(con, name, frame, temporary = TRUE)
+  NULL
+}
+
+# A table's name as its parts, whatever DBI and dbplyr say it by.
+check_table_name <- function(table, con, call) {
+  if (inherits(table, "Id")) {
+    return(as.list(unname(table@name)))
+  }
+  if (inherits(table, c("dbplyr_schema", "dbplyr_catalog"))) {
+    parts <- unclass(table)[c("catalog", "schema", "table")]
+    return(lapply(unname(parts[lengths(parts) > 0L]), as.character))
+  }
+  if (inherits(table, "tbl_lazy")) {
+    quoted <- dbplyr::remote_table(table)
+    parts <- unquote_table(quoted, dbplyr::remote_con(table))
+    if (is.null(parts)) {
+      abort_input(
+        c(
+          "`table` is a query, not a table of the database.",
+          i = "Create a view of it, or add predictions to it with `augment_sql()`."
+        ),
+        call = call
+      )
+    }
+    return(parts)
+  }
+  if (inherits(table, c("AsIs", "ident_q", "sql"))) {
+    parts <- unquote_table(table, con)
+    if (is.null(parts)) {
+      abort_input("`table` is SQL: pass a name, such as `c(\"schema\", \"table\")`.", call = call)
+    }
+    return(parts)
+  }
+  as.list(as.character(check_strings(table, arg = "table", call = call)))
+}
+
+# NULL of what is no name, or if there is no connection to ask for quotes.
+unquote_table <- function(quoted, con) {
+  quoted <- as.character(unclass(quoted))
+  if (
+    !length(quoted) || !inherits(con, "DBIConnection") || grepl("^\\s*(SELECT|WITH)\\s", quoted)
+  ) {
+    return(NULL)
+  }
+  if (inherits(con, "spark_connection")) {
+    # DBI does not know its backticks.
+    parts <- regmatches(quoted, gregexpr("`[^`]+`|[^`.]+", quoted))[[1L]]
+    return(as.list(gsub("`", "", parts)))
+  }
+  name <- try(DBI::dbUnquoteIdentifier(con, DBI::SQL(quoted))[[1L]]@name, silent = TRUE)
+  if (is.character(name) && !inherits(name, "try-error")) as.list(unname(name))
+}

@@ -1,0 +1,232 @@
+#' Predictions inside a database
+#'
+#' A trained model becomes SQL, so that a database classifies its own rows with one `SELECT`,
+#' without Python. `deploy_model()` puts a model into a database as a view, `undeploy_model()` takes
+#' it away. `augment_sql()` adds predictions to a table or query of dbplyr, lazily: nothing is
+#' computed before rows are asked for. `to_sql()` only writes the SQL.
+#'
+#' @details
+#' Models of `keras_model_sequential()` and `keras_model()` can become SQL if their layers are among
+#' dense, convolution, pooling, normalization, embedding, recurrent and merging layers; another
+#' layer is named before anything is written. Numbers are float32 or better, and are added in
+#' another order than in Keras: expect differences of some 1e-6. A row with a feature that is
+#' missing, not a number, infinite or too large for float32 has no prediction. Columns that hold no
+#' numbers, such as factors, are refused by name; in PostgreSQL, for the SQL of `to_sql()`, booleans
+#' and vectors of pgvector are to be cast to numbers in a view.
+#'
+#' All that a deployment makes is made in one transaction, in which the database computes
+#' predictions that are compared with those of Keras. If anything fails, nothing is left. (Spark has
+#' no transactions: what was made is dropped again.) Deployed again under the same name, a model is
+#' the next version: the view `name` shows the newest one, and the views `name_v1`, `name_v2` and so
+#' on stay. The table `tfdist_models` says what was deployed when.
+#'
+#' SQLite needs mathematical functions. That of RSQLite has them in an extension: here it is loaded,
+#' and another session that reads the view calls `RSQLite::initExtension(con, "math")` first.
+#'
+#' The predictions are the columns `.pred_class`, and `.pred_<level>` with a number for each class;
+#' or `.pred`, or `.pred_<output>` for each of several outputs. The numbers are as the model gives
+#' them: probabilities only if its last layer makes them so.
+#'
+#' `augment_sql()` puts the model's weights into a temporary table of the connection, which is gone
+#' when that closes, and the query with it.
+#'
+#' @param model A [tfdist_fit] or a Keras model.
+#' @param con A connection of DBI to DuckDB, PostgreSQL or SQLite, outside of a transaction, or of
+#'   sparklyr.
+#' @param dialect A connection, or one of `"duckdb"`, `"postgresql"`, `"sqlite"`, `"spark"` and
+#'   `"oracle"` (whose text no test has run in Oracle).
+#' @param name The view's name.
+#' @param table The table of the rows; with a schema, `c("schema", "table")`, or as DBI and dbplyr
+#'   have it: `DBI::Id()`, `dbplyr::in_schema()`, `dplyr::tbl()`.
+#' @param key Columns that are shown beside the predictions.
+#' @param features The column of arrays that the model takes (SQLite: of JSON text); or a column for
+#'   each number; or a named list of either for several inputs. `NULL`: those of the training.
+#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model.
+#' @param levels Names of the classes. `NULL`: those of the training, or else their numbers.
+#' @param weights Name of the table of weights that the query reads.
+#' @param version The version to take away; `NULL`: all of them.
+#' @param x A table or query of dbplyr; its groups are those of the result.
+#'
+#' @return `deploy_model()`: a list of the `name`, the `version`, the names of the version's own
+#'   `view` and of its table of `weights`, and the largest `difference` between numbers of the
+#'   database and of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a query of
+#'   dbplyr, with all columns of `x` and the predictions. `to_sql()`: a list of the `dialect`, the
+#'   `query`, and the name and `rows` of the table of `weights`.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("duckdb")
+#' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' con <- DBI::dbConnect(duckdb::duckdb())
+#' images <- matrix(mnist(limit = 5)$x_test / 255, nrow = 5)
+#' rows <- data.frame(id = 1:5)
+#' rows$image <- lapply(rows$id, function(row) images[row, ])
+#' DBI::dbWriteTable(con, "images", rows)
+#' deploy_model(con, fit, "digits", "images", key = "id", features = "image")
+#' DBI::dbGetQuery(con, 'SELECT id, ".pred_class" FROM digits')
+#' DBI::dbDisconnect(con)
+deploy_model <- function(
+  con,
+  model,
+  name,
+  table,
+  key,
+  features = NULL,
+  type = NULL,
+  levels = NULL
+) {
+  check_string(name)
+  call <- rlang::current_env()
+  database <- open_database(con, "con", call)
+  asked <- check_question(
+    model,
+    check_table_name(table, con, call),
+    key,
+    features,
+    type,
+    levels,
+    call
+  )
+  made <- call_python(
+    pybackend(call)$deploy_model,
+    database,
+    asked$model,
+    name,
+    table = asked$table,
+    key = asked$key,
+    features = asked$features,
+    type = type,
+    levels = asked$levels,
+    call = call
+  )
+  list(
+    name = made$name,
+    version = made$version,
+    view = made$view,
+    weights = made$weights,
+    difference = made$difference
+  )
+}
+
+#' @rdname deploy_model
+#' @export
+undeploy_model <- function(con, name, version = NULL) {
+  check_string(name)
+  version <- check_count(version, allow_null = TRUE)
+  call <- rlang::current_env()
+  database <- open_database(con, "con", call)
+  call_python(pybackend(call)$undeploy_model, database, name, version = version, call = call)
+  invisible(name)
+}
+
+#' @rdname deploy_model
+#' @export
+augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
+  check_installed("dplyr", "A query", rlang::current_env())
+  check_installed("dbplyr", "A query", rlang::current_env())
+  if (!inherits(x, "tbl_lazy")) {
+    abort_input("`x` must be a table or query of dbplyr, such as `dplyr::tbl(con, \"rows\")`.")
+  }
+  call <- rlang::current_env()
+  con <- dbplyr::remote_con(x)
+  database <- open_database(con, "x", call)
+  columns <- colnames(x)
+  asked <- check_question(model, list("rows"), columns, features, type, levels, call)
+  query <- call_python(
+    pybackend(call)$bridge$augment,
+    database,
+    asked$model,
+    as.character(dbplyr::remote_query(x)),
+    asked$key,
+    asked$features,
+    type,
+    asked$levels,
+    call = call
+  )
+  scored <- dplyr::tbl(con, dplyr::sql(query))
+  dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
+}
+
+#' @rdname deploy_model
+#' @export
+to_sql <- function(
+  model,
+  dialect,
+  table,
+  key,
+  features = NULL,
+  type = NULL,
+  levels = NULL,
+  weights = "model_weights"
+) {
+  call <- rlang::current_env()
+  check_string(weights)
+  table <- check_table_name(table, dialect, call)
+  if (rlang::is_string(dialect)) {
+    known <- c("duckdb", "postgresql", "sqlite", "spark", "oracle")
+    check_one_of(dialect, known, call = call)
+  } else {
+    dialect <- find_dialect(dialect, "dialect", call)
+  }
+  asked <- check_question(model, table, key, features, type, levels, call)
+  made <- call_python(
+    pybackend(call)$to_sql,
+    asked$model,
+    dialect,
+    table = asked$table,
+    key = asked$key,
+    features = asked$features,
+    type = type,
+    levels = asked$levels,
+    weights = weights,
+    call = call
+  )
+  described <- pybackend(call)$bridge$describe_sql(made)
+  rows <- data.frame(part = as.character(described$part), place = as.integer(described$place))
+  rows$numbers <- lapply(described$numbers, as.numeric)
+  list(dialect = dialect, query = described$query, weights = weights, rows = rows)
+}
+
+# The arguments that say what to compute, as Python takes them.
+check_question <- function(model, table, key, features, type, levels, call) {
+  is_fit <- inherits(model, "tfdist_fit")
+  if (!is_fit) {
+    check_model_object(model, call = call)
+  }
+  key <- check_strings(key, call = call)
+  features <- check_features(features, call = call)
+  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, call = call)
+  levels <- check_strings(levels, allow_null = TRUE, call = call)
+  if (is_fit && is.null(features)) {
+    if (length(model$tensors) || length(model$categories)) {
+      abort_input(
+        c(
+          "`features` is needed: the training has read columns by `tensors` or `categories`.",
+          i = "SQL does not: pass a column of arrays of numbers."
+        ),
+        call = call
+      )
+    }
+    features <- model$features
+  }
+  if (is.null(features)) {
+    abort_input("`features` is needed: the columns that the model's input is made of.", call = call)
+  }
+  known <- if (is_fit) model$levels
+  keras_model <- if (is_fit) fit_model(model, call) else model
+  pick <- pybackend(call)$bridge$pick_columns
+  named <- is.list(features)
+  list(
+    model = keras_model,
+    table = table,
+    key = as.list(key),
+    features = if (named) {
+      lapply(features, column_or_list)
+    } else {
+      pick(keras_model, as.list(features))
+    },
+    levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call)
+  )
+}
+
+column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)
+
+as_list_or_null <- function(x) if (!is.null(x)) as.list(x)
