@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import bench_scale
 import collective
 import fed_training
 import feed
@@ -23,10 +24,14 @@ import large
 import launch
 import machines
 import memory
+import particles
 import recovery
 import returning
+import scaling
+import simulate
 import single
 import soak
+import sql
 import step
 import strategy
 import tfrecord
@@ -55,8 +60,15 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "machines": machines.measure,
     "soak": lambda rounds: soak.measure(is_long=False),
     "recovery": recovery.measure,
+    "sql": sql.measure,
     "strategy": strategy.measure,
+    "scaling": lambda rounds: scaling.measure(),
+    "simulate": simulate.measure,
+    "bench_scale": bench_scale.measure,
+    "particles": lambda rounds: particles.measure(),
 }
+# What takes minutes as it is.
+ONCE = ("soak", "particles")
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 
 
@@ -71,7 +83,7 @@ def main() -> None:
     results = kept() if asked.only else {"machine": machine(), "rounds": {}}
     for part in [asked.only] if asked.only else PARTS:
         tables = LONG[part]() if asked.long else PARTS[part](asked.rounds)
-        results["rounds"][part] = 1 if part in LONG else asked.rounds
+        results["rounds"][part] = 1 if part in ONCE else asked.rounds
         results |= tables
         for title, rows in tables.items():
             print_table(title, rows)

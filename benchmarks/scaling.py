@@ -10,15 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page import write_sections
 
 from pybackend.collective import CostModel, join_mesh
 from pybackend.net.rendezvous import address_of, listen, new_token
 
-PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 RANKS = (2, 3, 4, 8)
 BYTES = {"1 KB": 1024, "64 KB": 1 << 16, "1.4 MB": 1_400_000, "20 MB": 20_000_000}
 REPEATS = {"1 KB": 200, "64 KB": 100, "1.4 MB": 20, "20 MB": 5}
@@ -33,14 +32,38 @@ PREDICTED_RANKS = [2**k for k in range(1, 11)]
 Measured = dict[tuple[str, int, str], float]
 
 
-def main() -> None:
-    """Measure, fit, write the page."""
-    measured = {key: value for ranks in RANKS for key, value in measure(ranks).items()}
-    PAGE.write_text(page(measured, fit(measured)))
+def measure() -> dict[str, dict[str, dict[str, float]]]:
+    """All tables; writes the first sections of docs/scaling.md, too."""
+    measured = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
+    model = fit(measured)
+    write_sections(sections(measured, model))
+    times: dict[str, dict[str, float]] = {}
+    for (algorithm, ranks, size), seconds in measured.items():
+        times.setdefault(f"{algorithm}, {ranks} ranks", {})[size] = seconds * 1e3
+    fitted = {
+        "message_us": model.latency_seconds * 1e6,
+        "byte_ns": model.seconds_per_byte * 1e9,
+        "added_byte_ns": model.add_seconds_per_byte * 1e9,
+        "typical_error": _typical_error(measured, model),
+    }
+    return {"all-reduce by ranks, ms": times, "all-reduce, fitted costs": {"costs": fitted}}
 
 
-def measure(ranks: int) -> Measured:
+def measure_ranks(ranks: int) -> Measured:
     """Seconds by algorithm, ranks and size: the median, of the slowest rank."""
+    found = run_ranks(__file__, ranks)
+    return {
+        (algorithm, ranks, size): max(figures[algorithm][size] for figures in found)
+        for algorithm in ALGORITHMS
+        for size in BYTES
+    }
+
+
+def run_ranks(program: str, ranks: int) -> list[Any]:
+    """Run a program once per rank, so that they can meet; what each prints, as JSON.
+
+    Its arguments are the rank, the listening descriptor, the token and the peers.
+    """
     servers = [listen("127.0.0.1") for _ in range(ranks)]
     peers = [address_of(server) for server in servers]
     token = new_token()
@@ -49,18 +72,14 @@ def measure(ranks: int) -> Measured:
         order = [str(rank), str(server.fileno()), token, *peers]
         processes.append(
             subprocess.Popen(
-                [sys.executable, __file__, *order],
+                [sys.executable, program, *order],
                 stdout=subprocess.PIPE,
                 pass_fds=[server.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         )
         server.close()
-    found = [json.loads(process.communicate()[0]) for process in processes]
-    return {
-        (algorithm, ranks, size): max(figures[algorithm][size] for figures in found)
-        for algorithm in ALGORITHMS
-        for size in BYTES
-    }
+    return [json.loads(process.communicate()[0]) for process in processes]
 
 
 def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
@@ -111,14 +130,11 @@ def crowding(ranks: int) -> float:
     return max(1.0, ranks / (os.cpu_count() or 1))
 
 
-def page(measured: Measured, model: CostModel) -> str:
-    """The text of docs/scaling.md."""
-    return "\n".join(
-        [
-            *_introduction(),
-            "",
-            "## Measured here",
-            "",
+def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
+    """The first sections of docs/scaling.md."""
+    return {
+        "": _introduction(),
+        "Measured here": [
             f"{os.cpu_count()} cores ({platform.machine()}), all ranks on them, loopback: with more"
             " ranks than cores each",
             "waits for the others' turns, which the fit allows for by a factor of ranks per core."
@@ -130,18 +146,18 @@ def page(measured: Measured, model: CostModel) -> str:
             f" Typical error of the fit: {_typical_error(measured, model):.0%}.",
             "",
             *_measured_table(measured, model),
-            "",
-            *_prediction(),
-            "",
-        ]
-    )
+        ],
+        "Predicted for clusters": list(_prediction()),
+    }
 
 
 def _introduction() -> list[str]:
     return [
         "# Cost of an all-reduce",
         "",
-        "Written by `PYTHONPATH=. python benchmarks/scaling.py`.",
+        "Written by `make bench`: this table and the next sections by `python benchmarks/run.py"
+        " --only scaling`, the",
+        "others by the parts that they name.",
         "",
         "Small buffers are summed by recursive doubling, large ones around a ring. Which of the two"
         " is taken is",
@@ -180,8 +196,6 @@ def _typical_error(measured: Measured, model: CostModel) -> float:
 
 
 def _prediction() -> Iterator[str]:
-    yield "## Predicted for clusters"
-    yield ""
     yield f"Not measured: the formulas with α = {LATENCY * 1e6:.0f} µs (half of a 50 µs round"
     yield f"trip), γ = {ADD * 1e9:.2f} ns per byte, and the link's whole bandwidth: one rank per"
     yield "host, every host sending and receiving at full rate at once. Real networks give less:"
@@ -214,4 +228,4 @@ if __name__ == "__main__":
         listening = socket.socket(fileno=int(sys.argv[2]))
         print(json.dumps(member(int(sys.argv[1]), listening, sys.argv[3], sys.argv[4:])))
     else:
-        main()
+        measure()

@@ -1,0 +1,197 @@
+"""Strong and weak scaling of the seed's network: here, and on hosts with links of a given rate.
+
+Hosts are the network namespaces of the tests, on one machine, which ssh reaches; the rate of their
+links is that of Linux's token bucket (tbf). All share this machine's cores: with more workers than
+cores each waits for the others' turns. Only for root.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import step
+from page import table, write_sections
+
+import pybackend
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "python"))
+from namespaces import Host, run
+from sshd import ssh_hosts
+
+Table = dict[str, dict[str, float]]
+
+WORKERS = (1, 2, 4)
+# Of which each worker has one, or all share it.
+BATCH = 256
+TO = 480
+STEPS = 60
+_HOSTS = ("a", "b", "c", "d")
+_GBIT = (1, 25)
+# Bytes that may leave at once, and how long packets wait: a link's buffer.
+_BURST, _LATENCY = "4mb", "50ms"
+_PARTS = ("data", "compute", "communication", "waiting")
+
+
+def measure(rounds: int, workers: Sequence[int] = WORKERS) -> dict[str, Table]:
+    """All tables; writes the section of docs/scaling.md, too."""
+    results = {"this machine": scale("local", workers, rounds)}
+    with (
+        tempfile.TemporaryDirectory(prefix="tfdist-bench-") as folder,
+        ssh_hosts(_HOSTS[: max(workers)], Path(folder)) as there,
+    ):
+        hosts = pybackend.hosts(",".join(_HOSTS[: max(workers)]), ssh_options=there.options)
+        for gbit in _GBIT:
+            with paced(there.hosts, gbit):
+                results[f"hosts with {gbit} Gbit/s"] = scale(hosts, workers, rounds)
+    tables: dict[str, Table] = {}
+    for where, result in results.items():
+        tables[f"bench-scale, {where}"] = _measured(result)
+        tables[f"bench-scale, {where}, projected"] = _projected(result.project(TO))
+    write_sections({"A training, measured and projected": list(_section(results))})
+    return tables
+
+
+def scale(target: Any, workers: Sequence[int], rounds: int) -> pybackend.ScalingResult:
+    """Scale the training on these workers."""
+    return pybackend.bench_scale(
+        partial(train, target), workers, batch_size=BATCH, repeats=rounds, verbose=0
+    )
+
+
+def train(target: Any, workers: int, batch_size: int) -> pybackend.TrainResult:
+    """The seed's network, one core per worker."""
+    import keras
+
+    # More workers than cores cannot have one each, and take turns: with one thread each, too.
+    has_enough = target != "local" or workers <= (os.cpu_count() or 1)
+    return pybackend.barrier_train(
+        target,
+        step.network(keras),  # no function of this module, which the hosts do not have
+        step.digits(),
+        workers=workers,
+        batch_size=batch_size,
+        epochs=max(1, STEPS * batch_size * workers // step.ROWS),
+        resources=pybackend.Resources(cpus=1) if has_enough else None,
+        verbose=0,
+    )
+
+
+@contextmanager
+def paced(hosts: Sequence[Host], gbit: float) -> Iterator[None]:
+    """What these hosts send leaves at this rate."""
+    options = ["rate", f"{gbit}gbit", "burst", _BURST, "latency", _LATENCY]
+    for host in hosts:
+        run(*host.enter, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *options)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            run(*host.enter, "tc", "qdisc", "del", "dev", "eth0", "root")
+
+
+def _measured(result: pybackend.ScalingResult) -> Table:
+    return {
+        _name(row): {
+            "ms": row.seconds * 1e3,
+            **{f"{part}_ms": getattr(row, part) * 1e3 for part in _PARTS},
+            "rows_per_second": row.rows_per_second,
+            "speedup": row.speedup,
+            "efficiency": row.efficiency,
+        }
+        for row in result.rows
+    }
+
+
+def _projected(projection: Any) -> Table:
+    rows = {
+        _name(row): {
+            "ms": row.seconds * 1e3,
+            "speedup": row.speedup,
+            "speedup_low": row.speedup_low,
+            "speedup_high": row.speedup_high,
+            "efficiency": row.efficiency,
+        }
+        for row in projection.rows
+    }
+    return rows
+
+
+def _name(row: Any) -> str:
+    return f"{row.mode}, {row.workers} worker{'s' if row.workers > 1 else ''}"
+
+
+def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
+    yield "Written by `make bench`, or `python benchmarks/run.py --only bench_scale`, which uses"
+    yield "`bench_scale()`: the seed's convolutional network, one core per worker, a batch of"
+    yield f"{BATCH} images that the workers share (strong) or each of them has (weak). All hosts"
+    yield "are network namespaces of one machine; rows with a star have more workers than cores:"
+    yield "the projection is not fitted to those."
+    for where, result in results.items():
+        yield ""
+        yield f"**{where[0].upper()}{where[1:]}**, milliseconds a step:"
+        yield ""
+        yield from table(
+            ["mode", "workers", "step", *_PARTS, "speed-up", "efficiency"],
+            [
+                [
+                    row.mode,
+                    f"{row.workers}{'*' if row.is_crowded else ''}",
+                    f"{row.seconds * 1e3:.2f}",
+                    *(f"{getattr(row, part) * 1e3:.2f}" for part in _PARTS),
+                    f"{row.speedup:.2f}",
+                    f"{row.efficiency:.2f}",
+                ]
+                for row in result.rows
+            ],
+        )
+    yield ""
+    yield f"Projected, with {result.project(TO).confidence:.0%} intervals (a bootstrap over"
+    yield "stretches of steps and errors of the fit). They do not know of what only larger clusters"
+    yield "have: shared switches, slow hosts. Efficiency of weak scaling:"
+    yield ""
+    found = {where: result.project(TO) for where, result in results.items()}
+    weak = {w: [row for row in p.rows if row.mode == "weak"] for w, p in found.items()}
+    counts = [row.workers for row in next(iter(weak.values()))]
+    yield from table(
+        ["workers", *weak],
+        [
+            [
+                f"{count}",
+                *(
+                    f"{rows[at].efficiency:.2f} ({rows[at].efficiency_low:.2f} to"
+                    f" {rows[at].efficiency_high:.2f})"
+                    for rows in weak.values()
+                ),
+            ]
+            for at, count in enumerate(counts)
+        ],
+    )
+    yield ""
+    yield "Beside published efficiencies, of other models on GPUs, and those projected here for as"
+    yield "many workers:"
+    yield ""
+    yield from table(
+        ["published", "workers", "of", "efficiency", *found],
+        [
+            [
+                f"{one.what} ({one.source})",
+                f"{one.workers}",
+                f"{one.base}",
+                f"{one.published:.2f}",
+                *(f"{p.beside[at].projected:.2f}" for p in found.values()),
+            ]
+            for at, one in enumerate(next(iter(found.values())).beside)
+        ],
+    )
+
+
+if __name__ == "__main__":
+    for shown, rows in measure(1).items():
+        print(shown, *rows.items(), sep="\n  ")
