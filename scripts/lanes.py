@@ -38,6 +38,7 @@ MODULES = {
         "test_cli",
         "test_data",
         "test_datasets",
+        "test_elastic",
         "test_engine",
         "test_exchange",
         "test_frames",
@@ -49,6 +50,7 @@ MODULES = {
         "test_r_function",
         "test_readme",
         "test_recovery",
+        "test_scaling",
         "test_sources",
         "test_strategy",
         "test_train",
@@ -63,6 +65,7 @@ MODULES = {
         "test_exact_shards",
         "test_exact_together",
         "test_feed",
+        "test_learning_rate",
         "test_local_steps",
         "test_mnist",
         "test_transfer",
@@ -71,9 +74,11 @@ MODULES = {
     "frames": [
         "test_dfutil",
         "test_ml",
+        "test_particles",
         "test_predict",
         "test_records",
         "test_score",
+        "test_sql_spark",
         "test_tfos_pipeline",
     ],
     "functions": ["test_migrating", "test_tfos"],
@@ -98,9 +103,12 @@ MODULES = {
         "test_collective",
         "test_collective_peers",
         "test_compression",
+        "test_deploy",
         "test_hdf5_checks",
+        "test_lower",
         "test_rendezvous",
         "test_serialization",
+        "test_sql",
         "test_tf_config",
     ],
 }
@@ -199,8 +207,12 @@ def run_lanes(lanes: Sequence[Lane], factor: float, folder: Path) -> list[Ended]
     ]
     for slot in slots:
         slot.start()
-    for slot in slots:
-        slot.join()
+    try:
+        for slot in slots:
+            slot.join()
+    finally:  # on Ctrl-C no other lane begins
+        with changed:
+            waiting.clear()
     return ended
 
 

@@ -19,8 +19,8 @@ class KillAt(keras.callbacks.Callback):
         The signal.
     mark
         A file that is made before the kill, and keeps it from being repeated. If one of its name
-        and ``.victim`` exists, it holds the number of the process to kill, or a word of the command
-        line of the one among the worker's ancestors.
+        and ``.victim`` exists, it holds the number of the process to kill, "parent", or a word of
+        the command line of the one among the worker's ancestors.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ def _find(victim: str) -> int:
     number = os.getpid()
     if victim.isdecimal():
         return int(victim)
+    if victim == "parent":
+        return os.getppid()
     while victim.encode() not in Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0"):
         number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
     return number

@@ -159,7 +159,7 @@ class Kube:
         if "nvidia.com/gpu" in container.get("resources", {}).get("limits", {}):
             self._leave_pending(pod)
             return
-        node = self._nodes[index % len(self._nodes)]
+        node = self._nodes[(len(self.objects["pods"]) - 1) % len(self._nodes)]
         pod["spec"]["nodeName"] = node.name
         if container["image"] == ABSENT_IMAGE:
             message = f'Back-off pulling image "{ABSENT_IMAGE}": not found'

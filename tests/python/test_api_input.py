@@ -24,6 +24,7 @@ from pybackend import (
     barrier_predict,
     barrier_run,
     barrier_train,
+    bench_scale,
     predict_spark,
     train_mnist,
 )
@@ -71,6 +72,14 @@ def infer(**changes: Any) -> Callable[[], Any]:
     return lambda: predict_spark(*first, **arguments)
 
 
+def scale(train: Any = needs_arguments, **changes: Any) -> Callable[[], Any]:
+    return lambda: bench_scale(train, **changes)
+
+
+def trains(workers: int, batch_size: int) -> None:
+    raise AssertionError("never called")
+
+
 # What is wrong, the call, what the message names.
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "spark text": (train(spark="yarn"), "`spark` must be None, 'local', a SparkSession"),
@@ -115,6 +124,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "exchange class": (
         train(exchange=LocalSteps),
         "`exchange` must be an Exchange or a LocalSteps",
+    ),
+    "scale_lr": (train(scale_lr="cubic"), "`scale_lr` must be None, 'linear', 'sqrt' or a Scale"),
+    "scale_lr and LocalSteps": (
+        train(scale_lr="linear", exchange=LocalSteps(4)),
+        "`scale_lr` and `LocalSteps` exclude each other",
+    ),
+    "strategy scale_lr": (
+        train(strategy="parameter_server", scale_lr="linear"),
+        "`scale_lr` does not go with strategy='parameter_server': a step has the rows of one",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -246,6 +264,56 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "resume": (train(resume="yes"), "`resume`"),
     "resume from nowhere": (train(resume=True), "`checkpoint`"),
     "restarts": (train(restarts=-1), "`restarts`"),
+    "min_workers": (train(min_workers=0), "`min_workers` must be at least 1"),
+    "min_workers above workers": (
+        train(min_workers=8),
+        "`workers` is 2, the number to begin with: it must be at least `min_workers` (8)",
+    ),
+    "max_workers below workers": (
+        train(min_workers=1, max_workers=1),
+        "`workers` is 2, the number to begin with: it must be at least `min_workers` (1), and",
+    ),
+    "max_workers above the rows": (
+        train(data=(X[:3], Y[:3]), min_workers=1, max_workers=4),
+        "`data` has 3 rows, fewer than max_workers=4",
+    ),
+    "max_workers alone": (train(max_workers=4), "`max_workers` needs `min_workers`"),
+    "min_workers and local steps": (
+        train(min_workers=1, exchange=pybackend.LocalSteps(4)),
+        "exchange=LocalSteps(...) does not go with `min_workers`: a lost worker takes its own",
+    ),
+    "min_workers and compression": (
+        train(min_workers=1, exchange=pybackend.Exchange(compression="fp16")),
+        "compression='fp16' does not go with `min_workers`",
+    ),
+    "min_workers and TensorFlow's collectives": (
+        train(min_workers=1, exchange=pybackend.Exchange(transport="tf")),
+        "transport='tf' does not go with `min_workers`",
+    ),
+    "min_workers and steps": (
+        train(min_workers=1, steps_per_epoch=1),
+        "`steps_per_epoch` does not go with `min_workers`",
+    ),
+    "min_workers and checkpoint": (
+        train(min_workers=1, checkpoint="kept"),
+        "`checkpoint` does not go with `min_workers`",
+    ),
+    "min_workers and strategy": (
+        train(min_workers=1, strategy="parameter_server"),
+        "`min_workers` does not go with strategy='parameter_server'",
+    ),
+    "min_workers and a function": (
+        train(min_workers=1, data=lambda context: None),
+        "`min_workers` does not go with a function `data`",
+    ),
+    "min_workers and files": (
+        train(min_workers=1, data="rows.parquet"),
+        "`min_workers` does not go with files of which each worker reads its share: give shuffle=",
+    ),
+    "min_workers in Slurm": (
+        lambda: barrier_train(pybackend.slurm(), build, (X, Y), min_workers=1),
+        "but a Slurm job keeps the tasks that it began with: train on this machine",
+    ),
     "strategy": (train(strategy="async"), "`strategy` must be None or 'parameter_server'"),
     "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),
     "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
@@ -333,6 +401,26 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist restarts": (digits(restarts=-1), "`restarts`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
     "mnist timeout": (digits(timeout=float("inf")), "`timeout`"),
+    "scale train": (
+        scale(5),
+        "`train` must be a function that calls barrier_train(), or the path of a script, not int",
+    ),
+    "scale train path": (scale("missing.py"), "the script missing.py cannot be read"),
+    "scale train signature": (scale(), "`train` is called as train(workers=..., batch_size=...)"),
+    "scale workers": (scale(trains, workers=4), "`workers` must list numbers of workers"),
+    "scale workers zero": (scale(trains, workers=[0, 1]), "`workers` must be from 1 to 100000"),
+    "scale workers twice": (scale(trains, workers=[2, 2]), "`workers` names a number twice"),
+    "scale mode": (scale(trains, mode="linear"), "`mode` must be 'strong', 'weak' or 'both'"),
+    "scale batch_size": (scale(trains, batch_size=0), "`batch_size` must be at least 1"),
+    "scale batch_size shared": (
+        scale(trains, workers=[1, 3]),
+        "a batch of 32 rows cannot be shared equally by 3 workers",
+    ),
+    "scale repeats": (scale(trains, repeats=0), "`repeats` must be at least 1"),
+    "scale steps": (scale(trains, steps=60), "`steps` is for a script"),
+    "scale steps few": (scale(trains, steps=3), "`steps` must be at least 5"),
+    "scale arguments": (scale(trains, arguments=["x"]), "`arguments` are for a script"),
+    "scale verbose": (scale(trains, verbose="no"), "`verbose` must be a whole number"),
 }
 
 
@@ -382,6 +470,7 @@ def test_every_argument_has_a_case() -> None:
         barrier_run: "run ",
         predict_spark: "infer ",
         train_mnist: "mnist ",
+        bench_scale: "scale ",
     }
     for function, prefix in prefixes.items():
         for name in inspect.signature(function).parameters:

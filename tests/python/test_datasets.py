@@ -16,6 +16,7 @@ from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, Job
+from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.launchers import launcher_for
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
@@ -179,6 +180,8 @@ def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
         found.adapt(Job("train", 2, steps_per_epoch=6))
     with pytest.raises(InputError, match="shuffle='global' cannot reorder"):
         found.adapt(Job("train", 2, shuffle="global"))
+    with pytest.raises(InputError, match="`scale_lr` does not go with a data set of batches"):
+        found.adapt(Job("train", 2, scale_lr=ScaleLearningRate()))
 
 
 def test_only_data_sets_are_data_sets() -> None:

@@ -67,11 +67,12 @@ from pybackend.launchers.spark.log import _levels
 if __name__ == "__main__":
     with spark_session("local[2]") as session:
         session.sparkContext.setLogLevel("WARN")
+        session.sql("SELECT 1").collect()  # SQL silences the log: its start may outlast the job
         try:
             pybackend.barrier_run(session, lambda context: 1, workers=2)
         except pybackend.ClusterError:
             traceback.print_exc(file=sys.stdout)
-        wait_for(lambda: len(_levels(session)) == 2)  # none is OFF any more
+        wait_for(lambda: len(_levels(session)) == 2, 60)  # none is OFF any more
         print("levels afterwards:", *_levels(session).values())
 """
 

@@ -16,6 +16,7 @@ import leaks
 import mnist_case
 import numpy as np
 import pytest
+import test_elastic
 from cloudpickle import register_pickle_by_value
 from conftest import build_dense, needs_r, wait_for
 from killing import KillAt
@@ -29,6 +30,7 @@ from pybackend.launchers.hosts import launcher
 
 # The hosts have no tests.
 register_pickle_by_value(leaks)
+register_pickle_by_value(test_elastic)
 pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
 
 
@@ -95,6 +97,25 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
     digests = {worker.weights_sha256 for result in results for worker in result.workers}
     assert len(digests) == 1
     assert results[0].history == results[1].history
+
+
+def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
+    there: SshHosts, tmp_path: Path
+) -> None:
+    (tmp_path / "killed.victim").write_text("parent")  # with it, its host is lost
+    killer = KillAt(0, 1, 2, tmp_path / "killed")
+    script = test_elastic.Script(tmp_path, told=1, by=2)
+    hosts = pybackend.hosts("a,b:2", ssh_options=there.options)
+    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
+    result = test_elastic.train(killer, script, target=hosts, **settings)
+    gangs = result.gangs[:4]
+    assert [gang.workers for gang in gangs] == [[0, 1], [1], [1, 2], [2]]
+    lost, told = (gangs[number].left.popitem() for number in (1, 3))
+    assert lost == ("0", "the process that runs the workers of its host was killed")
+    assert told[0] == "1"
+    assert "told to end (SIGTERM); it has left after epoch" in told[1]
+    assert {worker.host for worker in result.workers} == {there.hosts[1].address}
+    test_elastic.check_exact(result)
 
 
 def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:

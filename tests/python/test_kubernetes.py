@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import kubernetes_validate
 import mnist_case
 import pytest
+import test_elastic
+from cloudpickle import register_pickle_by_value
 from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
@@ -27,6 +30,8 @@ import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.kubernetes import launcher
 
+# The pods have no tests.
+register_pickle_by_value(test_elastic)
 pytestmark = pytest.mark.launcher
 
 # The same release, without packages.
@@ -230,6 +235,27 @@ def test_a_training_whose_pod_is_evicted_goes_on(
     with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
         said = check_goes_on(target(), Path(shared), evict, capsys)
     assert "failed: Evicted: its pod" in said
+
+
+def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
+    cluster: Kube, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evict(begun: Path) -> None:
+        wait_for(begun.exists, PATIENCE)
+        first = next(p for p in cluster.pods() if "-0-0-" in p["metadata"]["name"])
+        cluster.delete_pod(first, reason="EvictionByEvictionAPI")
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
+        stop = test_elastic.StopWhenJoined(Path(shared), number=2)
+        evictor = threading.Thread(target=evict, args=(Path(stop.begun),))
+        evictor.start()
+        settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500}
+        result = test_elastic.train(stop, target=target(), **settings)
+        evictor.join()
+    assert [gang.workers for gang in result.gangs] == [[0, 1], [1], [1, 2]]
+    assert "was evicted, as when a node is drained; the process was" in result.gangs[1].left["0"]
+    assert "1 of 1 pods run on node-a" in capsys.readouterr().out
+    test_elastic.check_exact(result)
 
 
 def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(

@@ -57,6 +57,7 @@ CROSS_CUTTING = {
     "imports": "layers, and what imports cost",
     "lanes": "scripts/lanes.py",
     "migrating": "the pages of docs/migrating, run",
+    "particles": "examples/particles",
     "object_store": "checkpoints and models in S3",
     "quiet": "what TensorFlow prints at its start",
     "recovery": "checkpoints and restarts",

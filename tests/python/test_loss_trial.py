@@ -368,3 +368,38 @@ def test_predictions_that_are_asserted_are_not_moved() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3), layers.UnitNormalization()])
     model.compile("sgd", cosine)
     check_loss_is_mean(model, (X, TARGETS))
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_a_long_sequence_is_tried_as_a_graph(
+    reduction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    places, called = 60, []
+    recurrent = layers.GRU(4, dropout=0.2)
+    wrapped = layers.Bidirectional(layers.LSTM(3))
+    parts = [layers.Reshape((8, 1)), layers.UpSampling1D(places // 8 + 1), layers.Masking()]
+    branches = keras.Input((8,))
+    hidden = branches
+    for part in parts:
+        hidden = part(hidden)
+    joined = layers.Concatenate()([recurrent(hidden), wrapped(hidden)])
+    model = keras.Model(branches, layers.Dense(3)(joined))
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction))
+    own = recurrent.cell.call
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        called.append(1)
+        return own(*arguments, **options)
+
+    recurrent.cell.call = count
+    before = [v.numpy() for v in model.variables]
+    if reduction != "sum":
+        check_loss_is_mean(model, (X, TARGETS))
+    else:
+        with pytest.raises(InputError, match="is not a mean over the rows"):
+            check_loss_is_mean(model, (X, TARGETS))
+    assert len(called) < places  # as often as it is traced, not for each place
+    assert "retracing" not in caplog.text
+    assert "call" not in vars(recurrent)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)

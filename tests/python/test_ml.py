@@ -18,7 +18,7 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionE
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 
-from pybackend import Checkpoint, InputError, LocalSteps, SerializationError
+from pybackend import Checkpoint, InputError, LocalSteps, ScaleLearningRate, SerializationError
 from pybackend.ml import KerasEstimator, KerasModel
 
 LEVELS = ["no", "may be", "yes"]
@@ -151,6 +151,7 @@ def test_an_estimator_is_saved_with_its_options(spark: Any, tmp_path: Path) -> N
     options = {
         "class_weight": {0: 2.0},
         "exchange": LocalSteps(8, momentum=0.5),
+        "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
         "checkpoint": Checkpoint("/shared/run", every="10min"),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}

@@ -24,6 +24,7 @@ from pybackend import (
     Exchange,
     InputError,
     LocalSteps,
+    ScaleLearningRate,
     SerializationError,
     TrainResult,
     WorkerFailedError,
@@ -207,6 +208,10 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"exchange": Exchange(compression="bf16")},
     ),
     "scaled losses": (partial(build_with, "mixed_float16"), {}),
+    "scaled learning rate": (
+        build,
+        {"scale_lr": ScaleLearningRate("linear", warmup_epochs=1.7, decay={1: 0.5})},
+    ),
     "accumulated gradients": (partial(build_with, accumulated=3), {}),
     "steps per execution, rows of all": (
         partial(build_with, steps_per_execution=3),

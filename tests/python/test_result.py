@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybackend.api.result import TrainResult
 from pybackend.errors import Failure, InputError, root_cause_first
 from pybackend.job.codec import decode, encode
-from pybackend.job.report import WorkerReport
+from pybackend.job.report import StepTimes, WorkerReport
 
 CONTENT = b"\x89HDF\r\n\x1a\n not really"
 
@@ -59,6 +59,19 @@ reports = st.builds(
     steps=st.integers(0),
     seconds=st.floats(0, 1e9),
     waited=st.none() | st.floats(0, 1e9),
+    step_times=st.none()
+    | st.builds(
+        StepTimes,
+        steps=st.integers(0, 512),
+        data=st.floats(0, 1e9),
+        compute=st.floats(0, 1e9),
+        communication=st.floats(0, 1e9),
+        waiting=st.floats(0, 1e9),
+        stretches=st.lists(st.lists(st.floats(0, 1e9), min_size=4, max_size=4), max_size=3),
+        buffers=st.lists(st.integers(0), max_size=3),
+        costs=st.none() | st.lists(st.floats(0, 1), min_size=3, max_size=3),
+        machine=texts,
+    ),
     value=st.none() | texts | st.dictionaries(texts, st.lists(st.floats(allow_nan=False))),
     weights_sha256=st.none() | texts,
     failure=st.none() | failures,
@@ -191,6 +204,8 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "model_uri",
         "levels",
         "features",
+        "workers_by_epoch",
+        "gangs",
     }
 
 

@@ -46,11 +46,19 @@ def test_every_parameter_is_documented_once(name: str) -> None:
 
 def test_the_calls_and_the_options_are_documented() -> None:
     expected = {*CALLS, "barrier_run", "predict_spark", "train_mnist", "DataOptions"}
-    assert {*expected, "Exchange", "LocalSteps", "Resources", "read_tfrecords"} <= set(DOCUMENTED)
+    assert {
+        *expected,
+        "Exchange",
+        "LocalSteps",
+        "Resources",
+        "ScaleLearningRate",
+        "read_tfrecords",
+    } <= set(DOCUMENTED)
 
 
 @pytest.mark.parametrize(
-    "name", ["barrier_train", "DataOptions", "Exchange", "LocalSteps", "Resources"]
+    "name",
+    ["barrier_train", "DataOptions", "Exchange", "LocalSteps", "Resources", "ScaleLearningRate"],
 )
 def test_parameters_are_documented_in_their_order(name: str) -> None:
     assert documented_parameters(PUBLIC[name]) == list(parameters(PUBLIC[name]))

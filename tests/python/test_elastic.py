@@ -1,0 +1,240 @@
+"""Workers that leave and join between epochs: who trained what, and that the result is exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas
+import pytest
+from conftest import largest_difference, wait_for, worker_processes
+from killing import KillAt
+
+from pybackend import TrainResult, WorkerFailedError, barrier_train, replay_batches
+from pybackend.job.report import Gang, count_by_epoch
+
+BATCH, SEED = 5, 7
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 4)).astype("float32")
+Y = RNG.integers(0, 3, 64)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Any:
+    yield
+    wait_for(lambda: not worker_processes())
+
+
+def build() -> Any:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(6, "tanh"), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.002), loss, metrics=["accuracy"])
+    return model
+
+
+def train(*callbacks: Any, target: Any = "local", **settings: Any) -> TrainResult:
+    defaults = {"data": (X, Y), "epochs": 4, "batch_size": BATCH, "seed": SEED}
+    given = {**defaults, **settings}
+    return barrier_train(target, build, given.pop("data"), callbacks=list(callbacks), **given)
+
+
+def check_exact(result: TrainResult, shuffle: Any = True) -> None:
+    """One process reaches the same on the batches of as many workers as each epoch had."""
+    model, losses = build(), []
+    for epoch, workers in enumerate(result.workers_by_epoch):
+        options = {"seed": SEED, "epoch": epoch, "shuffle": shuffle}
+        found = 0.0
+        for rows in replay_batches(len(X), workers, BATCH, **options):
+            found += model.train_on_batch(X[rows], Y[rows])[0] * len(rows)
+        losses.append(found / len(X))
+    assert largest_difference(result.model, model) < 2e-6
+    assert np.allclose(result.history["loss"], losses, atol=1e-6)
+
+
+class Script(keras.callbacks.Callback):
+    """Notes who trains what, tells a worker to end once another has joined, and stops later."""
+
+    def __init__(self, folder: Path, told: int, by: int) -> None:
+        super().__init__()
+        self.folder, self.told, self.by = str(folder), told, by
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        time.sleep(0.2)  # fewer epochs until the other one is there
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        number, mark = int(os.environ["TFDIST_RANK"]), Path(self.folder, "told")
+        note = Path(self.folder, f"epoch-{epoch}-{number}")
+        note.write_text(f"{os.getpid()} {os.environ['TMPDIR']}")
+        if mark.exists():
+            self.model.stop_training = epoch >= int(mark.read_text()) + 2
+            left = [one for n in range(self.told + 1) for one in self.find_left(n)]
+            Path(self.folder, f"left-{epoch}").write_text(" ".join(left))
+        elif number == self.by:
+            victim = Path(self.folder, f"epoch-0-{self.told}").read_text().split()[0]
+            new = mark.with_suffix(".new")
+            new.write_text(str(epoch))
+            new.rename(mark)  # whole for the worker that reads it
+            os.kill(int(victim), signal.SIGTERM)
+
+    def find_left(self, number: int) -> list[str]:
+        """What there is still of a worker: its process, its folder."""
+        notes = sorted(Path(self.folder).glob(f"epoch-*-{number}"))
+        pid, folder = notes[0].read_text().split() if notes else ("none", "none")
+        return [one for one in (f"/proc/{pid}", folder) if Path(one).exists()]
+
+
+class KillAsItWrites(keras.callbacks.Callback):
+    """Kills the process of the first worker, once, when the trained model is to be written."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] == "0":
+            self.model.get_config = lambda: os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillAsOneJoins(keras.layers.Layer):
+    """Kills the process of the first worker when the model is tried, before it trains with another.
+
+    Parameters
+    ----------
+    mark
+        A file that says that an epoch was trained.
+    """
+
+    def __init__(self, mark: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.mark = mark
+
+    def call(self, inputs: Any) -> Any:
+        if os.environ.get("TFDIST_RANK") == "0" and Path(self.mark).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inputs
+
+
+def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, capsys: Any) -> None:
+    killer, script = KillAt(0, 1, 2, tmp_path / "killed"), Script(tmp_path, told=1, by=2)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    result = train(killer, script, log, workers=2, min_workers=1, max_workers=2, epochs=500)
+    said = capsys.readouterr().out
+    # Whether the one that replaces worker 1 is in time, is open.
+    first = result.gangs[:4]
+    assert [gang.workers for gang in first] == [[0, 1], [1], [1, 2], [2]]
+    assert [gang.joined for gang in first] == [[], [], [2], []]
+    left = [gang.left for gang in first]
+    assert left[1] == {"0": "the process was ended by SIGKILL"}
+    assert left[3]["1"].startswith("the process was told to end (SIGTERM); it has left after epoch")
+    check_exact(result)
+    # Of each epoch one row in the log, and one line here; of each worker one process.
+    epochs = len(result.history["loss"])
+    rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in rows] == list(range(epochs))
+    assert [said.count(f"epoch {n}/500 ") for n in range(1, epochs + 1)] == [1] * epochs
+    for number in range(3):
+        assert len({p.read_text() for p in tmp_path.glob(f"epoch-*-{number}")}) == 1
+    # Of the two that have gone there is nothing left while the training goes on.
+    looks = sorted(tmp_path.glob("left-*"), key=lambda path: int(path.name[5:]))
+    assert looks[-1].read_text() == ""
+
+
+def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pandas.DataFrame({**{f"x{n}": X[:, n] for n in range(4)}, "label": Y}).to_parquet(path)
+    settings = {"data": str(path), "shuffle": "global", "epochs": 3, "verbose": 0}
+    settings |= {"validation_data": (X[:21] + 0.1, Y[:21]), "scale_lr": "linear"}
+
+    def listed() -> list[Any]:
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+        return [stop, keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1.0)]
+
+    killers = KillAt(1, 0, 2, tmp_path / "killed"), KillAsItWrites()
+    found = train(*killers, *listed(), workers=3, min_workers=2, **settings)
+    assert [gang.workers for gang in found.gangs] == [[0, 1, 2], [0, 2], [2]]
+    expected = train(*listed(), workers=2, **settings)
+    assert found.workers_by_epoch == expected.workers_by_epoch == [2] * expected.epochs
+    assert found.history == expected.history
+    assert found.workers[0].weights_sha256 == expected.workers[0].weights_sha256
+
+
+class StopWhenJoined(keras.callbacks.Callback):
+    """Stops a training an epoch after the one in which a worker of some number has joined."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__()
+        self.mark, self.number = str(folder / "joined"), str(number)
+        self.begun = str(folder / "begun")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        Path(self.begun).touch()
+        time.sleep(0.2)
+        if os.environ["TFDIST_RANK"] == self.number and not Path(self.mark).exists():
+            Path(self.mark).write_text(str(epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        mark = Path(self.mark)
+        self.model.stop_training = mark.exists() and epoch > int(mark.read_text())
+
+
+def test_it_grows_to_as_many_as_there_may_be(tmp_path: Path) -> None:
+    settings = {"workers": 1, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
+    result = train(StopWhenJoined(tmp_path, 1), **settings)
+    assert [gang.workers for gang in result.gangs] == [[0], [0, 1]]
+    assert result.workers_by_epoch[-2:] == [2, 2]
+    check_exact(result)
+
+
+def test_the_only_one_that_has_the_state_is_lost_as_another_joins(tmp_path: Path) -> None:
+    mark = tmp_path / "trained"
+
+    class Mark(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            mark.touch()
+            time.sleep(0.2)
+
+    def make() -> Any:
+        model = keras.Sequential([keras.Input((4,)), KillAsOneJoins(str(mark))])
+        model.add(keras.layers.Dense(3))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    settings = {"callbacks": [Mark()], "epochs": 500, "verbose": 0}
+    with pytest.raises(WorkerFailedError) as caught:
+        barrier_train(
+            "local", make, (X, X[:, :3]), workers=1, min_workers=1, max_workers=2, **settings
+        )
+    assert "by SIGKILL; none of those that are left has the state of the t" in str(caught.value)
+
+
+def test_of_an_epoch_the_last_gang_counts_that_has_trained_it() -> None:
+    gangs = [Gang(1, [0, 1, 2]), Gang(4, [1, 2]), Gang(3, [2]), Gang(6, [2, 3])]
+    assert count_by_epoch(gangs, 5) == [3, 3, 1, 1, 1]
+
+
+def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
+    def die_or_build() -> Any:
+        if os.environ["TFDIST_RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return build()
+
+    settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
+    result = barrier_train("local", die_or_build, (X, Y), workers=2, min_workers=1, **settings)
+    assert [gang.workers for gang in result.gangs] == [[1]]
+    assert result.gangs[0].left == {"0": "the process was ended by SIGKILL"}
+    check_exact(result)
+
+
+def test_too_few_are_left(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        train(KillAt(1, 1, 1, tmp_path / "killed"), workers=2, min_workers=2, max_workers=2)
+    text = str(caught.value)
+    cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was ended by SIGKILL"
+    assert text.startswith(f"{cause}; fewer than min_workers=2 are left")
+    assert "with `restarts` it starts again by itself" in text
+    assert caught.value.is_loss(is_kept=False)

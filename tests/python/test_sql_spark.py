@@ -1,0 +1,135 @@
+"""Models as Spark SQL: scores without Python on executors, and deployments into a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import shared_spark
+from databases import numbers_of
+from sql_models import OPERATIONS, make
+
+from pybackend import InputError, deploy_model, to_sql, undeploy_model
+from pybackend.sql.connections import connect
+from pybackend.sql.registry import Registry
+
+L = keras.layers
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with shared_spark("local[2,2]") as session:
+        yield session
+
+
+# Each query takes Spark seconds to prepare.
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_spark_computes_what_keras_does(spark: Any, name: str) -> None:
+    model, inputs, outputs = make(name)
+    key = "p0" if name == "words" else "id"  # a name that queries give to weights
+    rows = [(n, *(x[n].ravel().tolist() for x in inputs)) for n in range(len(inputs[0]))]
+    kind = "bigint" if name == "words" else "double"
+    columns = ", ".join(f"f{n} array<{kind}>" for n in range(len(inputs)))
+    spark.createDataFrame(rows, f"{key} int, {columns}").createOrReplaceTempView("sql_rows")
+    features: Any = {t.name: f"f{n}" for n, t in enumerate(model.inputs)}
+    made = to_sql(
+        model, "spark", table="sql_rows", key=key, features=features, type="raw", weights="sql_w"
+    )
+    connect(spark).create_weights("sql_w", made.parts)
+    try:
+        found = sorted(spark.sql(made.query).collect())
+    finally:
+        spark.sql("DROP TABLE sql_w")
+    for number, row in enumerate(found):
+        for got, wanted in zip(row[1:], outputs, strict=True):
+            np.testing.assert_allclose(
+                numbers_of(got), wanted[number].ravel(), rtol=1e-4, atol=2e-5
+            )
+
+
+X = np.random.default_rng(2).normal(size=(3, 4))
+
+
+def build(seed: int) -> Any:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((4,)), L.Dense(3, activation="softmax")])
+
+
+def select(spark: Any, name: str) -> Any:
+    rows = sorted(spark.sql(f"SELECT * FROM {name}").collect())
+    return np.array([row[2:] for row in rows if row[1] is not None], float)
+
+
+def list_all(spark: Any) -> set[str]:
+    return {row.tableName for row in spark.sql("SHOW TABLES").collect() if not row.isTemporary}
+
+
+def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
+    rows = [(n, x.tolist()) for n, x in enumerate(X)]
+    odd = [(3, None), (4, [1.0, 2.0]), (5, [1.0, None, 2.0, 3.0])]
+    table = "rows_of_mine"
+    spark.createDataFrame([*rows, *odd], "id int, f array<double>").write.saveAsTable(table)
+    given = {"table": table, "key": "id", "features": "f"}
+    before = list_all(spark)
+    models = [build(1), build(2)]
+    levels = ["o'ne", "t`wo", "thr\\ee"]
+    try:
+        for number, model in enumerate(models, 1):
+            made = deploy_model(spark, model, "scores", **given, levels=levels)
+            assert (made.version, made.view) == (number, f"scores_v{number}")
+            wanted = model.predict(X, verbose=0)
+            np.testing.assert_allclose(select(spark, "scores"), wanted, atol=1e-5)
+            classes = [row[1] for row in spark.sql("SELECT * FROM scores ORDER BY id").collect()]
+            assert classes == [*(levels[n] for n in wanted.argmax(axis=1)), None, None, None]
+        deployed = list_all(spark)
+        spark.table(table).createOrReplaceTempView("passing")
+        for changed, said in (
+            ({"key": "nope"}, "`key`: .* has no column 'nope'; it has 'id', 'f'"),
+            ({"features": "nope"}, "`features`: .* has no column 'nope'"),
+            ({"table": "nope"}, "`table`: Spark has no table or view `nope`"),
+            ({"table": "passing"}, "`table`: `passing` is a temporary view"),
+        ):
+            with pytest.raises(InputError, match=said):
+                deploy_model(spark, build(3), "scores", **{**given, **changed})
+        with pytest.raises(InputError, match=f"`name`: Spark has a table or view `{table}`"):
+            deploy_model(spark, build(3), table, **given)
+        assert list_all(spark) == deployed
+        undeploy_model(spark, "scores", version=2)
+        wanted = models[0].predict(X, verbose=0)
+        np.testing.assert_allclose(select(spark, "scores"), wanted, atol=1e-5)
+        undeploy_model(spark, "scores")
+        assert list_all(spark) - before == {"tfdist_models"}
+    finally:
+        for name in (table, "tfdist_models"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def test_a_failure_at_the_end_puts_the_version_before_back(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark has no transactions."""
+    rows = [(n, x.tolist()) for n, x in enumerate(X)]
+    spark.createDataFrame(rows, "id int, f array<double>").write.saveAsTable("rows")
+    given = {"table": "rows", "key": "id", "features": "f"}
+    model = build(1)
+    try:
+        deploy_model(spark, model, "scores", **given)
+        before = list_all(spark)
+
+        def fail(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Registry, "add", fail)
+            with pytest.raises(KeyboardInterrupt):
+                deploy_model(spark, build(2), "scores", **given)
+        assert list_all(spark) == before
+        wanted = model.predict(X, verbose=0)
+        np.testing.assert_allclose(select(spark, "scores"), wanted, atol=1e-5)
+        undeploy_model(spark, "scores")
+    finally:
+        for name in ("rows", "tfdist_models"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
