@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from pybackend.sql.query import Part
 _MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
 # Of a statement, in errors.
 _SHOWN = 60
+# Seconds between two looks whether a statement is to be interrupted, and has been.
+_PAUSE = 0.05
 # The number of a lock in PostgreSQL; any that others do not use.
 _TURN = 7_306_372_281_559_187_053
 # Of a view in PostgreSQL: who may do what with it.
@@ -190,11 +194,27 @@ class DuckDB(Connection):
             raise InputError(f"DuckDB must be 1.3 or newer, not {version}")
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # On a thread, so that Ctrl-C can say to DuckDB that all of its threads are to end. Its own
+        # way, for the thread that asks, waits for the others' share of the statement.
+        rows: Future[list[Any]] = Future()
+
+        def run() -> None:
+            if not rows.set_running_or_notify_cancel():
+                return
+            try:
+                rows.set_result(self.raw.execute(sql, list(values)).fetchall())
+            except BaseException as error:
+                rows.set_exception(error)
+
         try:
-            return [tuple(row) for row in self.raw.execute(sql, list(values)).fetchall()]
-        except RuntimeError as error:
-            if str(error) == "Query interrupted":  # its driver's word for Ctrl-C
-                raise KeyboardInterrupt from error
+            Thread(target=run).start()
+            while wait([rows], _PAUSE).not_done:
+                pass  # a signal that arrives just before a wait does not end it
+            return [tuple(row) for row in rows.result()]
+        except KeyboardInterrupt:
+            if not rows.cancel():
+                while wait([rows], _PAUSE).not_done:
+                    self.raw.interrupt()  # does nothing before the statement has begun
             raise
 
     def _is_in_transaction(self) -> bool:

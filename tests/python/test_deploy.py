@@ -239,7 +239,7 @@ def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPat
     compare = Trial.compare
 
     def interrupt(trial: Trial, database: Connection, question: Any) -> float:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 5)  # again, if the database has missed one
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
         database.execute(f"SELECT count(*) FROM {many} AS q")
         return compare(trial, database, question)
 
