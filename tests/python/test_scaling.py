@@ -330,7 +330,10 @@ def test_time_is_told_apart_by_what_takes_it(tmp_path: Path, capsys: Any) -> Non
     early, late = (worker.step_times for worker in found[1].workers)
     assert early is not None
     assert late is not None
-    assert late.data >= 0.8 * PAUSE > early.data  # sleep() never ends early
+    # A batch is read while the step before it computes: no step is shorter than a pause, and what
+    # is left of the pause then is time for data, however slow the machine is.
+    assert sum(getattr(late, part) for part in PARTS) >= 0.8 * PAUSE
+    assert late.data > 2 * early.data
     assert early.waiting > late.waiting
     assert early.communication == late.communication
     assert late.steps == early.steps == 21
