@@ -49,6 +49,9 @@ _HOME = {
     "save_model": "model.serialization",
     "sha256_of": "model.serialization",
     "mnist": "api.mnist",
+    "plan": "api.plan",
+    "Plan": "api.plan",
+    "PlannedWorker": "api.plan",
     "predict_spark": "api.predict",
     "barrier_evaluate": "api.score",
     "barrier_predict": "api.score",
@@ -76,6 +79,8 @@ __all__ = [
     "InputError",
     "LocalSteps",
     "PeerLostError",
+    "Plan",
+    "PlannedWorker",
     "RError",
     "RFunction",
     "Resources",
@@ -108,6 +113,7 @@ __all__ = [
     "model_from_bytes",
     "model_to_base64",
     "model_to_bytes",
+    "plan",
     "predict_spark",
     "read_tf_config",
     "read_tfrecords",
@@ -124,6 +130,7 @@ __all__ = [
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint
     from pybackend.api.mnist import mnist, train_mnist
+    from pybackend.api.plan import Plan, PlannedWorker, plan
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
     from pybackend.api.result import TrainResult

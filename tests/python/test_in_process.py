@@ -105,7 +105,8 @@ def test_text_and_several_inputs_and_outputs(rows: Any) -> None:
     model = keras.Model({"text": text, "number": number}, outputs)
     x = {"text": np.array(["red", "blue red", "green"]), "number": rows[0][:3]}
     found = of(model).predict(x)
-    expected = model({"text": tf.constant(x["text"][:, None]), "number": x["number"]})
+    tensors = {"text": x["text"][:, None], "number": x["number"]}
+    expected = model({name: tf.constant(array) for name, array in tensors.items()})
     assert set(found) == {"a", "b"}
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, atol=1e-6)

@@ -57,6 +57,7 @@ CROSS_CUTTING = {
     "imports": "layers, and what imports cost",
     "lanes": "scripts/lanes.py",
     "migrating": "the pages of docs/migrating, run",
+    "notebook": "examples/notebooks, run by Jupyter's kernel",
     "particles": "examples/particles",
     "object_store": "checkpoints and models in S3",
     "quiet": "what TensorFlow prints at its start",

@@ -22,7 +22,7 @@ def show(**changes: Any) -> ElementTree.Element:
         "workers": workers,
         "settings": {"batch_size": 8, "min_workers": None, "exchange": {"kind": "Exchange"}},
     }
-    result = TrainResult("", "h5", "", seconds=3.2, seed=7, epochs=3, **{**given, **changes})
+    result = TrainResult("", "h5", "", seconds=3.2, seed=7, **{**given, "epochs": 3, **changes})
     return ElementTree.fromstring(result._repr_html_())  # noqa: S314 (our own)
 
 
@@ -53,6 +53,7 @@ def test_what_comes_from_users_and_hosts_is_escaped() -> None:
     worker = WorkerReport(0, EVIL, 1)
     root = show(
         history={EVIL: [1.0]},
+        epochs=1,
         workers=[worker],
         settings={"launcher": EVIL},
         metrics={EVIL: 1.0},

@@ -11,7 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import build_dense, shared_spark
 
-from pybackend import InputError, TrainResult, barrier_evaluate, barrier_predict, barrier_train
+from pybackend import (
+    ClusterError,
+    InputError,
+    TrainResult,
+    barrier_evaluate,
+    barrier_predict,
+    barrier_train,
+    plan,
+)
 
 
 def two_outputs() -> Any:
@@ -82,6 +90,13 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
             [(row.tolist(), int(c)) for row, c in zip(x, y, strict=True)], ["x", "y"]
         )
         found = barrier_evaluate(session, dense_model, frame, label="y", workers=2, verbose=0)
+        made = plan(session, dense_model, frame, label="y", workers=2, epochs=2)
+        assert (made.rows, made.workers[1].place) == (None, "a task of the barrier stage")
+        assert made.data == "a Spark DataFrame, inputs x; labels y"
+        assert any("Spark counts them then" in line for line in made.later)
+        assert made.settings["versions"]["pyspark"] == session.version
+        with pytest.raises(ClusterError, match=r"workers=3, but this Spark session runs at most 2"):
+            plan(session, dense_model, frame, label="y", workers=3)
         # A result's own methods are for rows that this process holds.
         result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
         with pytest.raises(InputError, match=r"Spark DataFrame.*use barrier_evaluate"):

@@ -1,0 +1,246 @@
+"""`plan`: what a training would start, without starting it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from pybackend.api.markup import (
+    list_settings,
+    write_block,
+    write_folded,
+    write_lines,
+    write_settings,
+    write_table,
+    write_text,
+)
+from pybackend.api.planned_rows import describe_data, plan_rows, role_of
+from pybackend.api.prepared_training import prepare_training
+from pybackend.api.request import Request
+from pybackend.api.signatures import explain_arguments
+from pybackend.api.train import barrier_train
+from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, Job
+from pybackend.launchers import Describing, Submission
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PlannedWorker:
+    """A worker that a training would start.
+
+    Attributes
+    ----------
+    rank
+        Its number, from 0.
+    role
+        ``"worker"``; with ``strategy`` also ``"chief"`` or ``"ps"``.
+    place
+        Where it would run, in words.
+    rows
+        How many rows of the training data it would get; None: not known yet.
+    """
+
+    rank: int
+    role: str
+    place: str
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training would start; made by `plan`.
+
+    Attributes
+    ----------
+    launcher
+        What its workers are, in words.
+    workers
+        A `PlannedWorker` for each rank.
+    data, validation_data
+        The rows, in words; None: no validation data.
+    rows, steps_per_epoch
+        Of all workers together; None: not known yet.
+    which_rows
+        Which rows each worker would get, in words.
+    model
+        How the model would go to the workers, in words.
+    settings
+        As in `TrainResult`.
+    documents
+        What would be submitted to a cluster, as text by the name of its file: the manifests of
+        Kubernetes, as JSON, or the batch script of Slurm.
+    later
+        What is known only when the training starts, in sentences.
+    """
+
+    launcher: str
+    workers: tuple[PlannedWorker, ...]
+    data: str
+    validation_data: str | None
+    rows: int | None
+    steps_per_epoch: int | None
+    which_rows: str
+    model: str
+    settings: dict[str, Any] = field(repr=False)
+    documents: dict[str, str] = field(default_factory=dict, repr=False)
+    later: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as lists, dicts, strings, numbers and None, which ``json.dumps`` takes."""
+        plain = asdict(self)
+        return {**plain, "workers": list(plain["workers"]), "later": list(self.later)}
+
+    def __str__(self) -> str:
+        lines = [
+            self._title,
+            *self._facts,
+            "workers:",
+            *(f"  {line}" for line in self._describe_workers()),
+            "settings:",
+            *(f"  {line}" for line in list_settings(self.settings)),
+        ]
+        if self.later:
+            lines += ["known only when it starts:", *(f"  {line}" for line in self.later)]
+        for name, text in self.documents.items():
+            lines += [f"{name}:", *(f"  {line}".rstrip() for line in text.splitlines())]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        rows = [
+            (one.rank, one.role, one.place, "not known yet" if one.rows is None else one.rows)
+            for one in self.workers
+        ]
+        later = ["known only when it starts", *self.later] if self.later else []
+        return write_block(
+            write_lines([self._title, *self._facts]),
+            write_table(("rank", "role", "where", "rows"), rows),
+            write_lines(later),
+            write_folded("settings", write_settings(self.settings)),
+            *(write_folded(name, write_text(text)) for name, text in self.documents.items()),
+        )
+
+    @property
+    def _title(self) -> str:
+        count = len(self.workers)
+        processes = "process" if count == 1 else "processes"
+        return f"nothing was started: a training by {count} {processes}, {self.launcher}"
+
+    @property
+    def _facts(self) -> list[str]:
+        facts = [f"data: {self.data}"]
+        if self.validation_data is not None:
+            facts.append(f"validation data: {self.validation_data}")
+        facts.append(f"each worker gets: {self.which_rows}")
+        if self.steps_per_epoch is not None:
+            size = self.settings["batch_size"]
+            facts.append(f"steps per epoch: {self.steps_per_epoch}, of {size} rows per worker")
+        return [*facts, f"model: {self.model}"]
+
+    def _describe_workers(self) -> list[str]:
+        return [
+            f"{one.role} {one.rank}: {one.place}"
+            + ("" if one.rows is None else f", {one.rows} rows")
+            for one in self.workers
+        ]
+
+
+def _with_arguments_of(
+    other: Callable[_P, Any],
+) -> Callable[[Callable[[Mapping[str, Any]], _T]], Callable[_P, _T]]:
+    """Give a function of a call's arguments, by name, the signature of that call."""
+    signature = inspect.signature(other)
+
+    def change(fn: Callable[[Mapping[str, Any]], _T]) -> Callable[_P, _T]:
+        @wraps(fn)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return fn(bound.arguments)
+
+        call.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
+        call.__annotations__ = {**other.__annotations__, "return": "Plan"}
+        return call
+
+    return change
+
+
+@explain_arguments
+@_with_arguments_of(barrier_train)
+def plan(arguments: Mapping[str, Any]) -> Plan:
+    """Show what `barrier_train` would start, to whom it would go, and who gets which rows.
+
+    All that `barrier_train` checks before it starts anything is checked. No process is started, and
+    Spark runs no job but those that `barrier_train` needs before: the values of a label of text, if
+    ``data_options`` does not list its ``categories``. A data set of batches is read, files
+    are opened to count their rows, and a session of Spark is asked for its slots.
+
+    Parameters
+    ----------
+    spark, model, data, ...
+        Those of `barrier_train`, all of them.
+
+    Returns
+    -------
+    Plan
+        To be printed; a notebook shows it. ``to_dict()`` gives plain data.
+
+    Raises
+    ------
+    InputError, ClusterError, SerializationError
+        As `barrier_train` would, before it starts anything.
+
+    Examples
+    --------
+    >>> import numpy as np, pybackend
+    >>> x, y = np.zeros((100, 4)), np.zeros(100)
+    >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
+    """
+    prepared = prepare_training(arguments)
+    request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
+    held_out = request.datasets.get("validation")
+    planned = plan_rows(request.datasets["train"], job)
+    found = Submission(("not known yet",) * job.workers)
+    if isinstance(launcher, Describing):
+        found = launcher.describe(job)
+    counts = planned.counts or (None,) * job.workers
+    return Plan(
+        launcher=launcher.where,
+        workers=tuple(
+            PlannedWorker(rank, role_of(job, rank), place, count)
+            for rank, (place, count) in enumerate(zip(found.places, counts, strict=True))
+        ),
+        data=planned.what,
+        validation_data=None if held_out is None else describe_data(held_out),
+        rows=planned.rows,
+        steps_per_epoch=planned.steps,
+        which_rows=planned.which,
+        model=_describe_model(request, job),
+        settings=prepared.settings,
+        documents=dict(found.documents),
+        later=(*planned.later, *found.later, *_list_trials(job)),
+    )
+
+
+def _describe_model(request: Request, job: Job) -> str:
+    """What the model is, and how it goes to the workers."""
+    if MODEL_FUNCTION in request.files:
+        name = getattr(request.model, "__name__", "a function")
+        return f"{name}() is called on each worker"
+    size = sum(map(len, request.files.values()))
+    way = "by value, with its callbacks" if MODEL_OBJECTS in request.files else "as Keras's file"
+    parameters = request.model.count_params() if request.model.built else None
+    counted = "" if parameters is None else f" of {parameters:,} parameters"
+    return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
+
+
+def _list_trials(job: Job) -> list[str]:
+    """What the workers try before they train."""
+    if job.workers == 1 or job.strategy is not None:
+        return []
+    return ["whether the loss and the metrics can be computed by several workers, which they try"]
