@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import wraps
@@ -153,8 +154,12 @@ class Plan:
 def _with_arguments_of(
     other: Callable[_P, Any],
 ) -> Callable[[Callable[[Mapping[str, Any]], _T]], Callable[_P, _T]]:
-    """Give a function of a call's arguments, by name, the signature of that call."""
+    """Give a function of a call's arguments, by name, the signature of that call.
+
+    In its documentation, ``ARGUMENTS`` becomes their names.
+    """
     signature = inspect.signature(other)
+    names = textwrap.fill(", ".join(signature.parameters), 96, subsequent_indent="    ")
 
     def change(fn: Callable[[Mapping[str, Any]], _T]) -> Callable[_P, _T]:
         @wraps(fn)
@@ -165,6 +170,7 @@ def _with_arguments_of(
 
         call.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
         call.__annotations__ = {**other.__annotations__, "return": "Plan"}
+        call.__doc__ = (fn.__doc__ or "").replace("ARGUMENTS", names)
         return call
 
     return change
@@ -182,8 +188,8 @@ def plan(arguments: Mapping[str, Any]) -> Plan:
 
     Parameters
     ----------
-    spark, model, data, ...
-        Those of `barrier_train`, all of them.
+    ARGUMENTS
+        As in `barrier_train`.
 
     Returns
     -------

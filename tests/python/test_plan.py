@@ -113,7 +113,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
     assert len(made.workers) == 4  # as many as the job has tasks
     for option in ("--ntasks=4", "--gpus-per-task=1", "--cpus-per-task=4", "--nodes=2"):
         assert option in script
-    assert script in str(made).replace("\n  ", "\n")
+    assert script.strip() in str(made).replace("\n  ", "\n")
     assert [pre.text for pre in html(made).iter("pre")] == [script]
     cluster = pybackend.kubernetes("registry/tf:1", cpus=2, memory="4Gi")
     made = plan(cluster, build_dense, rows, workers=5)

@@ -29,7 +29,13 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
         timeout=200,
     ).stdout
     assert "3 workers, 600 rows, 5 epochs" in shown
-    assert pybackend.load_model(tmp_path / "model.h5").input_shape == (None, 4)
+    assert pybackend.load_model(tmp_path / "model.keras").input_shape == (None, 4)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "example.py",
+        "history.png",
+        "model.keras",
+        "served",
+    }
 
 
 @pytest.mark.timeout(300)
