@@ -26,6 +26,8 @@ from pybackend.api.train import barrier_train
 from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, Job
 from pybackend.launchers import Describing, Submission
 
+# Of many workers, so many are listed: `Plan.workers` has all.
+_LISTED = 16
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -71,7 +73,7 @@ class Plan:
     model
         How the model would go to the workers, in words.
     settings
-        As in `TrainResult`.
+        As in `TrainResult`; ``seed`` is None if none was given.
     documents
         What would be submitted to a cluster, as text by the name of its file: the manifests of
         Kubernetes, as JSON, or the batch script of Slurm.
@@ -115,8 +117,9 @@ class Plan:
         """What notebooks show."""
         rows = [
             (one.rank, one.role, one.place, "not known yet" if one.rows is None else one.rows)
-            for one in self.workers
+            for one in self.workers[:_LISTED]
         ]
+        rows += [("...", "", f"{self._unlisted} more", "")] if self._unlisted else []
         later = ["known only when it starts", *self.later] if self.later else []
         return write_block(
             write_lines([self._title, *self._facts]),
@@ -143,12 +146,17 @@ class Plan:
             facts.append(f"steps per epoch: {self.steps_per_epoch}, of {size} rows per worker")
         return [*facts, f"model: {self.model}"]
 
+    @property
+    def _unlisted(self) -> int:
+        return max(0, len(self.workers) - _LISTED)
+
     def _describe_workers(self) -> list[str]:
-        return [
+        lines = [
             f"{one.role} {one.rank}: {one.place}"
             + ("" if one.rows is None else f", {one.rows} rows")
-            for one in self.workers
+            for one in self.workers[:_LISTED]
         ]
+        return [*lines, f"... and {self._unlisted} more"] if self._unlisted else lines
 
 
 def _with_arguments_of(
@@ -227,9 +235,9 @@ def plan(arguments: Mapping[str, Any]) -> Plan:
         steps_per_epoch=planned.steps,
         which_rows=planned.which,
         model=_describe_model(request, job),
-        settings=prepared.settings,
+        settings={**prepared.settings, "seed": job.seed if job.is_seeded else None},
         documents=dict(found.documents),
-        later=(*planned.later, *found.later, *_list_trials(job)),
+        later=(*planned.later, *found.later, *_list_choices(job)),
     )
 
 
@@ -245,8 +253,9 @@ def _describe_model(request: Request, job: Job) -> str:
     return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
 
-def _list_trials(job: Job) -> list[str]:
-    """What the workers try before they train."""
-    if job.workers == 1 or job.strategy is not None:
-        return []
-    return ["whether the loss and the metrics can be computed by several workers, which they try"]
+def _list_choices(job: Job) -> list[str]:
+    """What a training decides itself, or its workers find out."""
+    found = [] if job.is_seeded else ["the seed, which is drawn: give `seed` to repeat a training"]
+    if job.workers > 1 and job.strategy is None:
+        found.append("whether several workers can compute the loss and the metrics: they try it")
+    return found

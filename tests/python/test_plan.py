@@ -97,8 +97,12 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
     assert made.data == "what fed(context) returns"
     assert "the rows and steps that the function gives on each worker" in made.later
     assert "not known yet" in "".join(html(made).itertext())
+    made = of(rows, workers=30, seed=2)
+    assert "  ... and 14 more" in str(made).splitlines()
+    assert "14 more" in "".join(html(made).itertext())
     made = of(rows, shuffle="global", workers=1)
-    assert (made.which_rows, made.later) == ("all rows", ())
+    assert made.settings["seed"] is None
+    assert (made.which_rows, len(made.later)) == ("all rows", 1)  # the seed
     made = of(rows, strategy="parameter_server", workers=2)
     assert [one.role for one in made.workers] == ["chief", "worker", "worker", "ps"]
     assert made.workers[1].rows is None
