@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pybackend.api.datasets import read_data
+from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
 from pybackend.api.trained_columns import TrainedColumns, choose_columns
 from pybackend.data import arrays
@@ -37,7 +39,7 @@ def evaluate_here(
         Returns the model, and may take its time: what can be checked without it is checked first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = make_job("evaluate", {**arguments, "workers": 1})
+    job = _make_job("evaluate", arguments)
     columns = choose_columns(
         "evaluate", arguments, check_data_options(arguments["data_options"]), known
     )
@@ -63,7 +65,7 @@ def predict_here(
     check_type(kind)
     names = check_levels(arguments["levels"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = make_job("predict", {**arguments, "workers": 1})
+    job = _make_job("predict", arguments)
     columns = choose_columns("predict", arguments, check_data_options(None), known)
     if is_dataset(x):
         outputs = find_model().predict(x, verbose=0)
@@ -75,6 +77,10 @@ def predict_here(
     if kind == "raw" or (kind is None and not is_frame(x)):
         return outputs
     return _tabulate(find_model(), outputs, known, kind, names, x.index if is_frame(x) else None)
+
+
+def _make_job(kind: Literal["evaluate", "predict"], arguments: Mapping[str, Any]) -> Job:
+    return replace(make_job(kind, {**arguments, "workers": 1}), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:

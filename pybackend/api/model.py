@@ -41,18 +41,6 @@ def is_keras_model(model: Any) -> bool:
     return keras is not None and isinstance(model, keras.Model)
 
 
-def read_keras_defaults() -> dict[str, Any]:
-    """Keras's global settings, which can differ from its defaults only if Keras is loaded."""
-    keras = sys.modules.get("keras")
-    if keras is None:
-        return {}
-    return {
-        "floatx": keras.config.floatx(),
-        "dtype_policy": keras.config.dtype_policy().name,
-        "image_data_format": keras.config.image_data_format(),
-    }
-
-
 def encode_model(
     model: Any,
     custom_objects: Mapping[str, Any],

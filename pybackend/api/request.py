@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
+from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
     check_custom_objects,
     encode_model,
     find_source,
-    read_keras_defaults,
 )
 from pybackend.api.progress import printer
 from pybackend.api.result import TrainResult

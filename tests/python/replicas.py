@@ -17,11 +17,11 @@ import numpy as np
 from conftest import largest_difference, record_outcome
 
 import pybackend
+from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
     add_custom_objects,
     encode_model,
     find_source,
-    read_keras_defaults,
 )
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
