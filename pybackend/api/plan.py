@@ -115,7 +115,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             (one.rank, one.role, one.place, "not known yet" if one.rows is None else one.rows)
             for one in self.workers[:_LISTED]
         ]

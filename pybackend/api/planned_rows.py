@@ -72,8 +72,8 @@ def plan_rows(data: Any, job: Job) -> PlannedRows:
         which = "ranges of rows, which it reads itself"
     if job.workers == 1:
         which = "all rows"
-    later = ("how many workers later epochs have",) if job.is_elastic else ()
-    return PlannedRows(what, rows, counts, steps, which, later)
+    changes = ("how many workers later epochs have",) if job.is_elastic else ()
+    return PlannedRows(what, rows, counts, steps, which, changes)
 
 
 def describe_data(data: Any) -> str:
