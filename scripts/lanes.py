@@ -3,9 +3,9 @@
 A third lane runs beside two: those that mostly wait come first. A lane is a command of its own:
 what shares a Spark session, or needs R, is in one. Its output is printed in one piece when it ends,
 a failure is named again at the end, and the last line says how many tests passed, failed and were
-skipped. A lane beyond its budget is said to be late, as machines differ; one beyond twice its
-budget is ended with everything it has started, after its processes have printed their stacks, and
-fails.
+skipped. Up to three of pytest's tests that failed are run once more at the end (`lane_again.py`). A
+lane beyond its budget is said to be late, as machines differ; one beyond twice its budget is ended
+with everything it has started, after its processes have printed their stacks, and fails.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lane import BUILD, ROOT, Ended, Lane, end_all, run_lane
+from lane_again import run_again
 from lane_results import conclude, record, show
 
 RECORD = ROOT / "benchmarks" / "durations.json"
@@ -234,7 +235,8 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lanes-", ignore_cleanup_errors=True) as folder:
         try:
-            ended = run_lanes(lanes, scale(), Path(folder))
+            factor = scale()
+            ended = run_again(run_lanes(lanes, factor, Path(folder)), factor, Path(folder))
         finally:  # also on Ctrl-C: lanes are sessions of their own, which the terminal leaves alone
             end_all(Path(folder))
     seconds = time.monotonic() - began
