@@ -22,6 +22,7 @@ from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
+from pybackend.job.messages import Emit, Event
 from pybackend.job.options import DataOptions, check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
@@ -57,8 +58,8 @@ class Request:
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
 
-    def run(self, launcher: Launcher) -> Outcome:
-        """Run the job to its end, and show its progress."""
+    def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
+        """Run the job to its end, and show its progress; all events go to ``listen`` as well."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -66,7 +67,13 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
-        return launcher.launch(self.job, files, sent, printer(self.job.verbose))
+        show = printer(self.job.verbose)
+
+        def on_event(event: Event) -> None:
+            show(event)
+            listen(event)
+
+        return launcher.launch(self.job, files, sent, on_event)
 
 
 def prepare(

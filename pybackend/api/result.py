@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.api.plots import plot_history
 from pybackend.data.files import read_file
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.report import Gang, WorkerReport, count_by_epoch
+from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch
 
 # Of a training's seconds: workers wait for each other a little all the time.
 _SHARE_OF_NOTE = 0.05
@@ -58,6 +58,11 @@ class TrainResult:
     gangs
         With ``min_workers``, who trained from which epoch on: a `Gang`, and a further one each time
         when workers have left or joined.
+    restarts
+        A `Restart` for each time that the workers were started again.
+    tensorboard
+        Where the event files lie, if ``tensorboard`` was given: a folder of this machine (of that
+        of the first of several processes that `join`), or a URI.
     """
 
     model_base64: str = field(repr=False)
@@ -77,6 +82,8 @@ class TrainResult:
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
+    restarts: list[Restart] = field(default_factory=list, repr=False)
+    tensorboard: str | None = None
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
@@ -213,6 +220,8 @@ class TrainResult:
             "features": self.features,
             "workers_by_epoch": self.workers_by_epoch,
             "gangs": [asdict(gang) for gang in self.gangs],
+            "restarts": [asdict(restart) for restart in self.restarts],
+            "tensorboard": self.tensorboard,
         }
 
 

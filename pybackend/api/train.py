@@ -12,6 +12,8 @@ from typing import Any
 from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
 from pybackend.api.datasets import read_training_data
 from pybackend.api.elastic import check_elastic_call
+from pybackend.api.event_files import EventFiles
+from pybackend.api.progress import printer
 from pybackend.api.request import Request, prepare
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult, read_model_file
@@ -24,6 +26,7 @@ from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.learning_rate import ScaleLearningRate
+from pybackend.job.messages import Note
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
@@ -66,6 +69,7 @@ def barrier_train(
     restarts: int = 0,
     strategy: str | None = None,
     roles: Mapping[str, int] | None = None,
+    tensorboard: bool | str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -201,6 +205,13 @@ def barrier_train(
         With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
         "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,
         there is one parameter server, and ``workers`` is the number of those that take steps.
+    tensorboard
+        Where to write what TensorBoard shows: the figures of each epoch, those of rank 0's rows
+        every 50 steps, and the graph. A folder of this machine, on any cluster: rank 0 writes with
+        Keras's callback, and sends what it has written here, at each epoch's end and every 10
+        seconds. True: a new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes
+        there itself. See ``tfdist tensorboard`` and `TrainResult.tensorboard`; for a profile pass
+        a ``keras.callbacks.TensorBoard`` among the ``callbacks``.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
@@ -242,10 +253,13 @@ def barrier_train(
     check_resumes(request.job)
     check_scale(request)
     kept = request.job.checkpoint
-    with pointing_to(kept, partial(sees_some, kept)):
-        outcome = run_with_restarts(request, launcher, restarts)
+    files = EventFiles(request.job.tensorboard)
+    with files, pointing_to(kept, partial(sees_some, kept)):
+        outcome = run_with_restarts(request, launcher, restarts, files)
         result = _make_result(request, outcome, safe_mode, began)
     note_scale(request, result)
+    if (text := files.describe_loss()) is not None:
+        printer(request.job.verbose)(Note(text))
     return result
 
 
@@ -283,6 +297,8 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         gangs=list(outcome.gangs),
+        restarts=list(outcome.restarts),
+        tensorboard=job.tensorboard,
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,
