@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from pybackend.api.plots import plot_history
+from pybackend.api.record import encode_record
 from pybackend.data.files import read_file
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch
@@ -202,8 +203,11 @@ class TrainResult:
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers, as the R package reads them."""
-        return {
+        """Plain lists, dicts, strings and numbers, as the R package reads them.
+
+        ``record`` is the JSON text of all but the model's file, for a later `report`.
+        """
+        fields = {
             "history": self.history,
             "model_base64": self.model_base64,
             "model_format": self.model_format,
@@ -223,6 +227,7 @@ class TrainResult:
             "restarts": [asdict(restart) for restart in self.restarts],
             "tensorboard": self.tensorboard,
         }
+        return {**fields, "record": encode_record(fields)}
 
 
 def read_model_file(uri: str) -> bytes:
