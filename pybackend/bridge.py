@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
-from pybackend.api.result import read_model_file
+from pybackend.api.saving import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError

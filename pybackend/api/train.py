@@ -9,20 +9,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
-from pybackend.api.datasets import read_training_data
-from pybackend.api.elastic import check_elastic_call
+from pybackend.api.checkpoints import sees_some
 from pybackend.api.event_files import EventFiles
+from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
-from pybackend.api.request import Request, prepare
 from pybackend.api.restarts import run_with_restarts
-from pybackend.api.result import TrainResult, read_model_file
-from pybackend.api.scaled import check_scale, note_scale, settle_scale
+from pybackend.api.result import TrainResult
+from pybackend.api.saving import read_model_file
+from pybackend.api.scaled import note_scale
+from pybackend.api.settings import describe_settings
 from pybackend.api.signatures import explain_arguments
-from pybackend.api.strategy import settle_strategy
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
-from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.learning_rate import ScaleLearningRate
@@ -30,7 +28,7 @@ from pybackend.job.messages import Note
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
-from pybackend.launchers import Outcome, launcher_for
+from pybackend.launchers import Outcome
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
@@ -243,27 +241,22 @@ def barrier_train(
     """
     arguments = dict(locals())
     began = time.monotonic()
-    launcher = launcher_for(spark)
-    check_elastic_call(launcher, arguments)
-    arguments = settle_strategy(launcher, arguments)
-    arguments = settle_scale(arguments)
-    restarts = check_whole_number("restarts", restarts, least=0)
-    arguments = settle_checkpoint(arguments)
-    request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
-    check_resumes(request.job)
-    check_scale(request)
-    kept = request.job.checkpoint
+    prepared = prepare_training(arguments)
+    request, kept = prepared.request, prepared.request.job.checkpoint
     files = EventFiles(request.job.tensorboard)
     with files, pointing_to(kept, partial(sees_some, kept)):
-        outcome = run_with_restarts(request, launcher, restarts, files)
-        result = _make_result(request, outcome, safe_mode, began)
+        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
+        result = _make_result(prepared, outcome, safe_mode, began)
     note_scale(request, result)
     if (text := files.describe_loss()) is not None:
         printer(request.job.verbose)(Note(text))
     return result
 
 
-def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
+def _make_result(
+    prepared: PreparedTraining, outcome: Outcome, safe_mode: bool, began: float
+) -> TrainResult:
+    request = prepared.request
     job, trained_on = outcome.job or request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = read_figures(outcome.reports[0], list)
@@ -299,6 +292,7 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         gangs=list(outcome.gangs),
         restarts=list(outcome.restarts),
         tensorboard=job.tensorboard,
+        settings=describe_settings(job, prepared.launcher, prepared.restarts),
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
@@ -14,6 +15,9 @@ _ADVICE = (
     "what it has sent was cut off or altered on its way, or another release of tfdist has written "
     "it: install the same one on all machines, and start again"
 )
+
+# Of a training's seconds: workers wait for each other a little all the time.
+_SHARE_OF_NOTE = 0.05
 
 PARTS = ("data", "compute", "communication", "waiting")
 """Of a step, in the order in which `StepTimes` lists them."""
@@ -170,6 +174,21 @@ def count_by_epoch(gangs: Sequence[Gang], last: int) -> list[int]:
     for gang in gangs:
         counts |= dict.fromkeys(range(gang.epoch, last + 1), len(gang.workers))
     return list(counts.values())
+
+
+def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
+    """The rank for which the others waited, and for how many seconds each; None if for none.
+
+    The worker that all wait for waits least itself: what is shown is by how much.
+    """
+    waits = [report.waited for report in reports if report.waited is not None]
+    if len(waits) < max(2, len(reports)):
+        return None
+    least = min(waits)
+    rank = waits.index(least)
+    excess = median(waits[:rank] + waits[rank + 1 :]) - least
+    is_worth_a_word = excess >= max(1.0, _SHARE_OF_NOTE * reports[rank].seconds)
+    return (reports[rank].rank, excess) if is_worth_a_word else None
 
 
 def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from pybackend.job.job import Job
@@ -27,9 +27,32 @@ class Outcome:
     restarts: tuple[Restart, ...] = ()
 
 
+@dataclass(frozen=True)
+class Submission:
+    """What a launcher would start.
+
+    Attributes
+    ----------
+    places
+        Where each worker would run, by rank, in words.
+    documents
+        What would be submitted to a cluster, as text by the name of its file.
+    later
+        What is known only when it is started, in sentences.
+    """
+
+    places: tuple[str, ...]
+    documents: Mapping[str, str] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class Launcher(Protocol):
     """Starts the workers of a job somewhere, and stays with them to their end."""
+
+    @property
+    def where(self) -> str:
+        """What its workers are, in words: "processes of this machine"."""
 
     @property
     def session(self) -> Any:
@@ -68,6 +91,20 @@ class Launcher(Protocol):
             The job cannot be run here.
         WorkerFailedError
             A worker failed; all others are ended first.
+        """
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """A launcher that can say what it would start, and starts nothing then."""
+
+    def describe(self, job: Job) -> Submission:
+        """What `launch` would start for a job, after the checks that it makes before.
+
+        Raises
+        ------
+        InputError, ClusterError
+            The job cannot be run here.
         """
 
 

@@ -52,7 +52,7 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
         raise InputError(
             f"report() needs a TrainResult or a WorkerFailedError, not {type(what).__name__}"
         )
-    return write_report(json.loads(what.to_dict()["record"]), _read_model(what), target, title)
+    return write_report(json.loads(what.record), _read_model(what), target, title)
 
 
 def write_report(
