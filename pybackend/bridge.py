@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
-from pybackend.api.result import read_model_file
+from pybackend.api.saving import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
+from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
+from pybackend.reporting.call import report, write_report
 from pybackend.sql.augment import augment
 from pybackend.sql.dbi import connect_dbi
 
@@ -35,6 +36,8 @@ __all__ = [
     "pick_columns",
     "probe",
     "read_model",
+    "report_failure",
+    "report_record",
 ]
 
 
@@ -105,6 +108,19 @@ def describe_sql(made: Any) -> dict[str, Any]:
         "place": [row[1] for row in rows],
         "numbers": [row[2] for row in rows],
     }
+
+
+def report_record(record: str, model: Any, path: str, title: str | None) -> str:
+    """Write the report of a fit: ``record`` is `TrainResult.record`, or a part of it."""
+    return str(write_report(json.loads(record), model, path, title))
+
+
+def report_failure(*, path: str, title: str | None, message: str, **fields: Any) -> str:
+    """Write the report of an error that `capture` has described."""
+    log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
+    # The message begins with the reason; the rest of it is in the other fields.
+    failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
+    return str(report(WorkerFailedError([failure]), path, title=title))
 
 
 def _describe(error: TfdistError) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def train_mnist(
     checkpoint: Checkpoint | str | None = None,
     resume: bool = False,
     restarts: int = 0,
+    tensorboard: bool | str | None = None,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
@@ -88,7 +89,7 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts
+    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts, tensorboard
         As in `barrier_train`.
     path, limit
         As in `mnist`.
@@ -125,6 +126,7 @@ def train_mnist(
         checkpoint=checkpoint,
         resume=resume,
         restarts=restarts,
+        tensorboard=tensorboard,
         verbose=verbose,
         timeout=timeout,
     )

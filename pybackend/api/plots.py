@@ -1,39 +1,59 @@
-"""The history of a training as a figure (needs matplotlib: the extra ``plots``)."""
+"""The history of a training as a figure (imports matplotlib: the extra ``plots``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Sequence
 from typing import Any
 
-from pybackend.errors import InputError
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pybackend.api.curves import Curve, Panel
+
+_COLUMNS = 3
+_WIDTH, _HEIGHT = 4.6, 3.2
+# Beyond so many epochs markers run into each other.
+_MARKED = 30
 
 
-def plot_history(
-    history: Mapping[str, Sequence[Any]], epochs_of: Callable[[str], Sequence[int]]
-) -> Any:
-    """One panel per metric over its epochs, training and validation together.
+class HistoryFigure(Figure):
+    """A figure that notebooks show although pyplot does not know of it.
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    InputError
-        matplotlib is missing.
+    Pyplot would show it twice, and keep it in memory until it is closed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("plots need matplotlib: pip install 'tfdist[plots]'") from error
-    names = [name for name in history if not name.startswith("val_")]
-    figure = Figure(figsize=(5 * len(names), 3.5), layout="constrained")
-    for place, name in enumerate(names, start=1):
-        axes = figure.add_subplot(1, len(names), place)
-        for key, label in ((name, "training"), (f"val_{name}", "validation")):
-            if key in history:
-                axes.plot(epochs_of(key), history[key], marker="o", label=label)
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=self.dpi)
+        return file.getvalue()
+
+
+def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
+    """A grid of panels, each with its curves, which are smoothed if ``smooth`` is not 0."""
+    columns = min(len(panels), _COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = HistoryFigure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    for place, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        for number, curve in enumerate(panel.curves):
+            _draw(axes, curve, f"C{number}", smooth)
+        axes.set_title(panel.name)
         axes.set_xlabel("epoch")
-        axes.set_title(name)
-        axes.legend()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(panel.curves) > 1:
+            axes.legend(frameon=False)
     return figure
+
+
+def _draw(axes: Any, curve: Curve, color: str, smooth: float) -> None:
+    marker = "o" if len(curve.epochs) <= _MARKED else None
+    line = "--" if curve.is_validation else "-"
+    style: dict[str, Any] = {"color": color, "linestyle": line, "markersize": 4}
+    if smooth:
+        axes.plot(curve.epochs, curve.values, **style, alpha=0.25, label="_figures")
+        axes.plot(curve.epochs, curve.smoothed(smooth), **style, label=curve.label)
+    else:
+        axes.plot(curve.epochs, curve.values, **style, marker=marker, label=curve.label)

@@ -18,11 +18,13 @@ from pybackend.api.model import (
 )
 from pybackend.api.progress import printer
 from pybackend.api.result import TrainResult
-from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.api.trained_columns import choose_columns
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
-from pybackend.job.options import DataOptions, check_data_options
+from pybackend.job.messages import Emit, Event
+from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
 
@@ -57,8 +59,8 @@ class Request:
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
 
-    def run(self, launcher: Launcher) -> Outcome:
-        """Run the job to its end, and show its progress."""
+    def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
+        """Run the job to its end, and show its progress; all events go to ``listen`` as well."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -66,7 +68,13 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
-        return launcher.launch(self.job, files, sent, printer(self.job.verbose))
+        show = printer(self.job.verbose)
+
+        def on_event(event: Event) -> None:
+            show(event)
+            listen(event)
+
+        return launcher.launch(self.job, files, sent, on_event)
 
 
 def prepare(
@@ -105,7 +113,7 @@ def prepare(
         model_source=find_source(given),
         **read_keras_defaults(),
     )
-    columns = _choose_columns(kind, arguments, options, result)
+    columns = choose_columns(kind, arguments, options, result)
     check_custom_objects(arguments["custom_objects"])
     callbacks = check_callbacks(arguments.get("callbacks"))
     datasets = read(columns, job)
@@ -139,40 +147,6 @@ def _encode(
 
         snapshot = take_snapshot(model)
     return Request(job, files, datasets, columns, model, custom_objects, snapshot)
-
-
-def _choose_columns(
-    kind: str, arguments: Mapping[str, Any], options: DataOptions, result: TrainResult | None
-) -> ColumnSpec:
-    """The columns that are named, or else those that the model of a result was trained on."""
-    label = arguments.get("label", "label")
-    columns = ColumnSpec(
-        features=arguments.get("features"),
-        label=label,
-        weight=arguments.get("weight"),
-        tensors=options.tensors,
-        categories=options.categories,
-        tfrecord_spec=options.tfrecord_spec,
-        repartition=options.repartition,
-        finds_levels=kind == "train",
-    )
-    check_column_spec(columns)
-    if kind == "predict":
-        columns = replace(columns, label=None)
-    return columns if result is None else _add_defaults(columns, result)
-
-
-def _add_defaults(columns: ColumnSpec, result: TrainResult) -> ColumnSpec:
-    """Read columns as the training did, unless the call says otherwise."""
-    categories = result.categories if columns.categories is None else columns.categories
-    if result.levels is not None and isinstance(columns.label, str):
-        categories = {columns.label: result.levels, **(categories or {})}
-    return replace(
-        columns,
-        features=result.features if columns.features is None else columns.features,
-        tensors=result.tensors if columns.tensors is None else columns.tensors,
-        categories=categories,
-    )
 
 
 def _encode_sources(datasets: Mapping[str, Any]) -> dict[str, bytes]:

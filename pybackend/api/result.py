@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from pybackend.api.plots import plot_history
-from pybackend.data.files import read_file
-from pybackend.errors import InputError, SerializationError
-from pybackend.job.report import Gang, WorkerReport, count_by_epoch
-
-# Of a training's seconds: workers wait for each other a little all the time.
-_SHARE_OF_NOTE = 0.05
+from pybackend.api.curves import check_smoothing, find_panels
+from pybackend.api.record import encode_record
+from pybackend.api.result_html import describe_training
+from pybackend.errors import InputError
+from pybackend.job.options import DataOptions
+from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,20 @@ class TrainResult:
     gangs
         With ``min_workers``, who trained from which epoch on: a `Gang`, and a further one each time
         when workers have left or joined.
+    restarts
+        A `Restart` for each time that the workers were started again.
+    tensorboard
+        Where the event files lie, if ``tensorboard`` was given: a folder of this machine (of that
+        of the first of several processes that `join`), or a URI.
+    settings
+        What the training was asked to do, as plain data: ``launcher`` (in words), ``workers``,
+        ``min_workers``, ``max_workers``, ``epochs``, ``initial_epoch``, ``batch_size`` (rows per
+        worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``,
+        ``exchange`` (a dict: ``kind`` is ``"Exchange"`` or ``"LocalSteps"``, beside its options),
+        ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
+        ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
+        tensorflow, keras and numpy in the process that called, with Spark also of pyspark. None:
+        not used. What has no number in JSON is text: ``"inf"``.
     """
 
     model_base64: str = field(repr=False)
@@ -77,6 +89,9 @@ class TrainResult:
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
+    restarts: list[Restart] = field(default_factory=list, repr=False)
+    tensorboard: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
@@ -96,24 +111,133 @@ class TrainResult:
         return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model file, e.g. ``result.save("model.h5")``.
+        """Write the model to a file, e.g. ``result.save("model.h5")``; returns its path.
+
+        ``*.h5`` or ``*.keras``, whichever `model_format` is: if the other one is asked for, Keras
+        writes it anew, with the optimizer's state. The file appears complete or not at all.
 
         Raises
         ------
         InputError
-            The file name does not end in `model_format`.
+            The name ends otherwise, or the weights alone have come: they are a ``*.weights.h5``.
+        SerializationError
+            Keras cannot write the model in that format.
         """
+        from pybackend.api.saving import save_file
+
+        return save_file(Path(path), self.model_format, self.model_bytes, lambda: self.model)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model as a SavedModel, for TensorFlow Serving and what else reads these.
+
+        By Keras's ``model.export``: without the training, and with the signature
+        ``"serving_default"`` that takes and gives what the model does. Read it by
+        ``tf.saved_model.load(path)``, not by `load_model`.
+
+        Parameters
+        ----------
+        path
+            A new folder; it appears complete or not at all.
+
+        Raises
+        ------
+        InputError
+            There is something at the path already.
+        SerializationError
+            Keras cannot export the model.
+        """
+        from pybackend.api.saving import check_new_folder, export_model
+
         path = Path(path)
-        if not path.name.endswith(f".{self.model_format}"):
-            alone = self.model_format == "weights.h5"
-            raise InputError(
-                f"this model is in {self.model_format!r} format"
-                f"{', weights alone for model.load_weights()' if alone else ''}: name the file "
-                f"{path.with_suffix('.' + self.model_format).name!r}, not {path.name!r}"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self.model_bytes())
-        return path
+        check_new_folder(path)
+        return export_model(self.model, path)
+
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        batch_size: int = 32,
+        features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        label: str | Mapping[str, str] = "label",
+        weight: str | None = None,
+        data_options: DataOptions | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate the model on other rows, in this process.
+
+        The figures are those of ``model.evaluate``. For rows that are too many for one process
+        there is `barrier_evaluate`, which takes this result as its model.
+
+        Parameters
+        ----------
+        data
+            ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path or URI
+            of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
+        batch_size
+            Rows of a step; a data set has its own.
+        features, label, weight, data_options
+            As in `barrier_evaluate`: None means as in the training, but ``label`` and ``weight``
+            are not remembered.
+
+        Returns
+        -------
+        dict
+            ``loss`` and each metric by its name: a float, or a list of them.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the rows do not fit the model.
+        """
+        from pybackend.api.in_process import evaluate_here
+
+        arguments = dict(locals())
+        return evaluate_here(lambda: self.model, self, data, arguments)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 32,
+        type: str | None = None,
+        levels: Sequence[Any] | None = None,
+    ) -> Any:
+        """Predict with the model, in this process.
+
+        The numbers are those of ``model.predict``. `barrier_predict` and `predict_spark` take this
+        result, too, for rows that are too many for one process.
+
+        Parameters
+        ----------
+        x
+            Inputs: an array with one entry per row, a list or dict of arrays, a pandas data frame,
+            the path or URI of files, or a data set of batches of TensorFlow or Keras. Of tables,
+            the columns of the training are read as they were there: `features`, `tensors` and
+            `categories`.
+        batch_size
+            Rows that are computed at once; a data set has its own.
+        type
+            ``"raw"``: the model's outputs, as they are. ``"class"``, ``"prob"``: the columns
+            ``.pred_class``, or ``.pred_<level>`` for each class, as in `predict_spark`. None: for
+            a data frame what `predict_spark` gives by default, for anything else ``"raw"``.
+        levels
+            Names of the classes 0, 1, 2, ...; None: `levels`, or else numbers.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With ``"class"`` and ``"prob"``, and by default for a data frame, whose index it has.
+        numpy array, or a list or dict of arrays if the model has several outputs
+            Otherwise. One entry per row, in their order.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the rows do not fit the model.
+        """
+        from pybackend.api.in_process import predict_here
+
+        arguments = dict(locals())
+        return predict_here(lambda: self.model, self, x, arguments)
 
     def epochs_of(self, name: str) -> list[int]:
         """The epochs, counted from 1, that have a figure of this name in the history."""
@@ -133,21 +257,29 @@ class TrainResult:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank for which the others waited, and for how many seconds each; None if for none.
+        """The rank for which the others waited, and for how many seconds each; None if for none."""
+        return find_straggler(self.workers)
 
-        The worker that all wait for waits least itself: what is shown is by how much.
-        """
-        waits = [worker.waited for worker in self.workers if worker.waited is not None]
-        if len(waits) < max(2, len(self.workers)):
-            return None
-        least = min(waits)
-        rank = waits.index(least)
-        excess = median(waits[:rank] + waits[rank + 1 :]) - least
-        is_worth_a_word = excess >= max(1.0, _SHARE_OF_NOTE * self.workers[rank].seconds)
-        return (self.workers[rank].rank, excess) if is_worth_a_word else None
-
-    def plot(self) -> Any:
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        metrics: str | Sequence[str] | None = None,
+        smooth: float = 0.0,
+    ) -> Any:
         """The history as a figure, a panel per metric; needs the extra ``plots``.
+
+        A notebook shows the figure that is a cell's last value; a script gives a ``path``.
+
+        Parameters
+        ----------
+        path
+            Where the figure is written, as matplotlib writes it: .png, .pdf or .svg.
+        metrics
+            The metric to show, or several of them, in order; each with its validation. None: all.
+        smooth
+            From 0 to below 1: how much of the mean so far goes into the next point. With 0.6, say,
+            the figures themselves are faint behind the smoothed line.
 
         Returns
         -------
@@ -156,11 +288,20 @@ class TrainResult:
         Raises
         ------
         InputError
-            matplotlib is missing, or there is no history.
+            matplotlib is missing, there is no history, or it has no such metric.
         """
         if not self.history:
             raise InputError("there is no history to plot: no epoch was run")
-        return plot_history(self.history, self.epochs_of)
+        panels = find_panels(self.history, self.epochs_of, metrics)
+        weight = check_smoothing(smooth)
+        try:
+            from pybackend.api.plots import plot_panels
+        except ImportError as error:
+            raise InputError("plots need matplotlib: pip install 'tfdist[plots]'") from error
+        figure = plot_panels(panels, weight)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""
@@ -176,26 +317,51 @@ class TrainResult:
         if self.metrics:
             lines.append(", ".join(f"{k} {_figure(v)}" for k, v in self.metrics.items()))
         lines += [
-            f"  worker {self._number(w.rank)} on {w.host} (pid {w.pid}): {w.rows} rows, "
+            f"  worker {self.number_of(w.rank)} on {w.host} (pid {w.pid}): {w.rows} rows, "
             f"{w.steps} steps, {w.seconds:.1f} s"
             + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
             for w in self.workers
         ]
+        lines += self._list_events()
+        return "\n".join(lines)
+
+    def _list_events(self) -> list[str]:
+        """Who has gone and come, and for whom the others have waited."""
+        lines = []
         for gang in self.gangs[1:]:
             gone = [f"worker {number} had gone ({why})" for number, why in gang.left.items()]
             came = [f"worker {number} had joined" for number in gang.joined]
             lines.append(f"from epoch {gang.epoch} on: {', '.join([*gone, *came])}")
         if self.straggler is not None:
             rank, seconds = self.straggler
-            lines.append(f"the others waited {seconds:.1f} s for worker {self._number(rank)}")
-        return "\n".join(lines)
+            lines.append(f"the others waited {seconds:.1f} s for worker {self.number_of(rank)}")
+        return lines
 
-    def _number(self, rank: int) -> int:
+    def _repr_html_(self) -> str:
+        """What notebooks show: figures of the last epoch, curves, workers and settings."""
+        panels = find_panels(self.history, self.epochs_of)
+        names = [self.number_of(worker.rank) for worker in self.workers]
+        return describe_training(
+            self.summary().splitlines()[: 1 + bool(self.history) + bool(self.metrics)],
+            self._list_events(),
+            panels,
+            dict(zip(names, self.workers, strict=True)),
+            self.settings,
+        )
+
+    def number_of(self, rank: int) -> int:
         """What a worker is called: its rank, unless ranks have changed since it was started."""
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers, as the R package reads them."""
+        """All of it as lists, dicts, strings, numbers and None, which ``json.dumps`` takes.
+
+        The keys are the attributes' names. ``workers`` and ``gangs`` are lists of dicts with the
+        fields of `WorkerReport`, and ``ok``, and of `Gang`; ``epochs_of`` has the epochs of each
+        name in ``history``, ``straggler`` is a list of rank and seconds or None. ``model_base64``
+        is the whole model: leave it out where only the figures are wanted. Figures that are not
+        finite stay as they are, which ``json.dumps(..., allow_nan=False)`` refuses.
+        """
         return {
             "history": self.history,
             "model_base64": self.model_base64,
@@ -209,26 +375,29 @@ class TrainResult:
             "straggler": list(self.straggler) if self.straggler else None,
             "metrics": self.metrics,
             "model_uri": self.model_uri,
-            "levels": self.levels,
+            "levels": None if self.levels is None else [_as_plain(one) for one in self.levels],
             "features": self.features,
+            "settings": self.settings,
             "workers_by_epoch": self.workers_by_epoch,
             "gangs": [asdict(gang) for gang in self.gangs],
+            "restarts": [asdict(restart) for restart in self.restarts],
+            "tensorboard": self.tensorboard,
         }
 
+    @property
+    def record(self) -> str:
+        """JSON text of all figures, without the model's file, from which `report` is written.
 
-def read_model_file(uri: str) -> bytes:
-    """The model that a training wrote to ``model_uri``.
-
-    Raises
-    ------
-    SerializationError
-        It is not there, or cannot be read.
-    """
-    try:
-        return read_file(uri)
-    except OSError as error:
-        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
+        As `to_dict`, with ``rows_per_second`` of each worker. What is no number in JSON is text:
+        ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        """
+        return encode_record(self.to_dict())
 
 
 def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _as_plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's."""
+    return value.item() if hasattr(value, "item") else value

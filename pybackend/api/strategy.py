@@ -20,6 +20,7 @@ _SYNCHRONOUS = {
     "callbacks": "no step is the same on all workers: there is none to call them after",
     "scale_lr": "a step has the rows of one worker, however many there are",
     "class_weight": "pass sample weights",
+    "tensorboard": "it is written by a callback",
     "steps_per_epoch": "an epoch has as many steps as all rows make batches",
 }
 
@@ -41,7 +42,7 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
             )
         return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
     for name, reason in _SYNCHRONOUS.items():
-        if arguments[name] not in (None, []):
+        if arguments[name] not in (None, False, []):
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
     kept = check_checkpoint(arguments["checkpoint"])
     if kept is not None and kept.every != "epoch":

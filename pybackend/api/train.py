@@ -9,25 +9,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.checkpoints import check_resumes, sees_some, settle_checkpoint
-from pybackend.api.datasets import read_training_data
-from pybackend.api.elastic import check_elastic_call
-from pybackend.api.request import Request, prepare
+from pybackend.api.checkpoints import sees_some
+from pybackend.api.event_files import EventFiles
+from pybackend.api.prepared_training import PreparedTraining, prepare_training
+from pybackend.api.progress import printer
 from pybackend.api.restarts import run_with_restarts
-from pybackend.api.result import TrainResult, read_model_file
-from pybackend.api.scaled import check_scale, note_scale, settle_scale
+from pybackend.api.result import TrainResult
+from pybackend.api.saving import read_model_file
+from pybackend.api.scaled import note_scale
+from pybackend.api.settings import describe_settings
 from pybackend.api.signatures import explain_arguments
-from pybackend.api.strategy import settle_strategy
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
-from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.learning_rate import ScaleLearningRate
+from pybackend.job.messages import Note
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
-from pybackend.launchers import Outcome, launcher_for
+from pybackend.launchers import Outcome
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes, sha256_of
@@ -66,6 +67,7 @@ def barrier_train(
     restarts: int = 0,
     strategy: str | None = None,
     roles: Mapping[str, int] | None = None,
+    tensorboard: bool | str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -201,6 +203,13 @@ def barrier_train(
         With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
         "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,
         there is one parameter server, and ``workers`` is the number of those that take steps.
+    tensorboard
+        Where to write what TensorBoard shows: the figures of each epoch, those of rank 0's rows
+        every 50 steps, and the graph. A folder of this machine, on any cluster: rank 0 writes with
+        Keras's callback, and sends what it has written here, at each epoch's end and every 10
+        seconds. True: a new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes
+        there itself. See ``tfdist tensorboard`` and `TrainResult.tensorboard`; for a profile pass
+        a ``keras.callbacks.TensorBoard`` among the ``callbacks``.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
@@ -232,24 +241,22 @@ def barrier_train(
     """
     arguments = dict(locals())
     began = time.monotonic()
-    launcher = launcher_for(spark)
-    check_elastic_call(launcher, arguments)
-    arguments = settle_strategy(launcher, arguments)
-    arguments = settle_scale(arguments)
-    restarts = check_whole_number("restarts", restarts, least=0)
-    arguments = settle_checkpoint(arguments)
-    request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
-    check_resumes(request.job)
-    check_scale(request)
-    kept = request.job.checkpoint
-    with pointing_to(kept, partial(sees_some, kept)):
-        outcome = run_with_restarts(request, launcher, restarts)
-        result = _make_result(request, outcome, safe_mode, began)
+    prepared = prepare_training(arguments)
+    request, kept = prepared.request, prepared.request.job.checkpoint
+    files = EventFiles(request.job.tensorboard)
+    with files, pointing_to(kept, partial(sees_some, kept)):
+        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
+        result = _make_result(prepared, outcome, safe_mode, began)
     note_scale(request, result)
+    if (text := files.describe_loss()) is not None:
+        printer(request.job.verbose)(Note(text))
     return result
 
 
-def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: float) -> TrainResult:
+def _make_result(
+    prepared: PreparedTraining, outcome: Outcome, safe_mode: bool, began: float
+) -> TrainResult:
+    request = prepared.request
     job, trained_on = outcome.job or request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = read_figures(outcome.reports[0], list)
@@ -283,6 +290,9 @@ def _make_result(request: Request, outcome: Outcome, safe_mode: bool, began: flo
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         gangs=list(outcome.gangs),
+        restarts=list(outcome.restarts),
+        tensorboard=job.tensorboard,
+        settings=describe_settings(job, prepared.launcher, prepared.restarts),
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -51,6 +52,7 @@ def fit(
     notice: Notice | None = None,
     memory: Memory | None = None,
     start: Start | None = None,
+    board: Sequence[Any] = (),
 ) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
@@ -68,6 +70,8 @@ def fit(
         What the worker of an elastic training remembers.
     start
         Where the training begins, if not where its checkpoint is.
+    board
+        Further callbacks, of which no state is kept.
 
     Returns
     -------
@@ -90,8 +94,8 @@ def fit(
     synchronizer = make_synchronizer(model, collective, feed, job, emit, clock, metrics)
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     own = select_callbacks(collective.rank, callbacks)
-    sync.evaluated_by = own
-    listed = [clock, sync, *own]
+    sync.evaluated_by = [*own, *board]
+    listed = [clock, sync, *own, *board]
     scaled = None
     if job.scale_lr is not None:
         scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)

@@ -15,6 +15,7 @@ import numpy as np
 from pybackend.collective import Collective, Mesh
 from pybackend.data.arrays import nest
 from pybackend.data.rows import DealtRows, Rows, SpooledRows, make_zero_row
+from pybackend.engine.board import make_board
 from pybackend.engine.elastic import Memory
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
@@ -192,6 +193,7 @@ def train(
         notice,
         memory,
         first,
+        make_board(job, folder, emit) if rank == 0 else (),
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
     is_timed = not job.needs_tensorflow_server

@@ -108,7 +108,50 @@ class Standby:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Announced | Begun | Failed | Reported | Standby
+@dataclass(frozen=True)
+class Resumed:
+    """A training goes on from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
+
+    place: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class EventBytes:
+    """What has been added to one of TensorBoard's files.
+
+    Attributes
+    ----------
+    name
+        Of the file, relative to TensorBoard's folder, with slashes.
+    start
+        The byte with which ``data`` begins.
+    data
+        As base64 text.
+    is_last
+        Whether all files are complete with it.
+    """
+
+    name: str
+    start: int
+    data: str = field(repr=False)
+    is_last: bool = False
+    rank: int = 0
+
+
+Event = (
+    EpochEnded
+    | Note
+    | Waits
+    | PrintedLine
+    | Announced
+    | Begun
+    | Failed
+    | Reported
+    | Standby
+    | Resumed
+    | EventBytes
+)
 Emit = Callable[[Event], object]
 
 

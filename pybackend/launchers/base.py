@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.job.report import Gang, WorkerReport
+from pybackend.job.report import Gang, Restart, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,42 @@ class Outcome:
 
     ``job`` is the one that the workers have done, if it is not the one that they were given: the
     first of several processes decides on the seed, and on where the model is written. ``gangs`` are
-    those of an elastic training, one after the other.
+    those of an elastic training, one after the other; ``restarts`` are those that a call has made.
     """
 
     reports: list[WorkerReport]
     model: tuple[str, bytes] | None = None
     job: Job | None = None
     gangs: tuple[Gang, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a launcher would start.
+
+    Attributes
+    ----------
+    places
+        Where each worker would run, by rank, in words.
+    documents
+        What would be submitted to a cluster, as text by the name of its file.
+    later
+        What is known only when it is started, in sentences.
+    """
+
+    places: tuple[str, ...]
+    documents: Mapping[str, str] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
 
 
 @runtime_checkable
 class Launcher(Protocol):
     """Starts the workers of a job somewhere, and stays with them to their end."""
+
+    @property
+    def where(self) -> str:
+        """What its workers are, in words: "processes of this machine"."""
 
     @property
     def session(self) -> Any:
@@ -67,6 +91,20 @@ class Launcher(Protocol):
             The job cannot be run here.
         WorkerFailedError
             A worker failed; all others are ended first.
+        """
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """A launcher that can say what it would start, and starts nothing then."""
+
+    def describe(self, job: Job) -> Submission:
+        """What `launch` would start for a job, after the checks that it makes before.
+
+        Raises
+        ------
+        InputError, ClusterError
+            The job cannot be run here.
         """
 
 

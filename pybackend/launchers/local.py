@@ -17,7 +17,7 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures
@@ -31,9 +31,15 @@ HOST = "127.0.0.1"
 class LocalLauncher:
     """One process per worker on this machine; events arrive on the calling thread."""
 
+    where = "processes of this machine"
     session = None
     workers = None
     why_fixed = None
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`."""
+        _check_machine(job)
+        return Submission(("this machine",) * job.workers)
 
     def launch(
         self,
@@ -43,8 +49,7 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
-        if shortage := find_shortage(job.resources, job.most_workers, this_machine()):
-            raise InputError(shortage)
+        _check_machine(job)
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:
@@ -85,6 +90,11 @@ def launcher_of(target: Any) -> LocalLauncher | None:
     """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
     is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
     return LocalLauncher() if target is None or is_text else None
+
+
+def _check_machine(job: Job) -> None:
+    if shortage := find_shortage(job.resources, job.most_workers, this_machine()):
+        raise InputError(shortage)
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:

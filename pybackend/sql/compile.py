@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.predict import check_levels, check_model, check_type, choose_predictions
+from pybackend.api.predict import check_model
+from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError

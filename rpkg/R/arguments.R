@@ -30,6 +30,7 @@ check_argument <- function(x, arg, call) {
     resources = check_options(x, "resources", arg = arg, call = call),
     strategy = check_strategy(x, arg = arg, call = call),
     roles = check_roles(x, arg = arg, call = call),
+    tensorboard = check_tensorboard(x, arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),
     verbose = check_verbose(x, arg = arg, call = call),
     callbacks = check_callbacks(x, arg = arg, call = call),

@@ -17,6 +17,10 @@
 #' * `gangs`: of a training with `min_workers`, who trained from which epoch on: a data frame with
 #'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
 #'   that had `left`, with the reasons;
+#' * `restarts`: a data frame with a row for each time that the workers were started again: `time`,
+#'   what was `lost`, and the `checkpoint` from which the training went on (`NA`: its beginning);
+#' * `tensorboard`: the folder or URI with what TensorBoard shows; `NULL` if there is none;
+#' * `record`: all figures, those of each worker's steps included, as JSON text for [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
@@ -53,6 +57,9 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       straggler = plain_straggler(fields$straggler),
       workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
       gangs = gang_frame(fields$gangs),
+      restarts = restart_frame(fields$restarts),
+      tensorboard = fields$tensorboard,
+      record = if (is_python(result)) result$record,
       metrics = fields$metrics,
       epochs = fields$epochs,
       numbered = number_epochs(fields$epochs_of),
@@ -83,6 +90,15 @@ gang_frame <- function(gangs) {
     workers = vapply(gangs, function(gang) listed(gang$workers), ""),
     joined = vapply(gangs, function(gang) listed(gang$joined), ""),
     left = vapply(gangs, function(gang) listed(reasons(gang$left)), "")
+  )
+}
+
+restart_frame <- function(restarts) {
+  text <- function(field) vapply(restarts, function(one) one[[field]] %||% NA_character_, "")
+  data.frame(
+    time = .POSIXct(vapply(restarts, function(one) as.double(one$time), 0)),
+    lost = text("lost"),
+    checkpoint = text("checkpoint")
   )
 }
 

@@ -83,6 +83,7 @@ train_mnist <- function(
   checkpoint = NULL,
   resume = FALSE,
   restarts = 0,
+  tensorboard = NULL,
   verbose = 1,
   timeout = 300
 ) {
@@ -92,7 +93,7 @@ train_mnist <- function(
   settings <- check_arguments(
     c(
       c("workers", "epochs", "batch_size", "limit", "seed", "resources"),
-      c("checkpoint", "resume", "restarts", "verbose", "timeout")
+      c("checkpoint", "resume", "restarts", "tensorboard", "verbose", "timeout")
     )
   )
   check_can_resume(settings)

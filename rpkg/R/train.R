@@ -113,6 +113,12 @@
 #' @param roles With `strategy`, how many processes have which role, such as
 #'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
 #'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
+#' @param tensorboard Where to write what TensorBoard shows: the figures of each epoch, those of the
+#'   first worker's rows every 50 steps, and the graph. A folder of this machine, on any cluster: the
+#'   first worker sends what it writes to this session, at each epoch's end and every 10 seconds.
+#'   `TRUE`: a new folder in `logs`. A URI that TensorFlow can write to: the worker writes there
+#'   itself. See [view_tensorboard()] and `tensorboard` of the fit; for a profile pass a
+#'   `keras3::callback_tensorboard()` among the `callbacks`. `NULL`: nothing.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
@@ -202,6 +208,7 @@ barrier_train <- function(
   restarts = 0,
   strategy = NULL,
   roles = NULL,
+  tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = 1,
@@ -241,6 +248,7 @@ training_settings <- c(
   "steps_per_epoch",
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
   c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
+  "tensorboard",
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 

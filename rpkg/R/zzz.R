@@ -1,7 +1,9 @@
-# What this session has loaded or attached to: the Python module and the Spark applications.
+# What this session has loaded, attached to or started: the Python module, the Spark applications,
+# and TensorBoards.
 the <- new.env(parent = emptyenv())
 the$pybackend <- NULL
 the$applications <- list()
+the$boards <- list()
 
 .onLoad <- function(libname, pkgname) {
   # If Python is already running, import() would not wait, and a missing module would make

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot
 
 import pybackend
 from pybackend.api.result import TrainResult
@@ -39,12 +39,33 @@ def test_one_panel_per_metric_with_training_and_validation() -> None:
 def test_without_validation_there_is_one_line() -> None:
     figure = result({"loss": [2.0, 1.0]}).plot()
     assert [line.get_label() for line in figure.axes[0].lines] == ["training"]
+    assert figure.axes[0].get_legend() is None
 
 
-def test_the_figure_can_be_written() -> None:
-    file = io.BytesIO()
-    result({"loss": [2.0, 1.0]}).plot().savefig(file, format="png")
-    assert file.getvalue().startswith(b"\x89PNG")
+def test_the_figure_can_be_written_and_is_a_picture_in_notebooks(tmp_path: Path) -> None:
+    figure = result({"loss": [2.0, 1.0]}).plot(tmp_path / "history.svg")
+    assert (tmp_path / "history.svg").read_text().startswith("<?xml")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert pyplot.get_fignums() == []  # or notebooks would show it twice
+
+
+def test_metrics_are_chosen_and_smoothed() -> None:
+    history: dict[str, list[Any]] = {"loss": [4.0, 1.0], "val_loss": [3.0, 2.0], "auc": [0.5, 0.75]}
+    figure = result(history).plot(metrics="loss", smooth=0.5)
+    (axes,) = figure.axes
+    lines = [(line.get_alpha(), list(line.get_ydata())) for line in axes.lines]
+    assert lines == [(0.25, [4, 1]), (None, [4, 2]), (0.25, [3, 2]), (None, [3, 7 / 3])]
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == ["training", "validation"]
+    with pytest.raises(InputError, match="`metrics` must be names of 'loss', 'auc', not 'mae'"):
+        result(history).plot(metrics="mae")
+
+
+def test_many_metrics_fill_rows_of_three() -> None:
+    history: dict[str, list[Any]] = {f"m{n}": [1.0, 2.0] for n in range(5)}
+    figure = result(history).plot()
+    assert len(figure.axes) == 5
+    assert figure.axes[3].get_subplotspec().rowspan.start == 1
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:

@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,11 +136,19 @@ def test_saving_writes_the_model_file_and_makes_its_folder(tmp_path: Path) -> No
     assert path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("name", ["model.keras", "model", "model.h5.txt"])
-def test_saving_under_another_format_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is in 'h5' format: name the file '.*\.h5'"):
+@pytest.mark.parametrize("name", ["model", "model.txt"])
+def test_saving_under_another_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"name the file 'model\.h5', or \*\.h5 or \*\.keras, not"):
         result().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model.keras"])
+def test_weights_alone_are_saved_under_their_own_name(name: str, tmp_path: Path) -> None:
+    found = result(model_format="weights.h5")
+    with pytest.raises(InputError, match=r"weights alone .*: name the file 'model\.weights\.h5'"):
+        found.save(tmp_path / name)
+    assert found.save(tmp_path / "model.weights.h5").read_bytes() == CONTENT
 
 
 def test_the_summary_has_last_figures_and_workers() -> None:
@@ -206,7 +215,11 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "features",
         "workers_by_epoch",
         "gangs",
+        "settings",
     }
+    coded = result(levels=list(np.array([3, 5])), settings={"batch_size": 8}).to_dict()
+    assert json.loads(json.dumps(coded))["levels"] == [3, 5]
+    assert coded["settings"] == {"batch_size": 8}
 
 
 def test_figures_belong_to_epochs() -> None:

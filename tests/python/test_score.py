@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import build_dense, shared_spark
 
-from pybackend import InputError, barrier_evaluate, barrier_predict, barrier_train
+from pybackend import InputError, TrainResult, barrier_evaluate, barrier_predict, barrier_train
 
 
 def two_outputs() -> Any:
@@ -82,6 +82,12 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
             [(row.tolist(), int(c)) for row, c in zip(x, y, strict=True)], ["x", "y"]
         )
         found = barrier_evaluate(session, dense_model, frame, label="y", workers=2, verbose=0)
+        # A result's own methods are for rows that this process holds.
+        result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
+        with pytest.raises(InputError, match=r"Spark DataFrame.*use barrier_evaluate"):
+            result.evaluate(frame, label="y")
+        with pytest.raises(InputError, match=r"Spark DataFrame.*use predict_spark"):
+            result.predict(frame)
     expected = dense_model.evaluate(x, y, verbose=0, return_dict=True)
     assert found == pytest.approx(expected, abs=1e-6)
 

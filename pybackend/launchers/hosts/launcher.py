@@ -17,7 +17,7 @@ from pybackend.errors import Failure, InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
 from pybackend.launchers.hosts.site import HostSite
@@ -50,6 +50,18 @@ class Hosts:
     session: ClassVar[None] = None
     workers: ClassVar[None] = None
     why_fixed: ClassVar[None] = None
+
+    @property
+    def where(self) -> str:
+        """See `Launcher`."""
+        names = ", ".join(host.name for host in self.hosts)
+        return f"processes on hosts that ssh reaches ({names})"
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`."""
+        placed = ranks_by_host(self.hosts, job.workers)
+        later = "whether ssh reaches the hosts, and what their Python has"
+        return Submission(tuple(host.name for host, ranks in placed for _ in ranks), later=(later,))
 
     def count_workers(self, wanted: Any) -> Any:
         """See `Slotted`; all slots unless a call says otherwise."""

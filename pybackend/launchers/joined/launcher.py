@@ -29,7 +29,7 @@ from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import Emit, Reported
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
@@ -61,6 +61,7 @@ _LEAVE_SECONDS = 60.0
 class JoinedLauncher:
     """One worker in each of several processes, of which this one is one."""
 
+    where = "processes that were started beside each other, of which this is one"
     session = None
     why_fixed = "processes that join are as many as were started, each with its own rank"
     calls = 0
@@ -70,6 +71,16 @@ class JoinedLauncher:
         self.place = place
         self._secret = secret
         self.workers = place.size
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`."""
+        place = self.place
+        known = [f"host {split_host(peer)}" for peer in place.peers]
+        places = known or ["a process of its own"] * job.workers
+        places[place.rank] = "this process"
+        return Submission(
+            tuple(places), later=("the calls of all processes are compared when they meet",)
+        )
 
     def launch(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets as random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pybackend.errors import ClusterError, Failure
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
 from pybackend.launchers.kubernetes.guard import guarded
@@ -126,6 +127,26 @@ class KubernetesLauncher:
 
     def __repr__(self) -> str:
         return f"kubernetes({self.settings.image!r})"
+
+    @property
+    def where(self) -> str:
+        """See `Launcher`."""
+        return f"pods of a Kubernetes cluster (image {self.settings.image})"
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`; an elastic training has a Job, and its Service, for each worker."""
+        check_client()
+        made, service = self.plan(1 if job.is_elastic else job.workers)
+        documents = {"job.json": made, "service.json": service}
+        later = (
+            "the last letters of the names, which are drawn for each call",
+            "on which nodes there is room for the pods",
+        )
+        return Submission(
+            ("a pod of its own",) * job.workers,
+            {name: json.dumps(document, indent=2) for name, document in documents.items()},
+            later,
+        )
 
     def plan(self, workers: int = 2) -> list[dict[str, Any]]:
         """The manifests of a call, without touching a cluster: the Job, and its Service.

@@ -13,7 +13,7 @@ from pybackend.data.arrays import Columns
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
 from pybackend.launchers.remote.gang import run_gang
@@ -131,6 +131,25 @@ class SlurmLauncher:
 
     def __repr__(self) -> str:
         return f"slurm({self.settings.partition or ''})"
+
+    @property
+    def where(self) -> str:
+        """See `Launcher`."""
+        named = self.settings.partition
+        return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`."""
+        settings = with_resources(self.settings, job.resources)
+        folder = settings.folder / "tfdist-XXXXXXXX"
+        own = JobFiles(folder, job.workers)
+        options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.checkpoint is not None)
+        script = _describe_script(settings, folder, own, options)
+        later = (
+            "the letters in place of XXXXXXXX",
+            "when the job begins, and on which nodes",
+        )
+        return Submission(("a task of the job",) * job.workers, {_SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
         """See `Slotted`."""

@@ -23,7 +23,7 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import Job, argument_of
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
@@ -69,6 +69,7 @@ class SparkLauncher:
     words, if that is long; without it, they fail after a minute.
     """
 
+    where = "tasks of a Spark job"
     workers = None
     why_fixed = "Spark's barrier mode starts all tasks of a stage together, and replaces none"
 
@@ -81,6 +82,13 @@ class SparkLauncher:
         self.session = session
         self._look = look
         self._on_wait = on_wait
+
+    def describe(self, job: Job) -> Submission:
+        """See `Describing`; no Spark job is run."""
+        check_slots(self.session, job.workers)
+        check_allotment(self.session, job.resources, job.workers)
+        later = "on which executors Spark starts the tasks, and what their Python has"
+        return Submission(("a task of the barrier stage",) * job.workers, later=(later,))
 
     def launch(
         self,

@@ -39,6 +39,7 @@ class DetachedLauncher:
     """
 
     workers = None
+    where = "processes that tasks of Spark have started"
     why_fixed = "Spark starts its members in tasks that belong together"
 
     def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:

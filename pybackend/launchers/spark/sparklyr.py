@@ -74,6 +74,7 @@ class SparklyrWorkers:
         its workers could report why; it runs tasks that look, and returns what is missing as texts.
     """
 
+    where: ClassVar[str] = "R processes in the tasks of a Spark job"
     workers: ClassVar[None] = None
     why_fixed: ClassVar[str] = (
         "Spark's barrier mode starts all tasks of a stage together, and replaces none"

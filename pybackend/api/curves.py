@@ -1,0 +1,104 @@
+"""Which curves of a history are drawn where, for figures and for HTML alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import as_number
+
+_VALIDATION = "val_"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Figures of one metric over epochs, of the training or of the validation rows.
+
+    Attributes
+    ----------
+    label
+        ``"training"`` or ``"validation"``, with a number for a metric of several values.
+    """
+
+    label: str
+    epochs: list[int]
+    values: list[float]
+    is_validation: bool = False
+
+    def smoothed(self, weight: float) -> list[float]:
+        """Exponential means of the figures up to each, in which older ones fade by the weight.
+
+        The sum of weights is 1 from the beginning on, as in TensorBoard: so the first mean is the
+        first figure.
+        """
+        mean, total, found = 0.0, 0.0, []
+        for value in self.values:
+            mean = weight * mean + (1 - weight) * value
+            total = weight * total + (1 - weight)
+            found.append(mean / total)
+        return found
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one metric."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+
+def find_panels(
+    history: Mapping[str, Sequence[Any]],
+    epochs_of: Callable[[str], Sequence[int]],
+    metrics: str | Sequence[str] | None = None,
+) -> list[Panel]:
+    """A panel for each metric that has figures, training and validation together.
+
+    Parameters
+    ----------
+    metrics
+        Those to show, in this order, without ``val_``; None: all.
+
+    Raises
+    ------
+    InputError
+        There is no metric of that name.
+    """
+    names = list(dict.fromkeys(name.removeprefix(_VALIDATION) for name in history))
+    wanted = [metrics] if isinstance(metrics, str) else metrics
+    if wanted is not None:
+        wanted = list(wanted)
+        unknown = [name for name in wanted if name not in names]
+        if unknown or not wanted:
+            raise InputError(
+                f"`metrics` must be names of {', '.join(map(repr, names))}, not {metrics!r}"
+            )
+    panels = []
+    for name in wanted or names:
+        keys = [key for key in (name, _VALIDATION + name) if history.get(key)]
+        curves = [curve for key in keys for curve in _cut(history[key], list(epochs_of(key)), key)]
+        if curves:
+            panels.append(Panel(name, tuple(curves)))
+    return panels
+
+
+def check_smoothing(smooth: Any) -> float:
+    """Check the argument ``smooth``, a weight from 0 to below 1."""
+    weight = as_number(smooth)
+    if weight is None or not 0 <= weight < 1:
+        raise InputError(f"`smooth` must be at least 0 and below 1, e.g. 0.6, not {smooth!r}")
+    return weight
+
+
+def _cut(figures: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
+    """One curve, or one for each of a metric's several values."""
+    is_validation = key.startswith(_VALIDATION)
+    label = "validation" if is_validation else "training"
+    if not isinstance(figures[0], Sequence):
+        yield Curve(label, epochs, [float(figure) for figure in figures], is_validation)
+        return
+    for number in range(len(figures[0])):
+        values = [float(figure[number]) for figure in figures]
+        yield Curve(f"{label} {number}", epochs, values, is_validation)

@@ -1,0 +1,174 @@
+"""A result's model used in this process: rows are read as they were in the training."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.api.datasets import read_data
+from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
+from pybackend.api.trained_columns import TrainedColumns, choose_columns
+from pybackend.data import arrays
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.datasets import is_dataset
+from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.rows import Rows, SpooledRows, to_rows
+from pybackend.data.sources import FileRows
+from pybackend.data.spool import write_columns
+from pybackend.errors import InputError
+from pybackend.job.job import Job, make_job
+from pybackend.job.options import check_data_options
+from pybackend.launchers import is_spark_frame, launcher_for
+
+
+def evaluate_here(
+    find_model: Callable[[], Any], known: TrainedColumns, data: Any, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Evaluate a model in this process; see `TrainResult.evaluate`.
+
+    Parameters
+    ----------
+    find_model
+        Returns the model, and may take its time: what can be checked without it is checked first.
+    """
+    _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
+    job = make_job("evaluate", {**arguments, "workers": 1})
+    columns = choose_columns(
+        "evaluate", arguments, check_data_options(arguments["data_options"]), known
+    )
+    if is_dataset(data):
+        given: dict[str, Any] = {"x": data}
+        model = _find_compiled(find_model, job)
+    else:
+        found = read_data(launcher_for("local"), data, "data", columns, job)
+        model = _find_compiled(find_model, job)
+        parts = ("x", "y", "sample_weight")
+        given = dict(zip(parts, _feed(found, model, "data"), strict=False))
+        given["batch_size"] = job.batch_size
+    figures = model.evaluate(**given, verbose=0, return_dict=True)
+    # A metric such as F1Score has a figure for each class.
+    return {name: np.asarray(value).tolist() for name, value in figures.items()}
+
+
+def predict_here(
+    find_model: Callable[[], Any], known: TrainedColumns, x: Any, arguments: Mapping[str, Any]
+) -> Any:
+    """Predict with a model in this process; see `TrainResult.predict`."""
+    kind = arguments["type"]
+    check_type(kind)
+    names = check_levels(arguments["levels"])
+    _refuse_elsewhere(x, "x", "predict_spark(result, df)")
+    job = make_job("predict", {**arguments, "workers": 1})
+    columns = choose_columns("predict", arguments, check_data_options(None), known)
+    if is_dataset(x):
+        outputs = find_model().predict(x, verbose=0)
+    else:
+        found = _read_inputs(x, columns, job)
+        model = find_model()
+        (given,) = _feed(found, model, "x")
+        outputs = model.predict(given, batch_size=job.batch_size, verbose=0)
+    if kind == "raw" or (kind is None and not is_frame(x)):
+        return outputs
+    return _tabulate(find_model(), outputs, known, kind, names, x.index if is_frame(x) else None)
+
+
+def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
+    if is_spark_frame(data):
+        raise InputError(
+            f"`{name}` is a Spark DataFrame, whose rows this process would have to hold: "
+            f"use {instead}, or pass df.toPandas()"
+        )
+    if callable(data) and not is_dataset(data):
+        raise InputError(
+            f"`{name}` is a function, which workers call: pass what it returns, a tf.data.Dataset"
+        )
+
+
+def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
+    from pybackend.model.checks import check_model
+
+    model = find_model()
+    check_model(model, job)
+    return model
+
+
+def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> Any:
+    if is_frame(x):
+        return FrameRows.of(x, columns, job.floatx, "x")
+    if isinstance(x, (str, os.PathLike)):
+        return FileRows.at(x, columns, job.floatx, "x")
+    return arrays.flatten_inputs(x, job.floatx)
+
+
+def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
+    """What Keras takes: x, or x and y, or x, y and weights, in the shapes of the model's inputs."""
+    from pybackend.model.inputs import check_input_names, reshape_rows
+
+    columns = found.columns if isinstance(found, FrameRows) else found
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        rows = _open_rows(columns, Path(folder))
+        try:
+            if isinstance(found, dict):
+                check_input_names(model, found)
+            rows = reshape_rows(rows, model)
+        except InputError as error:
+            raise InputError(f"`{name}`: {error}") from error
+        taken = rows.take(np.arange(len(rows)))
+    return arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
+
+
+def _open_rows(columns: Any, folder: Path) -> Rows:
+    """Rows of arrays; files, and text, come by way of a spool, as workers read them."""
+    rows = folder / "rows"
+    if isinstance(columns, FileRows):
+        columns.spool(rows, 1, 0, True)
+    elif all(isinstance(column, np.ndarray) for column in columns.values()):
+        return to_rows(columns)
+    else:
+        write_columns(rows, columns)
+    return SpooledRows(rows, in_memory=True)
+
+
+def _as_tensor(column: Any) -> Any:
+    """Keras takes text as a tensor only."""
+    if column.dtype.kind != "O":
+        return column
+    import tensorflow as tf
+
+    return tf.constant(column)
+
+
+def _tabulate(
+    model: Any,
+    outputs: Any,
+    known: TrainedColumns,
+    kind: str | None,
+    levels: tuple[str, ...] | None,
+    index: Any,
+) -> Any:
+    """Predictions as the columns of a data frame, named as `predict_spark` names them."""
+    import keras
+    import pandas as pd
+
+    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
+
+    listed = list_outputs(model)
+    made = choose_predictions(
+        listed,
+        count_classes(model, listed),
+        kind,
+        levels,
+        check_levels(known.levels),
+        is_classifier(model, listed),
+    )
+    columns = made.arrow(keras.tree.flatten(outputs))
+    named = {
+        field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)
+    }
+    frame = pd.DataFrame(named)
+    return frame if index is None else frame.set_index(index)

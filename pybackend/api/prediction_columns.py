@@ -1,0 +1,57 @@
+"""Which columns a model's predictions become: classes, numbers of classes, or all as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pybackend.data.predictions import Output, Predictions
+from pybackend.errors import InputError
+
+_TYPES = ("class", "prob", "raw")
+
+
+def check_type(kind: Any) -> None:
+    """Reject another kind of predictions."""
+    if kind is not None and kind not in _TYPES:
+        raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
+
+
+def check_levels(levels: Any) -> tuple[str, ...] | None:
+    """Names of classes, which must differ."""
+    if levels is None:
+        return None
+    if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
+        raise InputError(f"`levels` must be a list of names of classes, not {levels!r}")
+    names = tuple(str(level) for level in levels)
+    if len(set(names)) < len(names):
+        raise InputError(f"`levels` must be different names, not {list(names)!r}")
+    return names
+
+
+def choose_predictions(
+    outputs: tuple[Output, ...],
+    classes: int,
+    kind: str | None,
+    levels: tuple[str, ...] | None,
+    known: tuple[str, ...] | None,
+    is_of_classes: bool,
+) -> Predictions:
+    """What the outputs become; ``known`` levels are used if they fit."""
+    if levels is not None and len(levels) != classes:
+        given = f"has {classes} classes" if classes else "does not give a number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None:
+        kind = "both" if classes and (is_of_classes or levels) else "raw"
+    elif kind != "raw" and not classes:
+        shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
+        raise InputError(
+            f"type={kind!r} needs a model with one output of a number for each class, or of a "
+            "probability by one of Keras's binary losses; this one gives rows of shape "
+            f"{shapes}: use type='raw'"
+        )
+    if kind == "raw":
+        return Predictions(outputs)
+    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)

@@ -1,0 +1,86 @@
+"""A trained model as a file: as it came, in Keras's other format, or as a SavedModel."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pybackend.data.files import read_file
+from pybackend.errors import InputError, SerializationError
+
+_FORMATS = ("h5", "keras")
+
+
+def save_file(
+    path: Path, kind: str, read: Callable[[], bytes], find_model: Callable[[], Any]
+) -> Path:
+    """Write a model to ``*.h5`` or ``*.keras``, by Keras if it has come in the other format.
+
+    Parameters
+    ----------
+    kind
+        The format in which the model has come.
+    read, find_model
+        Return its file's content, and the model.
+    """
+    wanted = next((one for one in _FORMATS if path.suffix == f".{one}"), None)
+    if kind not in _FORMATS:
+        if not path.name.endswith(f".{kind}"):
+            raise InputError(
+                f"this model is in {kind!r} format, weights alone for model.load_weights(): name "
+                f"the file {path.with_suffix('.' + kind).name!r}, not {path.name!r}"
+            )
+    elif wanted is None:
+        raise InputError(
+            f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, "
+            f"not {path.name!r}"
+        )
+    elif wanted != kind:
+        from pybackend.model.serialization import save_model
+
+        return save_model(find_model(), path, include_optimizer=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(read())
+    partial.replace(path)
+    return path
+
+
+def export_model(model: Any, path: Path) -> Path:
+    """Write a SavedModel, which appears complete or not at all; see `TrainResult.export`."""
+    from pybackend.model.serialization import silence_keras
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        try:
+            with silence_keras():
+                model.export(made, verbose=False)
+        except Exception as error:  # a layer's own code is traced
+            raise SerializationError(
+                f"Keras cannot export the model {model.name!r}: {error}"
+            ) from error
+        made.replace(path)  # also in place of an empty folder
+    return path
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuse to put a SavedModel where there is something already."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"there is something at {str(path)!r} already: name a new folder")
+
+
+def read_model_file(uri: str) -> bytes:
+    """The model that a training wrote to ``model_uri``.
+
+    Raises
+    ------
+    SerializationError
+        It is not there, or cannot be read.
+    """
+    try:
+        return read_file(uri)
+    except OSError as error:
+        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error

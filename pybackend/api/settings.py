@@ -1,0 +1,63 @@
+"""The settings of a training as plain data, for its result, its plan and reports."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pybackend
+from pybackend.job.job import Job
+from pybackend.job.packages import find_version
+from pybackend.launchers import Launcher
+
+_PACKAGES = ("tensorflow", "keras", "numpy")
+
+
+def describe_settings(job: Job, launcher: Launcher, restarts: int) -> dict[str, Any]:
+    """What a training was asked to do, as `TrainResult.settings` lists it."""
+    return {
+        "launcher": launcher.where,
+        "workers": job.workers,
+        "min_workers": job.min_workers,
+        "max_workers": job.max_workers,
+        "epochs": job.epochs,
+        "initial_epoch": job.initial_epoch,
+        "batch_size": job.batch_size,
+        "steps_per_epoch": job.steps_per_epoch,
+        "shuffle": job.shuffle,
+        "seed": job.seed,
+        "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
+        "exchange": {"kind": type(job.exchange).__name__, **_plain(asdict(job.exchange))},
+        "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
+        "strategy": job.strategy,
+        "roles": dict(job.roles) or None,
+        "resources": asdict(job.resources),
+        "in_memory": job.in_memory,
+        "checkpoint": _plain(asdict(job.checkpoint)) if job.checkpoint else None,
+        "restarts": restarts,
+        "model_uri": job.model_uri,
+        "timeout": job.timeout,
+        "versions": read_versions(launcher),
+    }
+
+
+def read_versions(launcher: Launcher) -> dict[str, str | None]:
+    """Of tfdist, of Python and of what a training uses, in this process."""
+    packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
+    found = {name: find_version(name) for name in packages}
+    return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Names are text, and what JSON has no number for, too."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            value = _plain(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        found[str(name)] = value
+    return found

@@ -1,0 +1,57 @@
+"""Which columns a call uses: those that it names, or else those of the training of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.job.options import DataOptions
+
+
+class TrainedColumns(Protocol):
+    """What a `TrainResult` says about the columns of its training, by its names."""
+
+    @property
+    def features(self) -> Any: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def categories(self) -> Any: ...
+    @property
+    def levels(self) -> Any: ...
+
+
+def choose_columns(
+    kind: str, arguments: Mapping[str, Any], options: DataOptions, known: TrainedColumns | None
+) -> ColumnSpec:
+    """The columns that are named, or else those that the model of a result was trained on."""
+    label = arguments.get("label", "label")
+    columns = ColumnSpec(
+        features=arguments.get("features"),
+        label=label,
+        weight=arguments.get("weight"),
+        tensors=options.tensors,
+        categories=options.categories,
+        tfrecord_spec=options.tfrecord_spec,
+        repartition=options.repartition,
+        finds_levels=kind == "train",
+    )
+    check_column_spec(columns)
+    if kind == "predict":
+        columns = replace(columns, label=None)
+    return columns if known is None else _add_defaults(columns, known)
+
+
+def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
+    """Read columns as the training did, unless the call says otherwise."""
+    categories = known.categories if columns.categories is None else columns.categories
+    if known.levels is not None and isinstance(columns.label, str):
+        categories = {columns.label: known.levels, **(categories or {})}
+    return replace(
+        columns,
+        features=known.features if columns.features is None else columns.features,
+        tensors=known.tensors if columns.tensors is None else columns.tensors,
+        categories=categories,
+    )

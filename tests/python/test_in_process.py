@@ -1,0 +1,155 @@
+"""A result's model used in this process: the rows are read as in the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from conftest import build_dense
+
+from pybackend import DataOptions, InputError, TrainResult, barrier_train
+
+LEVELS = ["cat", "dog", "owl"]
+
+
+def of(model: Any, **known: Any) -> TrainResult:
+    """A result with this model."""
+    made = {"history": {}, "workers": [], "seconds": 0.0, "seed": 0, "epochs": 0}
+    return TrainResult("", "h5", "", decode=lambda _: model, **made, **known)
+
+
+def frame_of(rows: Any) -> Any:
+    """Eight columns, of which one is text, in another order than the model's, and a label."""
+    frame = pd.DataFrame({f"c{n}": rows[0][:, n] for n in reversed(range(8))})
+    frame["c0"] = np.array(["lo", "hi"])[(rows[0][:, 0] > 0).astype(int)]
+    frame["animal"] = np.array(LEVELS)[rows[1]]
+    frame.index = frame.index + 1000
+    return frame
+
+
+def arrays_of(rows: Any) -> Any:
+    x = rows[0].copy()
+    x[:, 0] = x[:, 0] > 0
+    return x
+
+
+KNOWN = {
+    "features": [f"c{n}" for n in range(8)],
+    "levels": LEVELS,
+    "categories": {"c0": ["lo", "hi"]},
+}
+
+
+def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any) -> None:
+    frame, x = frame_of(rows)[:100], arrays_of(rows)[:100]
+    result = barrier_train(
+        None,
+        build_dense,
+        frame,
+        label="animal",
+        features=KNOWN["features"],
+        data_options=DataOptions(categories={"c0": ["lo", "hi"]}),
+        workers=1,
+        verbose=0,
+    )
+    expected = result.model.evaluate(x, rows[1][:100], verbose=0, return_dict=True)
+    assert result.evaluate(frame, label="animal") == pytest.approx(expected, abs=1e-6)
+    outputs = result.model.predict(x, verbose=0)
+    predicted = result.predict(frame)
+    assert list(predicted) == [".pred_class", ".pred_cat", ".pred_dog", ".pred_owl"]
+    assert list(predicted.index) == list(frame.index)
+    assert list(predicted[".pred_class"]) == [LEVELS[k] for k in outputs.argmax(axis=1)]
+    np.testing.assert_array_equal(predicted.drop(columns=".pred_class").to_numpy(), outputs)
+    settings = result.settings
+    assert settings["launcher"] == "processes of this machine"
+    assert (settings["workers"], settings["batch_size"], settings["epochs"]) == (1, 32, 1)
+    assert settings["exchange"]["kind"] == "Exchange"
+    assert settings["seed"] == result.seed
+    assert settings["versions"]["keras"] == keras.__version__
+    assert "pyspark" not in settings["versions"]
+
+
+def test_all_kinds_of_rows_give_the_figures_of_keras(rows: Any, tmp_path: Any) -> None:
+    model, (x, y) = build_dense(), (rows[0][:70], rows[1][:70])
+    result, weight = of(model), np.linspace(0, 2, 70)
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    weighted = model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"x": list(x), "label": y}), path)
+    for data in ((x, y), batches, path):
+        assert result.evaluate(data) == pytest.approx(expected, abs=1e-6)
+    assert result.evaluate((x, y, weight)) == pytest.approx(weighted, abs=1e-6)
+    outputs = model.predict(x, verbose=0)
+    for data in (x, batches.map(lambda x, y: x)):
+        np.testing.assert_array_equal(result.predict(data, batch_size=32), outputs)
+    found = of(model, features=["x"]).predict(path)
+    np.testing.assert_allclose(found, outputs, atol=1e-6)
+    classes = result.predict(x, type="class", levels=LEVELS)
+    assert list(classes[".pred_class"]) == [LEVELS[k] for k in outputs.argmax(axis=1)]
+    raw = of(model, **KNOWN).predict(frame_of(rows)[:5], type="raw")
+    np.testing.assert_allclose(raw, model.predict(arrays_of(rows)[:5], verbose=0), atol=1e-6)
+
+
+def test_text_and_several_inputs_and_outputs(rows: Any) -> None:
+    words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["red", "blue"])
+    text, number = keras.Input((1,), dtype="string", name="text"), keras.Input((8,), name="number")
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(words(text)), number])
+    outputs = {name: keras.layers.Dense(2, name=name)(both) for name in ("a", "b")}
+    model = keras.Model({"text": text, "number": number}, outputs)
+    x = {"text": np.array(["red", "blue red", "green"]), "number": rows[0][:3]}
+    found = of(model).predict(x)
+    expected = model({"text": tf.constant(x["text"][:, None]), "number": x["number"]})
+    assert set(found) == {"a", "b"}
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6)
+
+
+def test_a_metric_may_have_a_figure_for_each_class(rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1")])
+    figures = of(model).evaluate((rows[0][:20], np.eye(3)[rows[1][:20]]))
+    assert [type(one) for one in (figures["loss"], figures["f1"])] == [float, list]
+    assert len(figures["f1"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.evaluate(np.ones((4, 8))), "Labels are missing"),
+        (lambda r: r.evaluate((np.ones((4, 5)), np.ones(4))), r"`data`: .*shape \(5,\)"),
+        (lambda r: r.evaluate((np.ones((4, 8)), np.ones(4)), batch_size=0), "`batch_size` must be"),
+        (lambda r: r.evaluate(lambda context: 1), "`data` is a function, which workers call"),
+        (lambda r: r.predict(np.ones((0, 8))), "no rows"),
+        (lambda r: r.predict(np.ones((4, 5))), r"`x`: .*shape \(5,\).*shape \(8,\)"),
+        (lambda r: r.predict({"a": np.ones((4, 8))}), "`x`: the model has one input"),
+        (lambda r: r.predict(np.ones((4, 8)), type="classes"), "`type` must be None, 'class'"),
+        (lambda r: r.predict(np.ones((4, 8)), type="class", levels=["a"]), "the model has 3 class"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(of(build_dense()))
+
+
+def test_what_needs_no_model_is_refused_without_it() -> None:
+    def fail(_: bytes) -> Any:
+        raise AssertionError("the model was read")
+
+    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=fail)
+    with pytest.raises(InputError, match="Labels are missing"):
+        result.evaluate(np.ones((4, 8)))
+    with pytest.raises(InputError, match="`x` has no rows"):
+        result.predict(np.ones((0, 8)))
+
+
+def test_an_uncompiled_model_has_no_figures(rows: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    with pytest.raises(InputError, match="the model is not compiled"):
+        of(model).evaluate((rows[0][:4], rows[1][:4]))
