@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.model import is_keras_model
-from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
+from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.api.signatures import explain_arguments
@@ -51,14 +51,14 @@ def predict_spark(
         sends together.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
-        - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
-          a probability only if its last layer makes it one. A model of one number per row, whose
-          loss is one of Keras's binary ones (without ``from_logits``), gives that of class 1; class
-          0 has the rest to 1;
+        - ``"prob"``: a column ``.pred_<class>`` of each class's probability. Where the loss is one
+          of Keras's with ``from_logits``, it is the softmax or sigmoid of what the model gives. A
+          model of one number per row, whose loss is one of Keras's binary ones, gives that of class
+          1; class 0 has the rest to 1. Refused if nothing makes the numbers probabilities;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
           number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and numbers if the model gives such a probability, or if it gives several
-          numbers per row and has no loss, a categorical one, or a custom one; else ``"raw"``.
+        - None: class and probabilities, if the model gives such; the class alone, if numbers that
+          are no probabilities tell classes by ``levels`` or a categorical loss; else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
     batch_size
@@ -89,19 +89,11 @@ def predict_spark(
     request = prepare("predict", arguments, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
-    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    columns, outputs = request.columns, list_outputs(request.model)
+    columns = request.columns
     check_features(request.model, columns.features, _count_flat_columns(columns, df))
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
-    predictions = choose_predictions(
-        outputs,
-        count_classes(request.model, outputs),
-        type,
-        names,
-        known,
-        is_classifier(request.model, outputs),
-    )
+    predictions = predictions_of(request.model, type, names, known)
     from pybackend.launchers import add_predictions
 
     return add_predictions(df, columns, request.job, request.files, predictions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pybackend.sql.graph import Array, Graph
 
@@ -40,8 +41,8 @@ class Question:
 
     Attributes
     ----------
-    graph
-        By which.
+    model, graph
+        The Keras model, and the graph that it has become.
     source
         SQL of a relation: a table's quoted name, or a query in parentheses.
     keys
@@ -56,6 +57,7 @@ class Question:
         Types to which columns of features are cast first, where PostgreSQL needs it.
     """
 
+    model: Any = field(repr=False)
     graph: Graph
     source: str
     keys: tuple[str, ...]
