@@ -191,7 +191,7 @@ def ask(
     shown = show(predictions)
     _check_shown(dialect, keys, shown)
     found = match_features(graph, features)
-    return Question(keras_model, graph, relation, keys, found, shown, "")
+    return Question(graph, relation, keys, found, shown, "", model=keras_model)
 
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:

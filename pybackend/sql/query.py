@@ -41,8 +41,8 @@ class Question:
 
     Attributes
     ----------
-    model, graph
-        The Keras model, and the graph that it has become.
+    graph
+        By which.
     source
         SQL of a relation: a table's quoted name, or a query in parentheses.
     keys
@@ -55,9 +55,10 @@ class Question:
         Name of the table of weights.
     casts
         Types to which columns of features are cast first, where PostgreSQL needs it.
+    model
+        The Keras model of the graph.
     """
 
-    model: Any = field(repr=False)
     graph: Graph
     source: str
     keys: tuple[str, ...]
@@ -65,6 +66,7 @@ class Question:
     shown: tuple[Shown, ...]
     weights: str
     casts: Mapping[str, str] = field(default_factory=dict)
+    model: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
