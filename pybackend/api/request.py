@@ -152,6 +152,7 @@ def _choose_columns(
         weight=arguments.get("weight"),
         tensors=options.tensors,
         categories=options.categories,
+        encode=options.encode,
         tfrecord_spec=options.tfrecord_spec,
         repartition=options.repartition,
         finds_levels=kind == "train",
@@ -172,6 +173,7 @@ def _add_defaults(columns: ColumnSpec, result: TrainResult) -> ColumnSpec:
         features=result.features if columns.features is None else columns.features,
         tensors=result.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
+        encode=result.encode if columns.encode is None else columns.encode,
     )
 
 

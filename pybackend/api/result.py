@@ -49,8 +49,11 @@ class TrainResult:
         Further figures, e.g. the test accuracy of `train_mnist`.
     model_uri
         Where the model file was written, if the call said so.
-    tensors, categories
-        As in `DataOptions`, of the feature columns.
+    tensors, categories, encode
+        As in `DataOptions`, of the feature columns: for each that was encoded, its values and how.
+    feature_names
+        What the numbers of each input are called, in their order, if each comes from a column:
+        a list, or a list by each input's name. One-hot columns have the names ``column_value``.
     levels
         The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
     features
@@ -76,6 +79,8 @@ class TrainResult:
     features: list[str] | dict[str, list[str]] | None = None
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
+    encode: dict[str, str] | None = field(default=None, repr=False)
+    feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
@@ -211,6 +216,9 @@ class TrainResult:
             "model_uri": self.model_uri,
             "levels": self.levels,
             "features": self.features,
+            "categories": self.categories,
+            "encode": self.encode,
+            "feature_names": self.feature_names,
             "workers_by_epoch": self.workers_by_epoch,
             "gangs": [asdict(gang) for gang in self.gangs],
         }

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pybackend.data.arrow import TensorReader, describe_schema
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec, TableRows, list_columns, reject_duplicate_columns
-from pybackend.data.dataframe import MOST_CATEGORIES, add_label_categories
+from pybackend.data.encoding import MOST_CATEGORIES, find_categories
 from pybackend.data.files import find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
@@ -63,17 +63,17 @@ class FileRows(TableRows):
         reject_duplicate_columns(files.schema.names, name)
         kinds = describe_schema(files.schema)
 
-        def distinct(label: str) -> Iterable[Any]:
+        def distinct(column: str) -> Iterable[Any]:
             import pyarrow.compute as pc
 
             values: set[Any] = set()
-            for _, batch in files.pieces([(0, files.rows)], [label]):
+            for _, batch in files.pieces([(0, files.rows)], [column]):
                 values.update(pc.unique(batch.column(0)).to_pylist())
                 if len(values) > MOST_CATEGORIES + 1:
                     break
             return values
 
-        spec = add_label_categories(spec, kinds, distinct)
+        spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
         return cls(tuple(column_groups), spec, files)
 
