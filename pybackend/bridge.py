@@ -13,6 +13,7 @@ from typing import Any
 
 import pybackend
 from pybackend.api.result import read_model_file
+from pybackend.data.sources import open_row_files
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
@@ -27,10 +28,12 @@ __all__ = [
     "attach_spark",
     "augment",
     "capture",
+    "check_inputs",
     "connect_dbi",
     "copy_model",
     "describe_sql",
     "doctor",
+    "list_columns",
     "match_levels",
     "pick_columns",
     "probe",
@@ -81,6 +84,19 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     from pybackend.model.outputs import count_classes, list_outputs
 
     return levels if len(levels) == count_classes(model, list_outputs(model)) else None
+
+
+def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
+    """Reject features that are more or fewer numbers per row than the model's input takes."""
+    from pybackend.model.inputs import check_feature_names
+
+    check_feature_names(model, names if isinstance(names, dict) else {"": names})
+
+
+def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:
+    """The names of the columns of Parquet or TFRecord files."""
+    names: list[str] = open_row_files(path, tfrecord_spec, "data").schema.names
+    return names
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:

@@ -57,7 +57,7 @@ predict.tfdist_fit <- function(
   }
   check_only_tables(type = type, features = features, tensors = tensors, categories = categories)
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
-  newdata <- check_newdata(newdata, object$features, object$categories)
+  newdata <- check_newdata(newdata, object)
   model <- fit_model(object, call)
   scores <- call_python(
     model$predict,

@@ -59,8 +59,18 @@ barrier_evaluate <- function(
   route <- check_sc(sc)
   check_scored_model(model, "a compiled Keras model")
   settings <- scoring_settings(model)
-  given <- column_spec(label, features, weight, data_options)
+  given <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label) else scored_label(model),
+      features = rlang::enquo(features),
+      weight = rlang::enquo(weight)
+    ),
+    NULL,
+    data_options,
+    data
+  )
   columns <- complete_columns(given, model)
+  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
   levels <- check_fit_levels(data, columns$levels)
@@ -98,7 +108,7 @@ barrier_predict <- function(
   check_scored_model(model, "a Keras model")
   settings <- scoring_settings(model)
   check_no_table(x)
-  x <- check_newdata(x, fit_field(model, "features"), fit_field(model, "categories"))
+  x <- check_newdata(x, model)
 
   session <- open_session(route)
   rows <- as_input(x, as_feature_array)
@@ -147,8 +157,20 @@ complete_columns <- function(columns, model) {
   columns$features <- columns$features %||% fit_field(model, "features")
   columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
   columns$categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  columns$encode <- columns$encode %||% fit_field(model, "encode")
   columns$levels <- fit_field(model, "levels")
+  columns$preparation <- fit_field(model, "preparation")
+  columns$finds_levels <- FALSE
   columns
+}
+
+# A formula or a recipe has named the label for good.
+scored_label <- function(model) {
+  if (!is.null(fit_field(model, "formula")) || !is.null(fit_field(model, "preparation"))) {
+    fit_field(model, "label")
+  } else {
+    "label"
+  }
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

@@ -173,6 +173,7 @@ barrier_train <- function(
   sc,
   model = NULL,
   data = NULL,
+  formula = NULL,
   ...,
   model_fn = NULL,
   label = "label",
@@ -211,13 +212,21 @@ barrier_train <- function(
   route <- check_sc(sc)
   check_one_model(model, model_fn)
   check_options(exchange, c("exchange", "local_steps"))
-  columns <- column_spec(label, features, weight, data_options)
+  columns <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label),
+      features = if (!missing(features)) rlang::enquo(features),
+      weight = rlang::enquo(weight)
+    ),
+    formula,
+    data_options,
+    data
+  )
   settings <- check_arguments(training_settings)
   check_epochs(settings)
   data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
-  columns$features <- data$features %||% columns$features
-  columns$levels <- label_levels(data)
+  columns <- narrow_columns(columns, data)
   validation <- check_data(validation_data, columns, route, allow_null = TRUE)
   check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
@@ -228,8 +237,10 @@ barrier_train <- function(
   call <- rlang::current_env()
   model <- list(model = model, model_fn = model_fn)
   result <- run_training(route, model, data, validation, columns, exchange, settings, call)
+  columns$feature_names <- data$feature_names
+  columns$encode_of_data <- data$encode
   fit <- new_fit(result, columns, custom_objects, safe_mode)
-  if (is.null(columns$categories[[label]])) {
+  if (is.null(columns$categories[[columns$label]])) {
     inform_levels(fit$levels)
   }
   fit
@@ -252,6 +263,9 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
     as_python_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
+  }
+  if (!runs_r) {
+    check_inputs(model, data$feature_names, call)
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)
