@@ -130,6 +130,9 @@ class DataOptions:
         with zeros to the longest of all workers' rows.
     categories
         Column to the list of its values, which become 0, 1, 2, ...; any other value is an error.
+    tfrecord_spec
+        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
+        None: as the files' manifest says, or their first records show.
     encode
         How feature columns of text, and those with ``categories``, become numbers: ``"one_hot"``, a
         number for each value, 1 where a row has it, else 0; or ``"integer"``, the value's code, for
@@ -137,9 +140,6 @@ class DataOptions:
         None: text beside other columns of an input is one-hot, text that is an input by itself
         remains text, and columns with ``categories`` become codes. Without ``categories`` the
         values are those of the training data, sorted (`TrainResult.categories`).
-    tfrecord_spec
-        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
-        None: as the files' manifest says, or their first records show.
     repartition
         False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
         worker one stretch of the rows of files: faster to read, but if rows are sorted, workers

@@ -33,11 +33,11 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     is_mapping = isinstance(features, Mapping)
     if len(tensors) > 1:
         inputs = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
-        names = sorted(inputs)
-        if not is_mapping or sorted(features) != names:
-            example = ", ".join(f"{name!r}: [...]" for name in names)
+        wanted = sorted(inputs)
+        if not is_mapping or sorted(features) != wanted:
+            example = ", ".join(f"{name!r}: [...]" for name in wanted)
             raise InputError(
-                f"the model has the inputs {', '.join(names)}: say which columns each is fed "
+                f"the model has the inputs {', '.join(wanted)}: say which columns each is fed "
                 f"with, as features={{{example}}}"
             )
     check_feature_names(model, names)

@@ -7,15 +7,15 @@
 #'   row. `list("int32", NA)` allows rows of any length: they are padded with zeros to the longest.
 #' @param categories Values of columns, as a named list: `list(color = c("blue", "red"))` turns them
 #'   into 0, 1, 2, ... Any other value is an error.
+#' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
+#'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` uses the description that
+#'   [write_tfrecords()] leaves beside the files, or else looks at the first records.
 #' @param encode How feature columns of text, factors, and columns with `categories` become numbers:
 #'   `"one_hot"`, a number for each value, 1 where a row has it, else 0; or `"integer"`, the code of
 #'   the value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for
 #'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become codes;
 #'   in a table or files, text that is an input of its own remains text. Without `categories`, the
 #'   values are the levels of a factor, or those of the training data, sorted.
-#' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
-#'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` uses the description that
-#'   [write_tfrecords()] leaves beside the files, or else looks at the first records.
 #' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
 #'   rows are sorted, the workers see different classes.

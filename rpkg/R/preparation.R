@@ -37,7 +37,8 @@ check_formula <- function(formula, given, call) {
     abort_expected(formula, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
   }
   unused <- c("label", "features", if (is_recipe) "weight")
-  unused <- unused[lengths(given[unused]) > 0L]
+  is_given <- function(quo) rlang::is_quosure(quo) && !rlang::quo_is_null(quo)
+  unused <- unused[vapply(given[unused], is_given, NA)]
   if (length(unused)) {
     what <- if (is_recipe) "The recipe" else "`formula`"
     role <- if (is_recipe) ", by their roles" else ""

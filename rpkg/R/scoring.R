@@ -63,7 +63,7 @@ barrier_evaluate <- function(
     list(
       label = if (!missing(label)) rlang::enquo(label) else scored_label(model),
       features = rlang::enquo(features),
-      weight = rlang::enquo(weight)
+      weight = if (!missing(weight)) rlang::enquo(weight)
     ),
     NULL,
     data_options,

@@ -216,7 +216,7 @@ barrier_train <- function(
     list(
       label = if (!missing(label)) rlang::enquo(label),
       features = if (!missing(features)) rlang::enquo(features),
-      weight = rlang::enquo(weight)
+      weight = if (!missing(weight)) rlang::enquo(weight)
     ),
     formula,
     data_options,

@@ -204,6 +204,9 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "model_uri",
         "levels",
         "features",
+        "categories",
+        "encode",
+        "feature_names",
         "workers_by_epoch",
         "gangs",
     }
