@@ -4,6 +4,9 @@ skip_if_no_recipes <- function() {
   }
 }
 
+# One of its packages asks the system for the time zone when it is loaded.
+withr::local_envvar(TZ = "UTC", .local_envir = testthat::teardown_env())
+
 flower_recipe <- function(rows = iris) {
   recipes::recipe(Species ~ Sepal.Length + Petal.Width + place, rows) |>
     recipes::step_normalize(recipes::all_numeric_predictors())

@@ -55,7 +55,7 @@ test_that("selections that select nothing, or too much, are errors", {
 test_that("names of the columns of files are read when they are needed", {
   skip_if_no_pybackend()
   path <- withr::local_tempfile(fileext = ".parquet")
-  pandas <- reticulate::import("pandas")
+  pandas <- reticulate::import("pandas", convert = FALSE)
   pandas$DataFrame(list(id = 1:3, a = c(0.5, 1, 2), b = 3:1, y = c(0L, 1L, 0L)))$to_parquet(path)
   expect_identical(choose(path, label = y, features = -id)$features, c("a", "b"))
   of <- choose_columns(list(), y ~ . - id, NULL, path, NULL)
