@@ -168,12 +168,16 @@ def _add_defaults(columns: ColumnSpec, result: TrainResult) -> ColumnSpec:
     categories = result.categories if columns.categories is None else columns.categories
     if result.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: result.levels, **(categories or {})}
+    encode = columns.encode
+    if encode is None:
+        named = replace(columns, features=columns.features or result.features).named_columns
+        encode = {c: how for c, how in (result.encode or {}).items() if c in named}
     return replace(
         columns,
         features=result.features if columns.features is None else columns.features,
         tensors=result.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
-        encode=result.encode if columns.encode is None else columns.encode,
+        encode=encode or None,
     )
 
 

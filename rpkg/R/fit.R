@@ -69,10 +69,10 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       label = columns$label,
       tensors = columns$tensors,
       # Python has found the values of columns of tables and files.
-      categories = utils::modifyList(
-        as.list(lapply(fields$categories, unlist)),
+      categories = null_if_empty(utils::modifyList(
+        lapply(fields$categories, unlist),
         as.list(columns$categories)
-      ),
+      )),
       encode = null_if_empty(as.list(columns$encode_of_data %||% fields$encode)),
       feature_names = columns$feature_names %||% plain_names(fields$feature_names),
       formula = columns$formula,

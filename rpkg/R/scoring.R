@@ -158,7 +158,9 @@ complete_columns <- function(columns, model) {
   columns$features <- columns$features %||% fit_field(model, "features")
   columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
   columns$categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
-  columns$encode <- columns$encode %||% fit_field(model, "encode")
+  trained <- fit_field(model, "encode")
+  trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
+  columns$encode <- columns$encode %||% trained
   columns$levels <- fit_field(model, "levels")
   columns$preparation <- fit_field(model, "preparation")
   columns$finds_levels <- FALSE

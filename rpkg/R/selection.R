@@ -48,7 +48,7 @@ select_one <- function(quo, columns, read, arg, call) {
   if (length(found) != 1L) {
     count <- if (length(found)) sprintf("%d: %s", length(found), list_names(found)) else "none"
     abort_input(
-      sprintf("`%s = %s` must select one column, not %s.", arg, rlang::quo_text(quo), count),
+      sprintf("`%s = %s` must select one column, not %s.", arg, rlang::as_label(quo), count),
       call = call
     )
   }
@@ -112,7 +112,7 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
         sprintf(
           "`%s = %s` selects columns, and the names of those of `data` are not known.",
           arg,
-          rlang::quo_text(quo)
+          rlang::as_label(quo)
         ),
         i = "Name them as strings, if `data` has columns at all."
       ),
@@ -131,7 +131,7 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
     error = function(error) {
       abort_input(
         c(
-          sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::quo_text(quo)),
+          sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
           x = last_message(error),
           i = sprintf("Its columns are %s.", list_names(names))
         ),
