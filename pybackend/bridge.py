@@ -13,6 +13,7 @@ from typing import Any
 
 import pybackend
 from pybackend.api.saving import read_model_file
+from pybackend.data.sources import open_row_files
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
@@ -28,10 +29,12 @@ __all__ = [
     "attach_spark",
     "augment",
     "capture",
+    "check_inputs",
     "connect_dbi",
     "copy_model",
     "describe_sql",
     "doctor",
+    "list_columns",
     "match_levels",
     "pick_columns",
     "predict_columns",
@@ -123,6 +126,19 @@ def predict_columns(
         "columns": predictions.columns(outputs),
         "levels": codes and [str(name) for name in predictions.levels or codes],
     }
+
+
+def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
+    """Reject features that are more or fewer numbers per row than the model's input takes."""
+    from pybackend.model.inputs import check_feature_names
+
+    check_feature_names(model, names if isinstance(names, dict) else {"": names})
+
+
+def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:
+    """The names of the columns of Parquet or TFRecord files."""
+    names: list[str] = open_row_files(path, tfrecord_spec, "data").schema.names
+    return names
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:

@@ -47,8 +47,11 @@ class TrainResult:
         Further figures, e.g. the test accuracy of `train_mnist`.
     model_uri
         Where the model file was written, if the call said so.
-    tensors, categories
-        As in `DataOptions`, of the feature columns.
+    tensors, categories, encode
+        As in `DataOptions`, of the feature columns: for each that was encoded, its values and how.
+    feature_names
+        What the numbers of each input are called, in their order, if each comes from a column:
+        a list, or a list by each input's name. One-hot columns have the names ``column_value``.
     levels
         The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
     features
@@ -88,6 +91,8 @@ class TrainResult:
     features: list[str] | dict[str, list[str]] | None = None
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
+    encode: dict[str, str] | None = field(default=None, repr=False)
+    feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
     restarts: list[Restart] = field(default_factory=list, repr=False)
     tensorboard: str | None = None
@@ -378,6 +383,9 @@ class TrainResult:
             "levels": None if self.levels is None else [_as_plain(one) for one in self.levels],
             "features": self.features,
             "settings": self.settings,
+            "categories": self.categories,
+            "encode": self.encode,
+            "feature_names": self.feature_names,
             "workers_by_epoch": self.workers_by_epoch,
             "gangs": [asdict(gang) for gang in self.gangs],
             "restarts": [asdict(restart) for restart in self.restarts],

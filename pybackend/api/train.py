@@ -153,8 +153,9 @@ def barrier_train(
         worker keeps all rows. False: rows are used in the order in which they come.
     features
         Columns of a data frame or of files. A list: side by side, one input, of whole numbers if
-        all columns are. A mapping from the model's input names to columns: several inputs, of which
-        a text column gives strings. None: all columns that are not used otherwise.
+        all columns are; text among them is one-hot. A mapping from the model's input names to
+        columns: several inputs, of which a text column gives strings, unless ``encode`` of the
+        options says otherwise. None: all columns that are not used otherwise.
     label
         The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
         sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.

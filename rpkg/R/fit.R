@@ -27,7 +27,13 @@
 #'   named data and columns, for [update()][update.tfdist_fit];
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
 #'   names of the inputs) and the levels of the label, if `data` had them;
-#' * `label`, `tensors`, `categories`: the arguments of the training;
+#' * `label`, `tensors`: the arguments of the training;
+#' * `categories`, `encode`: for each column that was encoded, its values in the order of their codes,
+#'   and how it was encoded;
+#' * `feature_names`: what the numbers of each row are called, in their order; those of a one-hot
+#'   column are `column_level`;
+#' * `formula`, `preparation`: the formula, and, if it computes something or is a recipe, what is
+#'   applied to new rows;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
 #'   it to a `model_uri`, `model_base64` is empty.
 #'
@@ -88,7 +94,15 @@ new_fit <- function(
       levels = columns$levels %||% plain_levels(fields$levels),
       label = columns$label,
       tensors = columns$tensors,
-      categories = columns$categories,
+      # Python has found the values of columns of tables and files.
+      categories = null_if_empty(utils::modifyList(
+        lapply(fields$categories, unlist),
+        as.list(columns$categories)
+      )),
+      encode = null_if_empty(as.list(columns$encode_of_data %||% fields$encode)),
+      feature_names = columns$feature_names %||% plain_names(fields$feature_names),
+      formula = columns$formula,
+      preparation = columns$preparation,
       model_base64 = fields$model_base64,
       model_format = fields$model_format,
       model_sha256 = fields$model_sha256,
@@ -128,6 +142,10 @@ plain_straggler <- function(straggler) {
 # Strings or numbers; a list if Python has both.
 plain_levels <- function(levels) {
   if (!is.null(levels)) vapply(levels, as.character, "", USE.NAMES = FALSE)
+}
+
+plain_names <- function(names) {
+  if (is.null(names(names))) unlist(names) else lapply(names, unlist)
 }
 
 # A metric of several values, such as an F1 score for each class, becomes several metrics.

@@ -11,10 +11,11 @@
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
-#' @param label Name of the label column of a data frame, table or files. Text needs the levels of a
-#'   fit, or `categories` in `data_options`.
-#' @param features Names of the feature columns, as in [barrier_train()]; `NULL` uses those of the
-#'   fit, or else all columns that no other argument names.
+#' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text needs
+#'   the levels of a fit, or `categories` in `data_options`. Of a fit by a formula or a recipe, it is
+#'   known.
+#' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or else
+#'   all columns that no other argument names.
 #' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are
 #'   those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
@@ -59,8 +60,18 @@ barrier_evaluate <- function(
   route <- check_sc(sc)
   check_scored_model(model, "a compiled Keras model")
   settings <- scoring_settings(model)
-  given <- column_spec(label, features, weight, data_options)
+  given <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label) else scored_label(model),
+      features = rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
+    ),
+    NULL,
+    data_options,
+    data
+  )
   columns <- complete_columns(given, model)
+  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
   levels <- check_fit_levels(data, columns$levels)
@@ -101,7 +112,7 @@ barrier_predict <- function(
   check_scored_model(model, "a Keras model")
   settings <- scoring_settings(model)
   check_no_table(x)
-  x <- check_newdata(x, fit_field(model, "features"), fit_field(model, "categories"))
+  x <- check_newdata(x, model)
 
   session <- open_session(route)
   rows <- as_input(x, as_feature_array)
@@ -156,8 +167,22 @@ complete_columns <- function(columns, model) {
   columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
   categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
   columns["categories"] <- list(null_if_empty(categories))
+  trained <- fit_field(model, "encode")
+  trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
+  columns$encode <- columns$encode %||% trained
   columns$levels <- fit_field(model, "levels")
+  columns$preparation <- fit_field(model, "preparation")
+  columns$finds_levels <- FALSE
   columns
+}
+
+# A formula or a recipe has named the label for good.
+scored_label <- function(model) {
+  if (!is.null(fit_field(model, "formula")) || !is.null(fit_field(model, "preparation"))) {
+    fit_field(model, "label")
+  } else {
+    "label"
+  }
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

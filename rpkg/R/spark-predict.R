@@ -4,6 +4,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
   check_installed("dplyr", "A Spark table", call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)
+  check_can_prepare(fit$preparation, table, "newdata", call)
   columns <- table_columns(fit, colnames(table), features, tensors, categories, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
@@ -20,6 +21,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
       features = columns$features,
       tensors = columns$tensors,
       categories = columns$categories,
+      encode = columns$encode,
       type = type,
       levels = levels,
       batch_size = batch_size,
@@ -42,7 +44,8 @@ table_columns <- function(fit, present, features, tensors, categories, call) {
   columns <- list(
     features = as_python_features(features),
     tensors = lapply(tensors[names(tensors) %in% read], as_python_tensor),
-    categories = lapply(categories[names(categories) %in% read], as.list)
+    categories = lapply(categories[names(categories) %in% read], as.list),
+    encode = as.list(fit$encode)[names(fit$encode) %in% intersect(read, names(categories))]
   )
   lapply(columns, null_if_empty)
 }

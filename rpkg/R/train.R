@@ -22,8 +22,8 @@
 #'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
 #'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
 #'     factor `y` becomes codes that start at 0;
-#'   * a data frame with the column `label`; the other columns, or those that `features` names, must
-#'     be numeric or logical and together make up one matrix;
+#'   * a data frame with the column `label`; the other columns, or those that `features` names,
+#'     together make up one matrix. Factors and text are one-hot in it (see [data_options()]);
 #'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
 #'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
 #'     numbers, ML vectors, bytes or text;
@@ -36,18 +36,22 @@
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
+#' @param formula Instead of `label` and `features`, which columns are used and as what: `y ~ a + b`,
+#'   `y ~ .`, `y ~ . - id`; or a recipe. See the section on both.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
 #'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
 #'   back without its compile settings); its layers must be Keras's own. It travels like the
 #'   function of [barrier_apply()], with the same requirements for the workers' machines.
-#' @param label Name of the label column of a data frame, table or files. Text becomes 0, 1, 2, ...
-#'   in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
+#' @param label The label column of a data frame, table or files: a string, or a bare name as in
+#'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
 #'   `levels`.
-#' @param features Names of the feature columns, which side by side form one input of the model;
-#'   `NULL` uses all other columns. A named list forms several inputs, by their names in the model:
-#'   `list(left = c("a", "b"), right = "image")`. In a table or files, a text column that is an
-#'   input of its own gives strings.
+#' @param features The feature columns, which side by side form one input of the model: strings, or a
+#'   selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
+#'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
+#'   inputs, by their names in the model: `list(left = c(a, b), right = image)`. In a table or files,
+#'   a text column that is an input of its own gives strings, unless `data_options` says `encode`. A
+#'   variable that holds strings is looked up if no column has its name; `all_of()` makes sure of it.
 #' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
 #'   equally.
 #' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
@@ -130,6 +134,24 @@
 #'
 #' @return A [tfdist_fit] object.
 #'
+#' @section Formulas and recipes:
+#' A formula of names alone selects columns of a data frame, a table or files; text and factors are
+#' one-hot, with a column for each level and no intercept, which is the model's bias. On a data frame
+#' it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
+#' `model.matrix()`. What the training data fix (levels, the mean in `scale()`) is kept in the fit,
+#' and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
+#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused: use
+#' `dplyr::mutate()` first.
+#'
+#' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
+#' unless it is prepared already; its outcome is the label, its predictors are the features, and case
+#' weights weigh the rows. The fit keeps it and applies it to later data frames. Spark tables are
+#' refused, since recipes are R code for data frames.
+#'
+#' The columns are expanded in their order, a one-hot column into `column_level` for each of its levels
+#' in their order: `feature_names` of the fit. A model that takes another number of inputs is refused
+#' before the training, with these names. A value that the training did not have is an error later.
+#'
 #' @section Errors:
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
 #' the classes of errors and what they carry.
@@ -146,7 +168,7 @@
 #'   model$compile(optimizer = "adam", loss = loss, metrics = list("accuracy"))
 #'   model
 #' }
-#' fit <- barrier_train("local", new_model, iris, label = "Species", workers = 2, epochs = 3)
+#' fit <- barrier_train("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
 #' fit
 #' predict(fit, head(iris))
 #'
@@ -180,6 +202,7 @@ barrier_train <- function(
   sc,
   model = NULL,
   data = NULL,
+  formula = NULL,
   ...,
   model_fn = NULL,
   label = "label",
@@ -219,15 +242,26 @@ barrier_train <- function(
   route <- check_sc(sc)
   check_one_model(model, model_fn)
   check_options(exchange, c("exchange", "local_steps"))
-  given <- column_spec(label, features, weight, data_options)
+  is_fit <- inherits(model, "tfdist_fit")
+  check_no_formula(formula, is_fit)
+  given <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label) else if (is_fit) scored_label(model),
+      features = if (!missing(features)) rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
+    ),
+    formula,
+    data_options,
+    data
+  )
   columns <- complete_columns(given, model)
   settings <- complete_settings(check_arguments(training_settings), model)
   check_epochs(settings)
+  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
-  columns$features <- data$features %||% columns$features
   check_fit_levels(data, columns$levels)
-  columns$levels <- label_levels(data) %||% columns$levels
+  columns <- narrow_columns(columns, data)
   validation <- check_data(validation_data, columns, route, allow_null = TRUE)
   check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
@@ -235,8 +269,8 @@ barrier_train <- function(
   check_can_resume(settings)
   settings$class_weight <- class_weight_codes(class_weight, data)
 
-  informs <- settings$verbose > 0L && !inherits(model, "tfdist_fit")
-  informs <- informs && is.null(columns$categories[[label]])
+  informs <- settings$verbose > 0L && !is_fit
+  informs <- informs && is.null(columns$categories[[columns$label]])
   if (informs) {
     inform_levels(columns$levels)
   }
@@ -244,6 +278,8 @@ barrier_train <- function(
   call <- rlang::current_env()
   model <- list(model = model, model_fn = model_fn)
   result <- run_training(route, model, data, validation, columns, exchange, settings, call)
+  columns$feature_names <- data$feature_names
+  columns$encode_of_data <- data$encode
   fit <- new_fit(
     result,
     columns,
@@ -277,6 +313,9 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
     as_python_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
+  }
+  if (!runs_r) {
+    check_inputs(model, data$feature_names, call)
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)

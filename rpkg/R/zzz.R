@@ -14,4 +14,9 @@ the$boards <- list()
     reticulate::import("pybackend", delay_load = list(environment = "r-tfdist", priority = 5))
     setHook("reticulate.onPyInit", quiet_imports)
   }
+  if (isNamespaceLoaded("parsnip")) {
+    register_engine()
+  } else {
+    setHook(packageEvent("parsnip", "onLoad"), register_engine)
+  }
 }

@@ -191,6 +191,28 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
         predict_spark(model, table, features=FEATURES)
 
 
+def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
+    rows = [(0, 0.5, "b"), (1, 1.5, "a"), (2, -1.0, "c")]
+    data = spark.createDataFrame(rows, "id int, size double, color string")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    found = replace(
+        trained(model, None),
+        features=["size", "color"],
+        tensors=None,
+        categories={"color": ["a", "b", "c"]},
+        encode={"color": "one_hot"},
+    )
+    expected = model.predict(
+        np.array([[0.5, 0, 1, 0], [1.5, 1, 0, 0], [-1, 0, 0, 1]]), verbose=0
+    ).reshape(-1)
+    predicted = numbers(predict_spark(found, data), ".pred")
+    np.testing.assert_allclose(np.reshape(predicted, -1), expected, atol=1e-6)
+    other = spark.createDataFrame([(0, 0.5, "pink")], data.schema)
+    with pytest.raises(Exception, match=r"column 'color' holds 'pink' in .*none of its categories"):
+        predict_spark(found, other).collect()
+
+
 def test_text_and_rows_of_any_length(spark: Any) -> None:
     words = ["one", "two", "three", "né", ""]
     values = [(i, words[i % 5], [1.0 + i] * (i % 5)) for i in range(23)]
@@ -331,7 +353,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     ("arguments", "message"),
     [
         ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
-        ({"features": None}, r"shape \(8,\), but `features` are 10 columns"),
+        ({"features": None}, r"shape \(8,\)\), but the features are 10: id, f0"),
         ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model has 3 classes"),
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
