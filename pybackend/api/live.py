@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 from rich.console import Console
@@ -90,11 +89,11 @@ class Speed:
     """How fast the last reported steps were."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, int, int]] = deque(maxlen=_RECENT)
+        self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
 
     def note(self, event: StepEnded) -> None:
         """Take in a report."""
-        self._recent.append((time.monotonic(), event.step, event.rows))
+        self._recent.append(event)
 
     def end_epoch(self) -> None:
         """Steps and rows are counted anew."""
@@ -102,13 +101,13 @@ class Speed:
 
     def describe(self, event: StepEnded) -> list[str]:
         """Rows a second, and the time until the last step of all; nothing of a first report."""
-        began, step, rows = self._recent[0]
-        seconds = time.monotonic() - began
-        if event.step <= step or seconds <= 0:
+        first = self._recent[0] if self._recent else event
+        steps, seconds = event.step - first.step, event.seconds - first.seconds
+        if steps <= 0 or seconds <= 0:
             return []
         left = event.steps - event.step + event.steps * (event.epochs - event.epoch)
-        remaining = left * seconds / (event.step - step)
-        return [f"{(event.rows - rows) / seconds:,.0f} rows/s", f"ETA {show_seconds(remaining)}"]
+        speed = (event.rows - first.rows) / seconds
+        return [f"{speed:,.0f} rows/s", f"ETA {show_seconds(left * seconds / steps)}"]
 
 
 def show_seconds(seconds: float) -> str:

@@ -75,10 +75,17 @@ def describe_start(launcher: Launcher, job: Job) -> str:
 
 def epoch_line(event: EpochEnded) -> str:
     """One line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
-    figures = "  ".join(
-        f"{name} {value:.4f}" for name, value in event.logs.items() if isinstance(value, float)
-    )
-    return f"epoch {event.epoch}/{event.epochs}  {figures}  ({event.seconds:.1f} s)"
+    return f"epoch {event.epoch}/{event.epochs}  {_list_figures(event)}  ({event.seconds:.1f} s)"
+
+
+def step_line(event: StepEnded) -> str:
+    """One line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
+    return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_figures(event)}"
+
+
+def _list_figures(event: EpochEnded | StepEnded) -> str:
+    figures = event.logs.items()
+    return "  ".join(f"{name} {value:.4f}" for name, value in figures if isinstance(value, float))
 
 
 def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
@@ -108,7 +115,7 @@ class _Narrator:
             log_event(event, event.text)
             self._display.line(f"note: {event.text}")
         elif isinstance(event, StepEnded) and is_first:
-            log_event(event, f"epoch {event.epoch}, step {event.step}/{event.steps}")
+            log_event(event, step_line(event))
             self._display.step(event)
         elif isinstance(event, EpochEnded) and is_first:
             log_event(event, epoch_line(event))

@@ -1,9 +1,6 @@
 # An R function, prepared to run in other R sessions: with the variables that it uses, the names of
 # the packages that it needs, and nothing from this package.
 
-# More than this is a mistake: rows travel as `data`, or the workers read them.
-max_closure_bytes <- function() getOption("tfdist.max_function_mb", 256) * 2^20
-
 # The RFunction in Python, which the workers call. `pack` turns its value into what Python takes.
 as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   variables <- find_variables(f, arg, call)
