@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
-from pybackend.api.display import Tell, told_to
+from pybackend.api.display import Tell
+from pybackend.api.display_choice import told_to
 from pybackend.api.result import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe

@@ -69,6 +69,7 @@ class Live(Lines):
             completed=event.step,
             total=event.steps,
             figures="  ".join(filter(None, figures)),
+            refresh=True,
         )
 
     def epoch(self, event: EpochEnded, text: str) -> None:

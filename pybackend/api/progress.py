@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pybackend.api.display import Display, choose_display, choose_lines
+from pybackend.api.display import Display
+from pybackend.api.display_choice import choose_display, choose_lines
 from pybackend.api.event_log import log_event, log_start, logs_steps
 from pybackend.api.observer import Observers
 from pybackend.job.job import Job

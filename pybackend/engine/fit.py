@@ -16,8 +16,8 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.learning_rate import ScaledSteps
 from pybackend.engine.leaving import Leaving
-from pybackend.engine.overrides import override
 from pybackend.engine.observed import StepReports, StopWhenAsked
+from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import (
     broadcast_state,

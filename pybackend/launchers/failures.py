@@ -49,7 +49,7 @@ def describe_loss(failure: Failure) -> Note:
 
 
 class Failures:
-    """The failures of a job, one per rank; all other events go to ``on_event``, which may answer."""
+    """The failures of a job, one per rank; other events go to ``on_event``, which may answer."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event

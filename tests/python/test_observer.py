@@ -128,9 +128,7 @@ def test_what_an_observer_raises_ends_the_training(rows: Any) -> None:
         raise LookupError("no such plot")
 
     with pytest.raises(LookupError, match="no such plot"):
-        barrier_train(
-            "local", build_dense, rows, workers=2, callbacks=[Observer(watch)], verbose=0
-        )
+        barrier_train("local", build_dense, rows, workers=2, callbacks=[Observer(watch)], verbose=0)
     assert not worker_processes()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pybackend.api.display import told_to
+from pybackend.api.display_choice import told_to
 from pybackend.api.live import Live, Speed, show_seconds
 from pybackend.api.observer import Observers
 from pybackend.api.progress import epoch_line, following, printer
