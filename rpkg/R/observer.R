@@ -55,10 +55,16 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x)) {
     return(invisible(NULL))
   }
-  taken <- if (is.function(x) && !is.primitive(x)) names(formals(x))
+  if (!is.function(x) || is_python(x)) {
+    abort_expected(x, "an R function", TRUE, arg, call)
+  }
+  taken <- names(formals(x))
   if (length(taken) < 2L && !"..." %in% taken) {
-    expected <- "a function of a number and a list of figures, e.g. `function(epoch, logs)`"
-    abort_expected(x, expected, TRUE, arg, call)
+    number <- if (arg == "on_epoch_end") "epoch" else "step"
+    abort_input(
+      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, number),
+      call = call
+    )
   }
   invisible(x)
 }

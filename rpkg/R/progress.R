@@ -42,7 +42,7 @@ is_live_console <- function() {
 # Above a bar, if there is one: cli keeps that at the bottom.
 show_line <- function(text) {
   if (is_live_console()) {
-    cli::cli_verbatim("{text}")
+    cli::cli_verbatim(text)
   } else {
     rlang::inform(text, class = "tfdist_message_progress")
   }
