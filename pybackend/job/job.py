@@ -108,6 +108,10 @@ class Job:
         As in `barrier_train`; None: all workers are needed, and none joins.
     tensorboard
         An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
+    reports_steps
+        Whether rank 0 reports some of its steps: somebody wants to see them.
+    is_observed
+        Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -143,6 +147,8 @@ class Job:
     min_workers: int | None = None
     max_workers: int | None = None
     tensorboard: str | None = None
+    reports_steps: bool = False
+    is_observed: bool = False
 
     @property
     def is_elastic(self) -> bool:

@@ -4,6 +4,7 @@ the <- new.env(parent = emptyenv())
 the$pybackend <- NULL
 the$applications <- list()
 the$boards <- list()
+the$observer_error <- NULL
 
 .onLoad <- function(libname, pkgname) {
   # If Python is already running, import() would not wait, and a missing module would make
