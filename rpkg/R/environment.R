@@ -72,30 +72,62 @@ run_pip <- function(path, requirements, options = NULL, call = caller_env()) {
 run_logged <- function(program, ..., title, problem, call = caller_env()) {
   current <- ""
   cli::cli_progress_step("{title}{current}", msg_done = "{title}", msg_failed = "{title}")
-  words <- paste(shQuote(c(program, ...)), collapse = " ")
-  # The shell's process id is the program's own after exec.
-  output <- pipe(sprintf("echo $$; exec %s 2>&1 </dev/null", words), "r")
-  pid <- as.integer(readLines(output, 1L))
+  folder <- tempfile("install-tfdist-")
+  dir.create(folder)
+  run <- start_program(c(program, ...), folder)
   has_ended <- FALSE
-  # A console that does not send Ctrl-C to the program as well: it ends here.
-  on.exit(if (!has_ended) end_program(pid, output))
-  log <- tempfile("install-tfdist-", fileext = ".log")
-  while (length(line <- readLines(output, 1L, warn = FALSE))) {
-    cat(line, "\n", sep = "", file = log, append = TRUE)
-    current <- name_package(line) %||% current
-    cli::cli_progress_update()
+  # An interrupt comes while R sleeps; a console may send Ctrl-C to R alone.
+  on.exit(if (!has_ended) end_program(run))
+  while (!file.exists(run$status)) {
+    Sys.sleep(0.1)
+    for (line in readLines(run$lines, warn = FALSE)) {
+      current <- name_package(line) %||% current
+    }
+    # Elsewhere each of them would be a line of its own.
+    if (cli::is_dynamic_tty()) {
+      cli::cli_progress_update()
+    }
   }
   has_ended <- TRUE
-  status <- close(output)
-  if (!is.null(status) && status != 0L) {
-    abort_logged(problem, log, call)
+  close_program(run)
+  if (scan(run$status, quiet = TRUE) != 0) {
+    abort_logged(problem, run$log, call)
   }
-  unlink(log)
+  unlink(folder, recursive = TRUE)
 }
 
-end_program <- function(pid, output) {
-  tools::pskill(pid, tools::SIGINT)
-  close(output)
+# Beside R, by a shell that waits for it: a program in the background of a shell would ignore Ctrl-C.
+start_program <- function(words, folder) {
+  files <- as.list(file.path(folder, c("log", "pid", "status")))
+  names(files) <- basename(unlist(files))
+  file.create(files$log)
+  quoted <- lapply(files, shQuote)
+  inner <- sprintf("echo $$ >%s; exec %s", quoted$pid, paste(shQuote(words), collapse = " "))
+  # Renamed, so that a status that exists is complete.
+  outer <- sprintf(
+    "sh -c %s >%s 2>&1 </dev/null; echo $? >%s; mv %s %s",
+    shQuote(inner),
+    quoted$log,
+    quoted$pid,
+    quoted$pid,
+    quoted$status
+  )
+  c(files, shell = list(pipe(outer, "r")), lines = list(file(files$log, "r", blocking = FALSE)))
+}
+
+end_program <- function(run) {
+  pid <- if (file.exists(run$pid)) readLines(run$pid, warn = FALSE)
+  if (length(pid)) {
+    tools::pskill(as.integer(pid), tools::SIGINT)
+  }
+  # Closing waits until the program is gone.
+  close_program(run)
+  unlink(dirname(run$log), recursive = TRUE)
+}
+
+close_program <- function(run) {
+  close(run$lines)
+  close(run$shell)
 }
 
 # What pip is at, from a line that it printed; NULL if the line does not tell.

@@ -41,7 +41,8 @@ install_tfdist <- function(
   check_strings(pip_options, allow_null = TRUE)
   requirements <- python_requirements(source, extras)
   if (!reticulate::virtualenv_exists(envname)) {
-    create_environment(envname, find_python(python))
+    python <- find_python(python)
+    create_environment(envname, python)
   }
   path <- dirname(dirname(reticulate::virtualenv_python(envname)))
   run_pip(path, requirements, pip_options)
