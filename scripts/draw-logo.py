@@ -6,6 +6,7 @@ arrows meet, in a hexagon.
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -25,7 +26,10 @@ LETTERS = {
     "f": ("M12,0 V-52 Q12,-68 28,-68 H32 M0,-44 H28", 38),
     "d": ("M44,-70 V0 M44,-22 A22,22 0 1 0 0,-22 A22,22 0 1 0 44,-22", 58),
     "i": ("M0,-44 V0 M0,-66 V-65", 14),
-    "s": ("M34,-38 Q28,-44 18,-44 Q2,-44 2,-33 Q2,-24 18,-22 Q35,-20 35,-11 Q35,0 18,0 Q6,0 0,-7", 49),
+    "s": (
+        "M34,-38 Q28,-44 18,-44 Q2,-44 2,-33 Q2,-24 18,-22 Q35,-20 35,-11 Q35,0 18,0 Q6,0 0,-7",
+        49,
+    ),
 }
 
 
@@ -39,7 +43,7 @@ def draw_network(angle: float) -> list[str]:
     x, y = point_at(angle, DISTANCE)
     turn = math.degrees(angle) + 180
     parts = [f'<g transform="translate({x:.1f},{y:.1f}) rotate({turn:.1f})">']
-    for (x0, before), (x1, after) in zip(LAYERS, LAYERS[1:], strict=False):
+    for (x0, before), (x1, after) in itertools.pairwise(LAYERS):
         parts += [
             f'<path d="M{x0},{a} L{x1},{b}" stroke="{LINE}" stroke-width="2.5"/>'
             for a in before
@@ -108,10 +112,7 @@ def draw_badge(left: str, right: str, colour: str) -> str:
         f'fill="{colour}"/>',
         '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" '
         'font-size="11">',
-        *(
-            f'<text x="{x}" y="14" textLength="{length}">{text}</text>'
-            for x, text, length in texts
-        ),
+        *(f'<text x="{x}" y="14" textLength="{length}">{text}</text>' for x, text, length in texts),
         "</g>",
         "</svg>",
     ]

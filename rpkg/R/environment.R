@@ -96,7 +96,7 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   unlink(folder, recursive = TRUE)
 }
 
-# Beside R, by a shell that waits for it: a program in the background of a shell would ignore Ctrl-C.
+# By a shell that waits for it: in a shell's background a program would ignore Ctrl-C.
 start_program <- function(words, folder) {
   files <- as.list(file.path(folder, c("log", "pid", "status")))
   names(files) <- basename(unlist(files))
@@ -132,7 +132,8 @@ close_program <- function(run) {
 
 # What pip is at, from a line that it printed; NULL if the line does not tell.
 name_package <- function(line) {
-  pattern <- "^ *(Collecting|Downloading|Installing collected packages:?|Processing) +([^ ,<>=!~;]+).*"
+  doing <- "Collecting|Downloading|Installing collected packages:?|Processing"
+  pattern <- sprintf("^ *(%s) +([^ ,<>=!~;]+).*", doing)
   if (!grepl(pattern, line)) {
     return(NULL)
   }

@@ -1,6 +1,6 @@
-# Errors of the Python half, in R's spelling: `workers = 2` for workers=2, `NULL` for None,
-# `local_steps()` for LocalSteps. Only the words of tfdist itself are changed: what stands in quotes,
-# a traceback or a log is the user's, and stays as it is.
+# Errors of the Python half, in R's spelling: `workers = 2` for workers=2, `NULL` for None, and
+# `local_steps()` for LocalSteps. Only the words of tfdist itself are changed: quoted texts, paths,
+# tracebacks and logs are the user's, and stay as they are.
 
 # Paragraphs that repeat what others said, and the one after them that is tfdist's own again.
 verbatim_paragraphs <- paste0(
@@ -66,8 +66,8 @@ say_in_r <- function(message) {
   paste(paragraphs, collapse = "\n\n")
 }
 
-# "worker 1 on node failed: InputError: `data` ...": without the class if tfdist raised it; otherwise
-# the words after it are those of the user's code, or of another package.
+# "worker 1 on node failed: InputError: `data` ...": without the class if tfdist raised it. If not,
+# the words are those of the user's code, or of another package.
 say_failure_in_r <- function(message, exception_type) {
   ours <- exception_type %in% c(names(condition_classes), "RError")
   class <- if (ours) sprintf(": %s: ", exception_type) else ""
@@ -76,11 +76,16 @@ say_failure_in_r <- function(message, exception_type) {
   }
   paragraphs <- strsplit(message, "\n\n", fixed = TRUE)[[1L]]
   advice <- grepl(own_paragraph, paragraphs) & seq_along(paragraphs) == length(paragraphs)
-  paragraphs[advice] <- translate(paragraphs[advice])
+  for (place in which(advice)) {
+    paragraphs[[place]] <- translate(paragraphs[[place]])
+  }
   paste(paragraphs, collapse = "\n\n")
 }
 
 translate <- function(text) {
+  if (!validUTF8(text)) {
+    return(text)
+  }
   quoted <- hide_quoted(text)
   text <- quoted$text
   for (pattern in names(phrases)) {
@@ -92,9 +97,15 @@ translate <- function(text) {
 }
 
 # A quote opens after a blank or a bracket: the apostrophe of "Keras's" or "workers'" does not.
-quoted_pattern <- "(?<![\\w\\\\])('(?:[^'\\\\\n]|\\\\.|(?<=\\w)'(?=\\w))*'|\"(?:[^\"\\\\\n]|\\\\.)*\")(?!\\w)"
+quoted_pattern <- paste(
+  "(?<![\\w\\\\])'(?:[^'\\\\\n]|\\\\.|(?<=\\w)'(?=\\w))*'(?!\\w)",
+  "(?<![\\w\\\\])\"(?:[^\"\\\\\n]|\\\\.)*\"(?!\\w)",
+  # A path or URI, even without quotes.
+  "(?<![^\\s(=])(?:[a-z][a-z0-9+.-]*:/|~)?/[^\\s,;)]+",
+  sep = "|"
+)
 
-# Quoted texts, as \001 and a letter for each place.
+# Quoted texts, as \001, their places, and \002.
 hide_quoted <- function(text) {
   found <- gregexpr(quoted_pattern, text, perl = TRUE)
   texts <- regmatches(text, found)[[1L]]
@@ -112,7 +123,7 @@ show_quoted <- function(text, texts) {
     is_value <- grepl(sprintf("(= |\\()(\001[0-9]+\002, )*%s", mark), hidden, perl = TRUE)
     shown <- if (is_name) {
       as_name(inside)
-    } else if (is_value && !grepl("[\"\\\\]", inside)) {
+    } else if (is_value && grepl("^'[^\"\\\\]*$", texts[[place]])) {
       sprintf("\"%s\"", inside)
     } else {
       texts[[place]]
@@ -139,7 +150,10 @@ argument_names <- function() {
 
 # {'a': 1} is list(a = 1), and ['a', 'b'] is c("a", "b"); the innermost first.
 translate_literals <- function(text) {
-  item <- "(?:\001[0-9]+\002|-?[0-9.]+(?:e-?[0-9]+)?|TRUE|FALSE|NULL|NA|\\.{3}|(?:list|c)\\([^\\[\\]{}]*\\))"
+  item <- paste0(
+    "(?:\001[0-9]+\002|-?[0-9.]+(?:e-?[0-9]+)?|TRUE|FALSE|NULL|NA|\\.{3}",
+    "|(?:list|c)\\([^\\[\\]{}]*\\))"
+  )
   entry <- sprintf("(?:\001[0-9]+\002|[0-9]+): %s", item)
   list_of <- function(part) sprintf("(?:%s(?:, %s)*)?", part, part)
   pattern <- sprintf("\\{%s\\}|(?<![\\w\\])\002])\\[%s\\]", list_of(entry), list_of(item))
@@ -151,6 +165,11 @@ translate_literals <- function(text) {
     inside <- substr(found, 2L, nchar(found) - 1L)
     inside <- gsub("\\b([0-9]+): ", "\"\\1\" = ", gsub("\002: ", "\002 = ", inside), perl = TRUE)
     is_vector <- startsWith(found, "[") && nzchar(inside) && !grepl("list(", inside, fixed = TRUE)
-    text <- sub(found, sprintf("%s(%s)", if (is_vector) "c" else "list", inside), text, fixed = TRUE)
+    text <- sub(
+      found,
+      sprintf("%s(%s)", if (is_vector) "c" else "list", inside),
+      text,
+      fixed = TRUE
+    )
   }
 }
