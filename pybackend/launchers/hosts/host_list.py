@@ -94,7 +94,8 @@ def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSl
         listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
         raise InputError(
             f"`workers` is {workers}, but {listed} has {slots} slot{'s' if slots != 1 else ''}: "
-            f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few cores)"
+            f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few "
+            "cores)"
         )
     placed, first = [], 0
     for host in hosts:
