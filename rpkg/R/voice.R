@@ -69,10 +69,9 @@ say_in_r <- function(message) {
 # "worker 1 on node failed: InputError: `data` ...": without the class if tfdist raised it. If not,
 # the words are those of the user's code, or of another package.
 say_failure_in_r <- function(message, exception_type) {
-  ours <- exception_type %in% c(names(condition_classes), "RError")
-  class <- if (ours) sprintf(": %s: ", exception_type) else ""
-  if (ours && grepl(class, message, fixed = TRUE)) {
-    return(say_in_r(sub(class, ": ", message, fixed = TRUE)))
+  message <- drop_own_classes(message)
+  if (exception_type %in% names(condition_classes)) {
+    return(say_in_r(message))
   }
   paragraphs <- strsplit(message, "\n\n", fixed = TRUE)[[1L]]
   advice <- grepl(own_paragraph, paragraphs) & seq_along(paragraphs) == length(paragraphs)
@@ -80,6 +79,19 @@ say_failure_in_r <- function(message, exception_type) {
     paragraphs[[place]] <- translate(paragraphs[[place]])
   }
   paste(paragraphs, collapse = "\n\n")
+}
+
+# In the first line, and in those of the other workers.
+drop_own_classes <- function(message) {
+  own <- paste(c(names(condition_classes), "RError"), collapse = "|")
+  message <- sub(sprintf("^(worker [0-9]+ on \\S+ failed: )(%s): ", own), "\\1", message)
+  parts <- strsplit(message, "\n\nOther workers:\n", fixed = TRUE)[[1L]]
+  if (length(parts) != 2L) {
+    return(message)
+  }
+  line <- sprintf("(?m)^(  worker [0-9]+ on \\S+: )(%s): ", own)
+  parts[[2L]] <- gsub(line, "\\1", parts[[2L]], perl = TRUE)
+  paste(parts, collapse = "\n\nOther workers:\n")
 }
 
 translate <- function(text) {

@@ -41,6 +41,18 @@ test_that("tracebacks, logs and the words of the user's code stay as they are", 
   expect_identical(said[2:4], strsplit(message, "\n\n")[[1]][2:4])
 })
 
+test_that("of a failure in R, and of other workers, only the name of Python's class is left out", {
+  message <- paste(
+    sep = "\n\n",
+    "worker 0 on a failed: RError: object 'None' not found, workers=2",
+    "Other workers:\n  worker 1 on b: PeerLostError: lost worker 0\n  worker 2 on c: KeyError: 1"
+  )
+  expect_identical(
+    say_failure_in_r(message, "RError"),
+    gsub("(RError|PeerLostError): ", "", message)
+  )
+})
+
 test_that("an error of the Python half arrives in R's words", {
   skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
