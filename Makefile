@@ -155,6 +155,11 @@ fuzz: $(DEV_STAMP) ## 100,000 damaged or hostile inputs to each reader
 docs: $(TARBALL) ## run the vignettes; pages in build/docs
 	scripts/docs.sh $(TARBALL) build/docs
 
+.PHONY: cheatsheet
+cheatsheet: ## docs/cheatsheet as one page, build/docs/cheatsheet.pdf
+	scripts/apt-install.sh browser
+	scripts/cheatsheet.sh build/docs
+
 $(BENCH_STAMP): $(DEV_STAMP)
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor \
 	  tensorflowonspark

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from pybackend.engine.train import Training
 
 _OPEN_SERVERS = (
-    "TensorFlow's own servers (transport='tf', strategy='parameter_server') listen on all "
-    "interfaces of the workers' hosts, and serve whoever connects, without a token: use them on "
-    "networks that you trust"
+    "TensorFlow's own servers (of the transport 'tf' and the strategy 'parameter_server') listen "
+    "on all interfaces of the workers' hosts, and serve whoever connects, without a token: use "
+    "them on networks that you trust"
 )
 REPORT = "report.json"
 JOB = "job.json"

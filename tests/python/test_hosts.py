@@ -130,7 +130,7 @@ def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
     found = pybackend.barrier_run(hosts, describe, workers=3)
     assert found == [[0, a, half, "hi"], [1, a, half, "hi"], [2, b, str(cores), "hi"]]
     assert len(pybackend.barrier_run(hosts, describe)) == 4
-    with pytest.raises(InputError, match="workers=5, but a:2,b:2 has 4 slots"):
+    with pytest.raises(InputError, match="`workers` is 5, but a:2,b:2 has 4 slots"):
         pybackend.barrier_run(hosts, describe, workers=5)
 
 
