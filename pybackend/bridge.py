@@ -33,8 +33,10 @@ __all__ = [
     "doctor",
     "match_levels",
     "pick_columns",
+    "predict_columns",
     "probe",
     "read_model",
+    "read_model_text",
 ]
 
 
@@ -71,16 +73,53 @@ def read_model(uri: str, **options: Any) -> Any:
     return model_from_bytes(read_model_file(uri), **options)
 
 
+def read_model_text(uri: str) -> str:
+    """The model that a training wrote to ``model_uri``, as base64 text."""
+    return base64.b64encode(read_model_file(uri)).decode("ascii")
+
+
 def copy_model(uri: str, path: str) -> None:
     """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
-    save_model(base64.b64encode(read_model_file(uri)).decode("ascii"), path)
+    save_model(read_model_text(uri), path)
 
 
-def match_levels(model: Any, levels: list[str]) -> list[str] | None:
-    """Return the levels of the training's label if the model distinguishes as many classes."""
-    from pybackend.model.outputs import count_classes, list_outputs
+def match_levels(model: Any, levels: list[str], with_logit: bool = False) -> list[str] | None:
+    """Return the levels of the training's label if the model distinguishes as many classes.
 
-    return levels if len(levels) == count_classes(model, list_outputs(model)) else None
+    ``with_logit``: a single logit tells two classes, too.
+    """
+    from pybackend.model.outputs import count_classes, has_logits, list_outputs
+
+    outputs = list_outputs(model)
+    classes = count_classes(model, outputs)
+    if with_logit and has_logits(model, outputs):
+        classes = max(2, classes)
+    return levels if len(levels) == classes else None
+
+
+def predict_columns(
+    model: Any, rows: Any, kind: str | None, levels: list[str] | None, batch_size: int
+) -> dict[str, Any]:
+    """Predict here: the columns that `predict_spark` would add, with the class as its code.
+
+    Returns
+    -------
+    dict
+        ``names`` and ``columns`` of equal length; ``levels`` of the class if the first column is
+        that, else None.
+    """
+    from keras import tree
+
+    from pybackend.api.predict import check_levels, choose_columns
+
+    predictions = choose_columns(model, kind, None, check_levels(levels))
+    outputs = tree.flatten(model.predict(rows, batch_size=batch_size, verbose=0))
+    codes = range(max(2, predictions.outputs[0].shape[0] or 0)) if predictions.has_class else None
+    return {
+        "names": [field.name for field in predictions.fields],
+        "columns": predictions.columns(outputs),
+        "levels": codes and [str(name) for name in predictions.levels or codes],
+    }
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:

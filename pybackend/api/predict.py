@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,14 +54,14 @@ def predict_spark(
         sends together.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
-        - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
-          a probability only if its last layer makes it one. A model of one number per row, whose
-          loss is one of Keras's binary ones (without ``from_logits``), gives that of class 1; class
-          0 has the rest to 1;
+        - ``"prob"``: a column ``.pred_<class>`` of each class's probability. Where the loss is one
+          of Keras's with ``from_logits``, it is the softmax or sigmoid of what the model gives. A
+          model of one number per row, whose loss is one of Keras's binary ones, gives that of class
+          1; class 0 has the rest to 1. Refused if nothing makes the numbers probabilities;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
           number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and numbers if the model gives such a probability, or if it gives several
-          numbers per row and has no loss, a categorical one, or a custom one; else ``"raw"``.
+        - None: class and probabilities, if the model gives such; the class alone, if numbers that
+          are no probabilities tell classes by ``levels`` or a categorical loss; else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
     batch_size
@@ -91,19 +92,11 @@ def predict_spark(
     request = prepare("predict", arguments, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
-    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    columns, outputs = request.columns, list_outputs(request.model)
+    columns = request.columns
     check_features(request.model, columns.features, _count_flat_columns(columns, df))
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
-    predictions = choose_predictions(
-        outputs,
-        count_classes(request.model, outputs),
-        type,
-        names,
-        known,
-        is_classifier(request.model, outputs),
-    )
+    predictions = choose_columns(request.model, type, names, known)
     from pybackend.launchers import add_predictions
 
     return add_predictions(df, columns, request.job, request.files, predictions)
@@ -162,6 +155,43 @@ def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
     names = list(types) if columns.features is None else columns.named_columns
     flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
     return len(names) if all(types.get(name) in flat for name in names) else None
+
+
+def choose_columns(
+    model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
+) -> Predictions:
+    """What a model's outputs become; ``known`` levels are used if they fit.
+
+    Raises
+    ------
+    InputError
+        The outputs are not what ``kind`` or ``levels`` say.
+    """
+    from pybackend.model.outputs import (
+        count_classes,
+        gives_probabilities,
+        has_class_loss,
+        has_logits,
+        is_classifier,
+        list_outputs,
+    )
+
+    outputs = list_outputs(model)
+    are_logits = has_logits(model, outputs)
+    classes = max(2 if are_logits else 0, count_classes(model, outputs))
+    are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
+    are_classes = are_logits or (
+        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
+    )
+    if kind == "prob" and classes and not are_certain:
+        raise InputError(
+            "type='prob' needs probabilities, and this model gives scores: neither is its last "
+            "layer a softmax (or a sigmoid, for one number), nor its loss one of Keras's with "
+            "from_logits=True. Use type='class' or type='raw'"
+        )
+    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
+    shows_numbers = chosen.has_numbers and are_certain
+    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
 
 
 def choose_predictions(

@@ -19,18 +19,28 @@
 #'   that had `left`, with the reasons;
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
+#' * `settings`: the arguments of the training that are plain values, as a list; `call`: those that
+#'   named data and columns, for [update()][update.tfdist_fit];
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
 #'   names of the inputs) and the levels of the label, if `data` had them;
 #' * `label`, `tensors`, `categories`: the arguments of the training;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
 #'   it to a `model_uri`, `model_base64` is empty.
 #'
-#' @param x,object A `tfdist_fit`.
-#' @param ... Not used.
+#' Any other name is an error.
 #'
+#' A fit is taken wherever a model is: by [barrier_train()], to train on, by [barrier_evaluate()],
+#' [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
+#'
+#' @param x,object A `tfdist_fit`.
+#' @param ... Must be empty.
+#'
+#' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
+#'   [tidy.tfdist_fit], [export_fit].
 #' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
 #'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` returns the ggplot, or its argument if it drew the plot itself.
+#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
+#'   R's own graphics have drawn the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -41,7 +51,14 @@
 NULL
 
 # `columns` is a column_spec(), with the `levels` of the label if R knows them.
-new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode = TRUE) {
+new_fit <- function(
+  result,
+  columns = list(),
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  settings = list(),
+  call = NULL
+) {
   fields <- result$to_dict()
   # The decoded model is kept in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
@@ -58,6 +75,8 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       numbered = number_epochs(fields$epochs_of),
       seconds = fields$seconds,
       seed = fields$seed,
+      settings = plain_settings(settings),
+      call = plain_call(call),
       features = columns$features %||% fields$features,
       levels = columns$levels %||% plain_levels(fields$levels),
       label = columns$label,
@@ -133,12 +152,29 @@ worker_frame <- function(reports) {
 
 #' @export
 `$.tfdist_fit` <- function(x, name) {
-  if (identical(name, "model")) fit_model(x) else .subset2(x, name)
+  fit_element(x, name, caller_env())
 }
 
 #' @export
 `[[.tfdist_fit` <- function(x, i, ...) {
-  if (identical(i, "model")) fit_model(x) else .subset2(x, i)
+  if (rlang::is_string(i)) fit_element(x, i, caller_env()) else .subset2(x, i)
+}
+
+fit_element <- function(fit, name, call) {
+  if (name == "model") {
+    return(fit_model(fit, call))
+  }
+  if (!name %in% names(fit)) {
+    known <- c("model", setdiff(names(fit), c("numbered", "decoded")))
+    abort_input(
+      c(
+        sprintf("A tfdist_fit has no element \"%s\".", name),
+        i = sprintf("Its elements are %s.", list_names(known, length(known)))
+      ),
+      call = call
+    )
+  }
+  .subset2(fit, name)
 }
 
 fit_model <- function(fit, call = caller_env()) {
@@ -159,64 +195,12 @@ living_objects <- function(objects) {
   if (length(objects)) objects
 }
 
-#' @rdname tfdist_fit
-#' @export
-print.tfdist_fit <- function(x, ...) {
-  cat(sprintf(
-    "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
-    format_count(nrow(x$workers), "worker"),
-    format_count(x$epochs, "epoch"),
-    format(sum(x$workers$rows), big.mark = ","),
-    x$seconds
-  ))
-  last <- c(vapply(x$history, function(values) utils::tail(values, 1L), 1), unlist(x$metrics))
-  cat(sprintf("  %s  %s\n", format(names(last)), formatC(last, digits = 4, format = "f")), sep = "")
-  invisible(x)
-}
-
-format_count <- function(n, noun) {
-  sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
-}
-
-#' @rdname tfdist_fit
-#' @export
-summary.tfdist_fit <- function(object, ...) {
-  print(object)
-  cat(sprintf("\nSeed %s. Model: %s, ", object$seed %||% "not set", object$model_format))
-  if (is.null(object$model_uri)) {
-    cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
-  } else {
-    cat(sprintf("in %s, ", object$model_uri))
-  }
-  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
-  print(wide_history(object), row.names = FALSE, digits = 4)
-  cat("\nWorkers\n")
-  print(object$workers, row.names = FALSE, digits = 3)
-  if (isTRUE(nrow(object$gangs) > 1L)) {
-    cat("\nWho trained from which epoch on\n")
-    print(object$gangs, row.names = FALSE, right = FALSE)
-  }
-  if (!is.null(object$straggler)) {
-    cat(sprintf(
-      "The others waited %.1f s for worker %d\n",
-      object$straggler$seconds,
-      object$straggler$rank
-    ))
-  }
-  invisible(object)
-}
-
 # A row per epoch, with NA if an epoch has no figure of a metric.
 wide_history <- function(fit) {
   numbers <- epochs_of(fit)
   epoch <- sort(unique(unlist(numbers, use.names = FALSE)))
   columns <- Map(function(values, own) values[match(epoch, own)], fit$history, numbers)
   data.frame(epoch = epoch, columns, check.names = FALSE)
-}
-
-base64_size <- function(text) {
-  end <- substring(text, nchar(text) - 1L)
-  nchar(text) %/% 4L * 3L - lengths(regmatches(end, gregexpr("=", end, fixed = TRUE)))
 }
 
 #' @rdname tfdist_fit

@@ -102,5 +102,5 @@ train_mnist <- function(
   settings["resources"] <- list(as_python_options(settings$resources, call))
   arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
   result <- do.call(call_python, c(arguments, settings))
-  new_fit(result, list(levels = as.character(0:9)))
+  new_fit(result, list(levels = as.character(0:9)), settings = settings)
 }

@@ -24,7 +24,7 @@
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
-#' * `barrier_predict()`: what [predict.tfdist_fit()] returns. An array with a row for each row of
+#' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`. An array with a row for each row of
 #'   `x`, with the levels of the label as column names if `model` is a fit that has them; a list of
 #'   arrays for a model of several outputs.
 #'
@@ -66,6 +66,10 @@ barrier_evaluate <- function(
   levels <- check_fit_levels(data, columns$levels)
   columns$features <- data$features %||% columns$features
 
+  if (settings$verbose > 0L) {
+    inform_levels(levels)
+  }
+
   call <- rlang::current_env()
   session <- open_session(route)
   launcher <- if (is_r_function(data)) open_r_workers(route) else session
@@ -74,8 +78,7 @@ barrier_evaluate <- function(
     arguments <- c(settings, as_python_columns(columns, data, NULL, call))
     run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
-  inform_levels(levels)
-  if (all(lengths(figures) == 1L)) unlist(figures) else figures
+  plain_figures(figures)
 }
 
 #' @rdname barrier_evaluate
@@ -116,10 +119,8 @@ run_scoring <- function(name, launcher, model, rows, settings, call) {
 }
 
 check_scored_model <- function(model, kind, call = caller_env()) {
-  if (!inherits(model, "tfdist_fit")) {
-    expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
-    check_model(model, expected, call = call)
-  }
+  expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
+  check_model(model, expected, call = call)
 }
 
 # The arguments that both calls share, from the call's frame. A fit provides what its model needs.
@@ -128,6 +129,10 @@ scoring_settings <- function(model, frame = caller_env()) {
     c("workers", "batch_size", "resources", "custom_objects", "safe_mode", "verbose", "timeout"),
     frame
   )
+  complete_settings(settings, model)
+}
+
+complete_settings <- function(settings, model) {
   if (is.null(settings$custom_objects)) {
     settings["custom_objects"] <- list(living_objects(fit_field(model, "custom_objects")))
   }
@@ -137,6 +142,9 @@ scoring_settings <- function(model, frame = caller_env()) {
 
 # What is not given is as in the training. The label may have another name there.
 complete_columns <- function(columns, model) {
+  if (!inherits(model, "tfdist_fit")) {
+    return(columns)
+  }
   categories <- fit_field(model, "categories")
   trained <- fit_field(model, "label")
   if (!is.null(trained) && !is.null(categories[[trained]])) {
@@ -146,7 +154,8 @@ complete_columns <- function(columns, model) {
   }
   columns$features <- columns$features %||% fit_field(model, "features")
   columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
-  columns$categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  columns["categories"] <- list(null_if_empty(categories))
   columns$levels <- fit_field(model, "levels")
   columns
 }

@@ -2,7 +2,6 @@
 
 predict_table <- function(fit, table, type, features, tensors, categories, batch_size, call) {
   check_installed("dplyr", "A Spark table", call)
-  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, arg = "type", call = call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)
   columns <- table_columns(fit, colnames(table), features, tensors, categories, call)
@@ -11,7 +10,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
   backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
-  levels <- model_levels(model, fit$levels, call)
+  levels <- model_levels(model, fit$levels, call, with_logit = TRUE)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
@@ -49,9 +48,15 @@ table_columns <- function(fit, present, features, tensors, categories, call) {
 }
 
 # A model may distinguish fewer classes than the label has levels, or none.
-model_levels <- function(model, levels, call) {
+model_levels <- function(model, levels, call, with_logit = FALSE) {
   if (length(levels)) {
-    known <- call_python(pybackend(call)$bridge$match_levels, model, as.list(levels), call = call)
+    known <- call_python(
+      pybackend(call)$bridge$match_levels,
+      model,
+      as.list(levels),
+      with_logit,
+      call = call
+    )
     if (!is.null(known)) as.list(known)
   }
 }

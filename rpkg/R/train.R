@@ -13,9 +13,10 @@
 #'     Spark application. Its executors need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, held by reticulate;
 #'   * hosts that ssh reaches: [hosts()].
-#' @param model A compiled Keras model, built through reticulate or the R package keras3, or an R
-#'   function without arguments that returns one, which is called in this session (with `seed`, if
-#'   given, as Keras's seed).
+#' @param model A compiled Keras model, built through reticulate or the R package keras3; a
+#'   [tfdist_fit], to train on from it (see [update.tfdist_fit()]); or an R function without
+#'   arguments that returns a model, which is called in this session (with `seed`, if given, as
+#'   Keras's seed).
 #' @param data The rows to train on:
 #'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is
 #'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
@@ -127,7 +128,7 @@
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
 #' the classes of errors and what they carry.
 #'
-#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()];
+#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -211,25 +212,41 @@ barrier_train <- function(
   route <- check_sc(sc)
   check_one_model(model, model_fn)
   check_options(exchange, c("exchange", "local_steps"))
-  columns <- column_spec(label, features, weight, data_options)
-  settings <- check_arguments(training_settings)
+  given <- column_spec(label, features, weight, data_options)
+  columns <- complete_columns(given, model)
+  settings <- complete_settings(check_arguments(training_settings), model)
   check_epochs(settings)
   data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
   columns$features <- data$features %||% columns$features
-  columns$levels <- label_levels(data)
+  check_fit_levels(data, columns$levels)
+  columns$levels <- label_levels(data) %||% columns$levels
   validation <- check_data(validation_data, columns, route, allow_null = TRUE)
   check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
-  check_has_columns(columns, data, validation)
+  check_has_columns(given, data, validation)
   check_can_resume(settings)
   settings$class_weight <- class_weight_codes(class_weight, data)
+
+  informs <- settings$verbose > 0L && !inherits(model, "tfdist_fit")
+  informs <- informs && is.null(columns$categories[[label]])
+  if (informs) {
+    inform_levels(columns$levels)
+  }
 
   call <- rlang::current_env()
   model <- list(model = model, model_fn = model_fn)
   result <- run_training(route, model, data, validation, columns, exchange, settings, call)
-  fit <- new_fit(result, columns, custom_objects, safe_mode)
-  if (is.null(columns$categories[[label]])) {
+  fit <- new_fit(
+    result,
+    columns,
+    settings$custom_objects,
+    settings$safe_mode,
+    c(settings, list(exchange = exchange)),
+    match.call()
+  )
+  if (informs && is.null(columns$levels)) {
+    # Text in a table or in files, whose values only the workers see.
     inform_levels(fit$levels)
   }
   fit
