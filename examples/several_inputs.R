@@ -1,6 +1,6 @@
 # The price of diamonds: a model of several inputs, from a data frame.
 #
-# The rows are ggplot2's real data set diamonds, 6,000 of them. The weight and the proportions are numbers;
+# The rows are ggplot2's real data set diamonds, 4,000 of them. The weight and the proportions are numbers;
 # cut, colour and clarity are grades, of which the model learns what they are worth.
 #
 #   Rscript examples/several_inputs.R [EPOCHS]
@@ -12,7 +12,7 @@ epochs <- as.integer(c(commandArgs(TRUE), 8)[1])
 
 set.seed(1)
 rows <- as.data.frame(ggplot2::diamonds)
-rows <- rows[sample(nrow(rows), 6000), ]
+rows <- rows[sample(nrow(rows), 4000), ]
 numbers <- c("carat", "depth", "table")
 grades <- c("cut", "color", "clarity")
 counts <- vapply(rows[grades], nlevels, 0L)
@@ -22,9 +22,13 @@ rows$price <- log(rows$price)
 
 new_model <- function() {
   size <- keras_input(shape = 3, name = "size")
-  inputs <- lapply(grades, function(name) keras_input(shape = 1, name = name, dtype = "int32"))
+  inputs <- lapply(grades, function(name) {
+    keras_input(shape = 1, name = name, dtype = "int32")
+  })
   worth <- Map(
-    function(input, count) input |> layer_embedding(count, 2) |> layer_flatten(),
+    function(input, count) {
+      input |> layer_embedding(count, 2) |> layer_flatten()
+    },
     inputs,
     counts
   )
@@ -52,7 +56,9 @@ fit <- barrier_train(
   verbose = 0
 )
 
-percent <- function(guess) 100 * (exp(stats::median(abs(guess - test$price))) - 1)
+percent <- function(guess) {
+  100 * (exp(stats::median(abs(guess - test$price))) - 1)
+}
 cat(sprintf("%d diamonds, %d for the test\n", nrow(train), nrow(test)))
 cat(sprintf(
   "half of the prices are off by at most %.0f %%; with the mean as a guess: %.0f %%\n",

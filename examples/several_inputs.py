@@ -54,7 +54,7 @@ def build_model():
     return model
 
 
-rentals = make_rentals(24 * 7 * 60, seed=1)
+rentals = make_rentals(24 * 7 * 40, seed=1)
 train, test = rentals[: -24 * 28], rentals[-24 * 28 :]
 result = pybackend.barrier_train(
     "local",

@@ -16,17 +16,27 @@ read_sentences <- function(package) {
   found <- lapply(seq_along(pages), function(number) {
     page <- pages[[number]]
     tags <- vapply(page, attr, "", "Rd_tag")
-    text <- unlist(page[tags %in% c("\\description", "\\details", "\\arguments")])
+    text <- unlist(page[
+      tags %in% c("\\description", "\\details", "\\arguments")
+    ])
     sentences <- unlist(strsplit(paste(text, collapse = " "), "[.;:] "))
-    sentences <- sentences[lengths(strsplit(trimws(sentences), "[[:space:]]+")) > 4]
-    data.frame(sentence = sentences, is_test = rep(number %% 5 == 0, length(sentences)))
+    sentences <- sentences[
+      lengths(strsplit(trimws(sentences), "[[:space:]]+")) > 4
+    ]
+    data.frame(
+      sentence = sentences,
+      is_test = rep(number %% 5 == 0, length(sentences))
+    )
   })
   cbind(do.call(rbind, found), label = match(package, packages) - 1L)
 }
 rows <- do.call(rbind, lapply(packages, read_sentences))
 
 # Words become numbers here, once; the workers get arrays of them.
-words <- layer_text_vectorization(max_tokens = 3000, output_sequence_length = 30)
+words <- layer_text_vectorization(
+  max_tokens = 3000,
+  output_sequence_length = 30
+)
 adapt(words, rows$sentence[!rows$is_test])
 tokens <- as.array(words(rows$sentence))
 
@@ -50,7 +60,11 @@ fit <- barrier_train(
 
 test <- rows$label[rows$is_test]
 guesses <- as.integer(predict(fit, tokens[rows$is_test, ]) > 0.5)
-cat(sprintf("%d sentences, %d for the test\n", sum(!rows$is_test), sum(rows$is_test)))
+cat(sprintf(
+  "%d sentences, %d for the test\n",
+  sum(!rows$is_test),
+  sum(rows$is_test)
+))
 cat(sprintf(
   "accuracy %.3f; always the more frequent package: %.3f\n",
   mean(guesses == test),

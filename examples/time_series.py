@@ -28,7 +28,7 @@ def make_load(hours, seed):
     return (daily * (1 + weekly / 2) + weekly + noise).astype("float32")
 
 
-load = make_load(24 * 7 * 30, seed=1)
+load = make_load(24 * 7 * 16, seed=1)
 windows = np.lib.stride_tricks.sliding_window_view(load, PAST + AHEAD)
 x, y = windows[:, :PAST, None], windows[:, -1]
 cut = len(x) * 9 // 10

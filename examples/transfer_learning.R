@@ -16,9 +16,14 @@ is_known <- digits$y_train < 5
 
 # A classifier of five digits on top of `base`, compiled.
 add_head <- function(base, name) {
-  guess <- base$output |> layer_dense(5, activation = "softmax", name = name)
-  keras_model(base$input, guess) |>
-    compile(optimizer_adam(0.003), "sparse_categorical_crossentropy", metrics = "accuracy")
+  guess <- base$outputs[[1]] |>
+    layer_dense(5, activation = "softmax", name = name)
+  keras_model(base$inputs, guess) |>
+    compile(
+      optimizer_adam(0.003),
+      "sparse_categorical_crossentropy",
+      metrics = "accuracy"
+    )
 }
 
 new_base <- function() {
@@ -38,7 +43,10 @@ known <- barrier_train(
   verbose = 0
 )
 
-frozen <- keras_model(known$model$input, get_layer(known$model, "strokes")$output)
+frozen <- keras_model(
+  known$model$inputs,
+  get_layer(known$model, "strokes")$output
+)
 freeze_weights(frozen)
 few <- head(which(!is_known), 300)
 test <- tail(which(!is_known), 1000)
@@ -52,7 +60,12 @@ fit <- barrier_train(
   seed = 1,
   verbose = 0
 )
-right <- evaluate(fit$model, images[test, , ], digits$y_train[test] - 5L, verbose = 0)
+right <- evaluate(
+  fit$model,
+  images[test, , ],
+  digits$y_train[test] - 5L,
+  verbose = 0
+)
 trained <- sum(lengths(lapply(fit$model$trainable_variables, as.array)))
 cat(sprintf(
   "%d images, %d for the test; %d weights trained of %d\n",

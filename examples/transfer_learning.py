@@ -22,8 +22,8 @@ is_known = labels < 5
 
 def add_head(base, name):
     """A classifier of five digits on top of ``base``, compiled."""
-    guess = keras.layers.Dense(5, activation="softmax", name=name)(base.output)
-    model = keras.Model(base.input, guess)
+    guess = keras.layers.Dense(5, activation="softmax", name=name)(base.outputs[0])
+    model = keras.Model(base.inputs, guess)
     model.compile(
         keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
