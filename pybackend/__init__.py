@@ -35,6 +35,7 @@ _HOME = {
     "RFunction": "r.function",
     "WorkerContext": "job.context",
     "TFDistributor": "distributor",
+    "Observer": "api.observer",
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
     "StepTimes": "job.report",
@@ -75,6 +76,7 @@ __all__ = [
     "Gang",
     "InputError",
     "LocalSteps",
+    "Observer",
     "PeerLostError",
     "RError",
     "RFunction",
@@ -124,6 +126,7 @@ __all__ = [
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint
     from pybackend.api.mnist import mnist, train_mnist
+    from pybackend.api.observer import Observer
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
     from pybackend.api.result import TrainResult

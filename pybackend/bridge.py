@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
+from pybackend.api.display import Tell
+from pybackend.api.display_choice import told_to
 from pybackend.api.result import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
@@ -27,6 +29,7 @@ __all__ = [
     "attach_spark",
     "augment",
     "capture",
+    "capture_shown",
     "connect_dbi",
     "copy_model",
     "describe_sql",
@@ -50,6 +53,12 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
         return {"ok": True, "value": fn(*args, **kwargs)}
     except TfdistError as error:
         return {"ok": False, "error": _describe(error)}
+
+
+def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`capture`, of a call whose progress a function of R shows: see `Told`."""
+    with told_to(tell):
+        return capture(fn, *args, **kwargs)
 
 
 def answer(request: str) -> str:

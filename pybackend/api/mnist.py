@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import Digits, Mnist, find_mnist
@@ -107,11 +108,12 @@ def train_mnist(
     make_job("train", arguments)
     check_whole_number("restarts", restarts, least=0)
     digits = mnist(path, limit=limit)
-    if verbose and digits.subset:
-        print(
+    if digits.subset:
+        say(
             f"MNIST is not on this machine and cannot be downloaded: using the "
             f"{len(digits.x_train)} training images that come with tfdist. "
-            "Set TFDIST_MNIST to an mnist.npz for all 60,000."
+            "Set TFDIST_MNIST to an mnist.npz for all 60,000.",
+            verbose,
         )
     result = barrier_train(
         launcher,
@@ -132,8 +134,7 @@ def train_mnist(
         _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
     )
     metrics = {f"test_{name}": float(value) for name, value in figures.items()}
-    if verbose:
-        print(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images")
+    say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
     return replace(result, metrics=metrics)
 
 

@@ -16,7 +16,8 @@ from pybackend.api.model import (
     find_source,
     read_keras_defaults,
 )
-from pybackend.api.progress import printer
+from pybackend.api.observer import Observers, split_observers
+from pybackend.api.progress import following
 from pybackend.api.result import TrainResult
 from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.datasets import Batches
@@ -47,6 +48,8 @@ class Request:
         Those that the user has given, and those that the model is seen to consist of.
     snapshot
         Returns a copy of the model as it was sent, if it was sent by value.
+    observers
+        Who sees the training from this session, and may stop it.
     """
 
     job: Job
@@ -56,6 +59,7 @@ class Request:
     model: Any
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
+    observers: Observers
 
     def run(self, launcher: Launcher) -> Outcome:
         """Run the job to its end, and show its progress."""
@@ -66,7 +70,8 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
-        return launcher.launch(self.job, files, sent, printer(self.job.verbose))
+        with following(launcher, self.job, self.observers) as (job, on_event):
+            return launcher.launch(job, files, sent, on_event)
 
 
 def prepare(
@@ -107,14 +112,16 @@ def prepare(
     )
     columns = _choose_columns(kind, arguments, options, result)
     check_custom_objects(arguments["custom_objects"])
-    callbacks = check_callbacks(arguments.get("callbacks"))
+    observers, callbacks = split_observers(arguments.get("callbacks"))
+    callbacks = check_callbacks(callbacks)
     datasets = read(columns, job)
     if isinstance(datasets.get("train"), Batches) and kind == "train":
         job = datasets["train"].adapt(job)
     if kind != "predict":
         check_columns_exist(arguments, datasets)
     with _encoding:
-        return _encode(job, arguments, columns, datasets, callbacks, as_file)
+        request = _encode(job, arguments, columns, datasets, callbacks, as_file)
+    return replace(request, observers=Observers(observers))
 
 
 def _encode(
@@ -138,7 +145,7 @@ def _encode(
         from pybackend.model.by_value import take_snapshot
 
         snapshot = take_snapshot(model)
-    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
 
 
 def _choose_columns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pybackend.api.observer import Observers, split_observers
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
@@ -40,8 +41,15 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
                 "`workers` says how many"
             )
         return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
+    observers, others = split_observers(arguments["callbacks"])
+    if Observers(observers).see_steps:
+        raise InputError(
+            f"`on_step_end` of an Observer does not go with strategy={strategy!r}: "
+            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
+        )
+    given = {**arguments, "callbacks": others}
     for name, reason in _SYNCHRONOUS.items():
-        if arguments[name] not in (None, []):
+        if given[name] not in (None, []):
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
     kept = check_checkpoint(arguments["checkpoint"])
     if kept is not None and kept.every != "epoch":

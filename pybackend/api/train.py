@@ -139,7 +139,7 @@ def barrier_train(
         (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``), which run on rank
         0. Copies run on the workers: what they keep in attributes stays there. When one asks to
         stop, all workers stop after the same step. ``BackupAndRestore`` stands for ``checkpoint``
-        with its folder, and ``resume``.
+        with its folder, and ``resume``. An `Observer` among them is called in this session.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.
@@ -209,7 +209,10 @@ def barrier_train(
         Python code (a ``Lambda`` layer). Otherwise its weights come back, and the function builds
         the model here. A model that is passed itself needs no such leave.
     verbose
-        0 silent, 1 a line per epoch, 2 also whatever the workers print.
+        0 silent, 1 progress, 2 also whatever the workers print. Progress is a bar with loss, rows
+        per second and the time that is left, on a terminal and in a notebook that has ipywidgets,
+        and elsewhere a line per epoch. Python's logger ``tfdist`` has all of it, whatever
+        ``verbose`` says.
     timeout
         Seconds that workers wait for each other to start, and after which a worker counts as lost
         that was stopped or whose machine does not answer. A slow one is waited for (six hours at

@@ -16,6 +16,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.learning_rate import ScaledSteps
 from pybackend.engine.leaving import Leaving
+from pybackend.engine.observed import StepReports, StopWhenAsked
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import (
@@ -30,6 +31,7 @@ from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import TrainingState
 from pybackend.engine.trials import MetricsKind
+from pybackend.job.answers import Answers
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
@@ -51,6 +53,7 @@ def fit(
     notice: Notice | None = None,
     memory: Memory | None = None,
     start: Start | None = None,
+    answers: Answers | None = None,
 ) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
@@ -68,6 +71,8 @@ def fit(
         What the worker of an elastic training remembers.
     start
         Where the training begins, if not where its checkpoint is.
+    answers
+        What observers of the training say to it.
 
     Returns
     -------
@@ -96,6 +101,10 @@ def fit(
     if job.scale_lr is not None:
         scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
         listed.append(scaled)
+    if collective.rank == 0 and job.reports_steps:
+        listed.append(StepReports(job, feed, collective.world_size, emit))
+    if collective.rank == 0 and job.is_observed and answers is not None:
+        listed.append(StopWhenAsked(answers))
     leaving = None
     if checkpoints is not None:
         # Within an epoch, the place in a pipeline could not be found again.

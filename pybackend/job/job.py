@@ -105,6 +105,10 @@ class Job:
         As in `barrier_train`; roles with the number of workers, in the order of the ranks.
     min_workers, max_workers
         As in `barrier_train`; None: all workers are needed, and none joins.
+    reports_steps
+        Whether rank 0 reports some of its steps: somebody wants to see them.
+    is_observed
+        Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -139,6 +143,8 @@ class Job:
     roles: Roles = ()
     min_workers: int | None = None
     max_workers: int | None = None
+    reports_steps: bool = False
+    is_observed: bool = False
 
     @property
     def is_elastic(self) -> bool:

@@ -72,7 +72,7 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' fit$metrics
 train_mnist <- function(
   sc = "local",
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   ...,
   epochs = 3,
   batch_size = 64,
@@ -83,7 +83,7 @@ train_mnist <- function(
   checkpoint = NULL,
   resume = FALSE,
   restarts = 0,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)

@@ -47,12 +47,12 @@ barrier_evaluate <- function(
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   batch_size = 32L,
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
@@ -88,12 +88,12 @@ barrier_predict <- function(
   model,
   x,
   ...,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   batch_size = 32L,
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)

@@ -53,7 +53,7 @@
 #' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
 #'   for its defaults.
 #' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
-#'   (see [join_workers()]).
+#'   (see [join_workers()]). The default is an option, see [tfdist_options].
 #' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()] or
 #'   on [kubernetes()]: `workers` is the number to begin with, and a worker that is lost, or told to
 #'   end (SIGTERM), is done without as long as so many are left. The processes of the others go on.
@@ -75,7 +75,8 @@
 #'   before any shuffling, that is kept for validation: a number from 0 to below 1.
 #' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs
 #'   with these numbers.
-#' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
+#' @param callbacks List of Keras callbacks (Python objects), which run in the workers, and of what
+#'   [observer()] returns: R functions that are called in this session, and may stop the training.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not together with a weight
@@ -117,7 +118,9 @@
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
-#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers print.
+#' @param verbose 0: silent; 1: progress; 2: also what the workers print. Progress is a bar with the
+#'   loss, rows per second and the time that is left, in an interactive console, and elsewhere a
+#'   message for each epoch: see [tfdist_options].
 #' @param timeout Seconds that workers wait for each other to start, and after which a worker counts
 #'   as lost that was stopped or whose machine does not answer. A slow one is waited for (six hours
 #'   at most), and named once a minute.
@@ -179,7 +182,7 @@ barrier_train <- function(
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   min_workers = NULL,
   max_workers = NULL,
   epochs = 1L,
@@ -204,7 +207,7 @@ barrier_train <- function(
   roles = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
@@ -271,6 +274,7 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)
+  settings$callbacks <- as_python_callbacks(settings$callbacks, call)
   settings$exchange <- as_python_options(exchange, call)
   settings$checkpoint <- as_python_options(settings$checkpoint, call)
   settings$scale_lr <- as_python_options(settings$scale_lr, call)

@@ -206,15 +206,6 @@ test_that("local steps, compression and global shuffling reach the workers", {
   expect_identical(sum(fit$workers$rows), 150L)
 })
 
-test_that("progress is printed, a line for each epoch", {
-  skip_if_no_pybackend()
-  shown <- reticulate::py_capture_output(
-    barrier_train("local", dense_model, iris_arrays(), workers = 1, epochs = 2, seed = 1)
-  )
-  expect_match(shown, "1/2")
-  expect_match(shown, "loss")
-})
-
 test_that("a failure in a worker is a condition with rank, host, traceback and log", {
   skip_if_no_pybackend()
   main <- reticulate::py_run_string(paste(
