@@ -118,7 +118,7 @@ py-lint: $(DEV_STAMP)
 	$(PY) -m mypy
 
 r-lint: $(R_STAMP)
-	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples
 	$(R_ENV) Rscript scripts/r-lint.R
 	$(R_ENV) scripts/r-documented.sh
 
@@ -189,7 +189,7 @@ exactness: $(DEV_STAMP) ## run the cases of docs/exactness.md, and write it
 format: $(DEV_STAMP) ## reformat both halves
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
-	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples
 
 r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/man and rpkg/NAMESPACE
 	cd rpkg && $(R_ENV) Rscript -e 'roxygen2::roxygenise()'

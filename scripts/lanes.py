@@ -82,7 +82,7 @@ MODULES = {
         "test_sql_spark",
         "test_tfos_pipeline",
     ],
-    "functions": ["test_migrating", "test_tfos"],
+    "functions": ["test_examples", "test_migrating", "test_tfos"],
     "connect": ["test_connect", "test_explain", "test_session"],
     "hosts": ["test_standalone"],
     "machines": [
@@ -137,7 +137,7 @@ def make_lane(target: str, budget: float, after: str | None = None) -> Lane:
 
 # Longest first: the last lane to start is a short one.
 LANES = (
-    make_lane("docs", 400),
+    make_lane("docs", 500),
     python_lane("exact", 600),
     python_lane("processes", 500),
     python_lane("spark", 500),
@@ -147,7 +147,7 @@ LANES = (
     make_lane("r-check-python", 420, after="docs"),
     make_lane("r-check-no-python", 180, after="docs"),
     python_lane("frames", 300),
-    python_lane("functions", 300),
+    python_lane("functions", 400),
     python_lane("models", 240),
     make_lane("lint", 180),
     python_lane("unit", 240),

@@ -162,14 +162,13 @@
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
-#' keras <- reticulate::import("keras")
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' library(keras3)
 #' new_model <- function() {
-#'   input <- keras$Input(reticulate::tuple(4L))
-#'   model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
-#'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
-#'   model$compile(optimizer = "adam", loss = loss, metrics = list("accuracy"))
-#'   model
+#'   keras_model_sequential(input_shape = 4) |>
+#'     layer_dense(16, activation = "relu") |>
+#'     layer_dense(3, activation = "softmax") |>
+#'     compile("adam", "sparse_categorical_crossentropy", metrics = "accuracy")
 #' }
 #' fit <- barrier_train("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
 #' fit
