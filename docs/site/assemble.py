@@ -1,0 +1,112 @@
+"""Writes the sources of the site. usage: assemble.py WORK
+
+WORK has the folders `vignettes` and `pkgdown` that scripts/docs.sh has filled, and gets `source`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import chart
+import python_pages
+import r_pages
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# Where the site has what lies elsewhere in the repository.
+PLACES = {
+    "README.md": "guides/overview.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "examples/particles/README.md": "guides/particles.md",
+    "docs/coming-from.md": "coming-from/index.md",
+    "docs/architecture.md": "project/architecture.md",
+    "docs/migrating": "coming-from/index.md",
+}
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def place_of(path: str) -> str | None:
+    """The page of the site that shows a file of the repository."""
+    if path in PLACES:
+        return PLACES[path]
+    folder, _, name = path.rpartition("/")
+    return {"docs": f"guides/{name}", "docs/migrating": f"coming-from/{name}"}.get(folder)
+
+
+def move_links(text: str, path: str, page: str) -> str:
+    """The text of a file of the repository whose links lead to pages of the site."""
+
+    def move(link: re.Match[str]) -> str:
+        target = os.path.normpath(os.path.join(os.path.dirname(path), link[1]))
+        place = place_of(target)
+        if place is None:
+            raise SystemExit(f"{path} links to {link[1]}, which the site does not have")
+        return f"]({os.path.relpath(place, os.path.dirname(page))}{link[2] or ''})"
+
+    return _LINK.sub(move, text)
+
+
+def _contents(entries: list[str]) -> str:
+    return "\n".join(["", "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
+def write_documents(source: Path) -> None:
+    """The Markdown files of the repository."""
+    files = [path for path in PLACES if path.endswith(".md")]
+    files += [str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")]
+    files += [str(path.relative_to(ROOT)) for path in ROOT.glob("docs/migrating/*.md")]
+    for path in dict.fromkeys(files):
+        page = place_of(path)
+        assert page is not None
+        text = move_links((ROOT / path).read_text(), path, page)
+        if path == "README.md":  # whose title is the site's
+            text = text.replace("# tfdist", "# Overview", 1)
+        if page == "coming-from/index.md":
+            names = sorted(path.stem for path in ROOT.glob("docs/migrating/*.md"))
+            text += _contents(names)
+        (source / page).parent.mkdir(parents=True, exist_ok=True)
+        (source / page).write_text(text)
+
+
+def write_start(source: Path) -> None:
+    """The landing page, with the README's first example and the chart, and the sections' starts."""
+    example = re.search(r"```python\n.*?```", (ROOT / "README.md").read_text(), re.S)
+    assert example is not None
+    steps = chart.read_steps()
+    filled = {
+        "@example@": example[0],
+        "@measured@": chart.MEASURED,
+        "@machine@": chart.name_machine(),
+    }
+    text = (HERE / "index.md").read_text()
+    for mark, value in filled.items():
+        text = text.replace(mark, value)
+    (source / "index.md").write_text(text)
+    (source / "chart.svg").write_text(chart.draw(steps))
+    (source / "runs.svg").write_text((HERE / "runs.svg").read_text())
+    guides = sorted(path.stem for path in (source / "guides").glob("*.md"))
+    guides.remove("overview")
+    for name, entries in {
+        "guides": ["overview", *guides],
+        "project": ["changelog", "architecture", "contributing"],
+    }.items():
+        start = (HERE / f"{name}.md").read_text()
+        (source / name / "index.md").write_text(start + _contents(entries))
+
+
+def main(work: Path) -> None:
+    """Write all sources into WORK/source."""
+    source = work / "source"
+    source.mkdir()
+    r_pages.write_pages(work, source / "r")
+    python_pages.write_pages(source / "python")
+    write_documents(source)
+    write_start(source)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
