@@ -26,6 +26,7 @@ PLACES = {
     "docs/architecture.md": "project/architecture.md",
     "docs/migrating": "coming-from/index.md",
 }
+_NAMED_BY_PATH = re.compile(r"\[(docs/\S+\.md)\](?=\(\1\))")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -38,16 +39,19 @@ def place_of(path: str) -> str | None:
 
 
 def move_links(text: str, path: str, page: str) -> str:
-    """The text of a file of the repository whose links lead to pages of the site."""
+    """The text of a file of the repository, with links that lead to pages of the site."""
 
     def move(link: re.Match[str]) -> str:
         target = os.path.normpath(os.path.join(os.path.dirname(path), link[1]))
         place = place_of(target)
-        if place is None:
+        if place is None or not (ROOT / target).exists():
             raise SystemExit(f"{path} links to {link[1]}, which the site does not have")
         return f"]({os.path.relpath(place, os.path.dirname(page))}{link[2] or ''})"
 
-    return _LINK.sub(move, text)
+    def name(link: re.Match[str]) -> str:
+        return f"[{(ROOT / link[1]).read_text().splitlines()[0].removeprefix('# ')}]"
+
+    return _LINK.sub(move, _NAMED_BY_PATH.sub(name, text))
 
 
 def _contents(entries: list[str]) -> str:
@@ -79,7 +83,7 @@ def write_start(source: Path) -> None:
     steps = chart.read_steps()
     filled = {
         "@example@": example[0],
-        "@measured@": chart.MEASURED,
+        "@measured@": chart.MEASURED.removeprefix("step, "),
         "@machine@": chart.name_machine(),
     }
     text = (HERE / "index.md").read_text()

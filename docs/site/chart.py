@@ -57,6 +57,6 @@ def name_machine() -> str:
     """The machine and the releases with which the steps were measured."""
     machine = json.loads(RESULTS.read_text())["machine"]
     return (
-        f"{machine['cores']} cores, {machine['processor']}, TensorFlow {machine['tensorflow-cpu']}, "
-        f"Keras {machine['keras']}"
+        f"{machine['cores']} cores, {machine['processor']}, "
+        f"TensorFlow {machine['tensorflow-cpu']}, Keras {machine['keras']}"
     )

@@ -5,7 +5,7 @@ import pybackend
 project = "tfdist"
 author = "The tfdist Authors"
 release = pybackend.__version__
-copyright = author  # noqa: A001 - Sphinx's name
+copyright = author
 
 extensions = [
     "myst_parser",
@@ -35,7 +35,6 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
-html_sidebars = {"index": [], "guides/overview": ["page-toc"]}
 html_theme_options = {
     "logo": {"text": "tfdist"},
     "navbar_align": "left",

@@ -78,14 +78,14 @@ def _directive(name: str) -> str:
     whole = f"pybackend.{name}" if "." in name else name
     if not inspect.isclass(thing):
         return f".. autofunction:: {whole}\n"
-    kind = "exception" if issubclass(thing, BaseException) else "class"
-    return f".. auto{kind}:: {whole}\n   :members:\n   :show-inheritance:\n"
+    if issubclass(thing, BaseException):
+        return f".. autoexception:: {whole}\n   :members:\n   :show-inheritance:\n"
+    return f".. autoclass:: {whole}\n   :members:\n"
 
 
 def _page(names: list[str]) -> str:
-    title = names[0] if len(names) < 4 else f"{names[0]} and others"
-    title = ", ".join(names) if 1 < len(names) < 4 else title
-    heading = title.replace("_", "\\_")
+    others = f" and {len(names) - 1} others" if len(names) > 2 else ""
+    heading = f"pybackend.{names[0]}{others}".replace("_", "\\_")
     parts = [heading, "=" * len(heading), "", ".. py:currentmodule:: pybackend", ""]
     return "\n".join([*parts, *map(_directive, names)])
 

@@ -98,7 +98,8 @@ def write_reference(pkgdown: Path, source: Path) -> None:
         lead = main.find("h1").decode_contents()
         label = name if name in ("tfdist_error", "tfdist_fit", "tfdist-package") else f"{name}()"
         entries.append(f"{label} <{name}>")
-        _write(source / "reference" / f"{name}.md", to_markdown(label, main, lead))
+        title = f"tfdist::{label}" if label.endswith("()") else label
+        _write(source / "reference" / f"{name}.md", to_markdown(title, main, lead))
     _write(source / "reference/index.md", to_markdown("Reference of R", index) + _contents(entries))
     news = _read(pkgdown / "news/index.html").find("main")
     _write(source / "news/index.md", to_markdown("News of the R package", news))
