@@ -1,10 +1,11 @@
 # usage: Rscript scripts/r-site.R FOLDER
-# Writes FOLDER/pkgdown: the reference and the news by pkgdown. The site's own theme takes
-# the place of pkgdown's. In the vignettes that FOLDER/vignettes holds, functions become links.
+# Writes FOLDER/pkgdown: the reference and the news by pkgdown, whose theme the
+# site replaces. In the vignettes of FOLDER/vignettes, functions become links.
 folder <- commandArgs(trailingOnly = TRUE)
 destination <- file.path(normalizePath(folder), "pkgdown")
 
-# pkgdown fetches its theme's scripts from elsewhere, unless the site looks begun.
+# pkgdown fetches its theme's scripts from elsewhere, unless the site looks
+# begun.
 dir.create(file.path(destination, "deps"), recursive = TRUE)
 invisible(file.create(file.path(
   destination,
@@ -30,7 +31,7 @@ site <- pkgdown::as_pkgdown(
 pkgdown::build_reference(site, examples = FALSE, lazy = FALSE)
 pkgdown::build_news(site)
 
-# Functions of tfdist lead to its reference, and others to their packages' sites.
+# Functions of tfdist lead to its reference, and others to their packages'.
 options(
   downlit.package = "tfdist",
   downlit.topic_index = setNames(topics$name, topics$name),

@@ -26,6 +26,16 @@ PLACES = {
     "docs/architecture.md": "project/architecture.md",
     "docs/migrating": "coming-from/index.md",
 }
+# The guides in their order, which those that are not named here follow.
+GUIDES = {
+    "overview": "Overview",
+    "data": "Data",
+    "exactness": "What is exact",
+    "scaling": "Scaling",
+    "strategies": "Strategies",
+    "security": "Security",
+    "particles": "Example: particles",
+}
 _NAMED_BY_PATH = re.compile(r"\[(docs/\S+\.md)\](?=\(\1\))")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -92,10 +102,9 @@ def write_start(source: Path) -> None:
     (source / "index.md").write_text(text)
     (source / "chart.svg").write_text(chart.draw(steps))
     (source / "runs.svg").write_text((HERE / "runs.svg").read_text())
-    guides = sorted(path.stem for path in (source / "guides").glob("*.md"))
-    guides.remove("overview")
+    others = sorted({path.stem for path in (source / "guides").glob("*.md")} - GUIDES.keys())
     for name, entries in {
-        "guides": ["overview", *guides],
+        "guides": [*(f"{title} <{page}>" for page, title in GUIDES.items()), *others],
         "project": ["changelog", "architecture", "contributing"],
     }.items():
         start = (HERE / f"{name}.md").read_text()

@@ -13,47 +13,48 @@ from typing import Any
 
 import pybackend
 
-# Each entry is a page, called by its first name.
+# Each entry is a page: "title: names", or a name alone, which is then the title, too.
 GROUPS = {
     "Train": [
         "barrier_train",
         "train_mnist",
         "TrainResult",
-        "WorkerReport StepTimes Gang",
+        "Reports of workers: WorkerReport StepTimes Gang",
     ],
     "Use a model": [
         "barrier_evaluate",
         "barrier_predict",
         "predict_spark",
-        "load_model save_model",
-        "model_to_base64 model_from_base64 model_to_bytes model_from_bytes sha256_of",
+        "Models as files: load_model save_model",
+        "Models as text and bytes: model_to_base64 model_from_base64 model_to_bytes "
+        "model_from_bytes sha256_of",
     ],
     "Machines": [
         "hosts",
         "slurm",
         "kubernetes",
         "join",
-        "make_tf_config read_tf_config ClusterSpec",
+        "TF_CONFIG: make_tf_config read_tf_config ClusterSpec",
     ],
     "Options of a training": [
         "DataOptions",
-        "Exchange LocalSteps",
-        "Checkpoint load_checkpoint",
+        "Exchange, LocalSteps: Exchange LocalSteps",
+        "Checkpoints: Checkpoint load_checkpoint",
         "Resources",
         "ScaleLearningRate",
     ],
-    "Data": ["write_tfrecords read_tfrecords", "mnist", "replay_batches"],
-    "Your own function on every worker": ["barrier_run WorkerContext", "RFunction"],
-    "Databases": ["deploy_model undeploy_model", "to_sql"],
-    "Plan": ["bench_scale ScalingResult"],
+    "Data": ["TFRecord files: write_tfrecords read_tfrecords", "mnist", "replay_batches"],
+    "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
+    "Databases": ["Models in databases: deploy_model undeploy_model", "to_sql"],
+    "Plan": ["bench_scale: bench_scale ScalingResult"],
     "Errors": [
-        "TfdistError InputError ClusterError WorkerFailedError PeerLostError SerializationError "
-        "DatabaseError RError UnverifiedFileWarning"
+        "Errors: TfdistError InputError ClusterError WorkerFailedError PeerLostError "
+        "SerializationError DatabaseError RError UnverifiedFileWarning"
     ],
     "From other packages": [
         "TFDistributor",
-        "ml.KerasEstimator ml.KerasModel",
-        "spark_tensorflow_distributor.MirroredStrategyRunner",
+        "Stages of Spark ML: ml.KerasEstimator ml.KerasModel",
+        "MirroredStrategyRunner: spark_tensorflow_distributor.MirroredStrategyRunner",
         "tfos.TFCluster",
         "tfos.TFNode",
         "tfos.TFParallel",
@@ -83,9 +84,8 @@ def _directive(name: str) -> str:
     return f".. autoclass:: {whole}\n   :members:\n"
 
 
-def _page(names: list[str]) -> str:
-    others = f" and {len(names) - 1} others" if len(names) > 2 else ""
-    heading = f"pybackend.{names[0]}{others}".replace("_", "\\_")
+def _page(title: str, names: list[str]) -> str:
+    heading = (f"pybackend.{title}" if title == names[0] else title).replace("_", "\\_")
     parts = [heading, "=" * len(heading), "", ".. py:currentmodule:: pybackend", ""]
     return "\n".join([*parts, *map(_directive, names)])
 
@@ -95,14 +95,17 @@ def _first_sentence(name: str) -> str:
     return text.split("\n\n")[0].replace("\n", " ")
 
 
-def grouped_pages() -> dict[str, list[list[str]]]:
-    """By group the names of each page; names that no group has are in one of their own."""
-    groups = {title: [entry.split() for entry in entries] for title, entries in GROUPS.items()}
-    listed = {name for pages in groups.values() for names in pages for name in names}
+def grouped_pages() -> dict[str, dict[str, list[str]]]:
+    """By group and title the names of each page; those without a group are in one of their own."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for group, entries in GROUPS.items():
+        split = [entry.rpartition(": ") for entry in entries]
+        groups[group] = {title or names: names.split() for title, _, names in split}
+    listed = {name for pages in groups.values() for names in pages.values() for name in names}
     more = [name for name in pybackend.__all__ if name not in listed and name != "__version__"]
     if more:
         print(f"Without a group in docs/site/python_pages.py: {', '.join(more)}", file=sys.stderr)
-        groups["More"] = [[name] for name in more]
+        groups["More"] = {name: [name] for name in more}
     return groups
 
 
@@ -117,8 +120,8 @@ def _index() -> str:
     entries = []
     for group, pages in grouped_pages().items():
         parts += [group, "-" * len(group), "", ".. list-table::", "   :widths: 35 65", ""]
-        for names in pages:
-            entries.append(f"   {names[0]} <{names[0]}>")
+        for page_title, names in pages.items():
+            entries.append(f"   {page_title} <{names[0]}>")
             for name in names:
                 role = "mod" if inspect.ismodule(_find(name)) else "obj"
                 parts.append(f"   * - :py:{role}:`{name} <pybackend.{name}>`")
@@ -145,8 +148,8 @@ def write_pages(source: Path) -> None:
     """All pages of the Python half below `source`."""
     (source / "reference").mkdir(parents=True)
     for pages in grouped_pages().values():
-        for names in pages:
-            (source / "reference" / f"{names[0]}.rst").write_text(_page(names))
+        for title, names in pages.items():
+            (source / "reference" / f"{names[0]}.rst").write_text(_page(title, names))
     (source / "reference/index.rst").write_text(_index())
     (source / "command-line.md").write_text(_commands())
     start = (Path(__file__).parent / "python.md").read_text()

@@ -70,7 +70,9 @@ def test_the_python_reference_has_every_export() -> None:
 
     import pybackend
 
-    listed = {name for pages in grouped_pages().values() for names in pages for name in names}
+    listed = {
+        name for pages in grouped_pages().values() for names in pages.values() for name in names
+    }
     assert set(pybackend.__all__) - listed == {"__version__"}
 
 
