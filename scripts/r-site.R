@@ -12,22 +12,18 @@ invisible(file.create(file.path(
   c("pkgdown.yml", "deps/data-deps.txt")
 )))
 
-settings <- yaml::read_yaml("rpkg/_pkgdown.yml")
-grouped <- unlist(lapply(settings$reference, `[[`, "contents"))
-topics <- pkgdown::as_pkgdown("rpkg")$topics
+site <- pkgdown::as_pkgdown("rpkg", override = list(destination = destination))
+topics <- site$topics
+grouped <- unlist(lapply(site$meta$reference, `[[`, "contents"))
 is_grouped <- topics$internal |
   topics$name %in% grouped |
   vapply(topics$alias, \(names) any(names %in% grouped), logical(1))
 more <- topics$name[!is_grouped]
 if (length(more) > 0) {
   message("Without a group in rpkg/_pkgdown.yml: ", toString(more))
-  rest <- list(title = "More", contents = as.list(more))
-  settings$reference <- c(settings$reference, list(rest))
+  rest <- list(title = "More", contents = more)
+  site$meta$reference <- c(site$meta$reference, list(rest))
 }
-site <- pkgdown::as_pkgdown(
-  "rpkg",
-  override = c(settings["reference"], destination = destination)
-)
 pkgdown::build_reference(site, examples = FALSE, lazy = FALSE)
 pkgdown::build_news(site)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,13 +50,16 @@ def place_of(path: str) -> str | None:
 
 
 def move_links(text: str, path: str, page: str) -> str:
-    """The text of a file of the repository, with links that lead to pages of the site."""
+    """The text of a file of the repository, with links that lead to the site.
+
+    What is no page of it, such as a notebook, is a file to download.
+    """
 
     def move(link: re.Match[str]) -> str:
         target = os.path.normpath(os.path.join(os.path.dirname(path), link[1]))
-        place = place_of(target)
-        if place is None or not (ROOT / target).exists():
-            raise SystemExit(f"{path} links to {link[1]}, which the site does not have")
+        if not (ROOT / target).exists():
+            raise SystemExit(f"{path} links to {link[1]}, which is not there")
+        place = place_of(target) or f"files/{target}"
         return f"]({os.path.relpath(place, os.path.dirname(page))}{link[2] or ''})"
 
     def name(link: re.Match[str]) -> str:
@@ -66,6 +70,16 @@ def move_links(text: str, path: str, page: str) -> str:
 
 def _contents(entries: list[str]) -> str:
     return "\n".join(["", "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
+def copy_files(source: Path) -> None:
+    """The files to which the documents link."""
+    for path in source.rglob("*.md"):
+        for link in _LINK.finditer(path.read_text()):
+            place = os.path.relpath(path.parent / link[1], source)
+            if place.startswith("files/") and not (source / place).exists():
+                (source / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / place.removeprefix("files/"), source / place)
 
 
 def write_documents(source: Path) -> None:
@@ -119,6 +133,7 @@ def main(work: Path) -> None:
     python_pages.write_pages(source / "python")
     write_documents(source)
     write_start(source)
+    copy_files(source)
 
 
 if __name__ == "__main__":

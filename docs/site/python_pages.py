@@ -109,7 +109,7 @@ def grouped_pages() -> dict[str, dict[str, list[str]]]:
     return groups
 
 
-def _index() -> str:
+def _index(groups: dict[str, dict[str, list[str]]]) -> str:
     title = "Reference of Python"
     parts = [title, "=" * len(title), "", ".. py:module:: pybackend", ""]
     parts += [
@@ -118,7 +118,7 @@ def _index() -> str:
     ]
     parts += [".. py:data:: __version__", "", "   The release, e.g. ``0.1.0``.", ""]
     entries = []
-    for group, pages in grouped_pages().items():
+    for group, pages in groups.items():
         parts += [group, "-" * len(group), "", ".. list-table::", "   :widths: 35 65", ""]
         for page_title, names in pages.items():
             entries.append(f"   {page_title} <{names[0]}>")
@@ -147,10 +147,11 @@ def _commands() -> str:
 def write_pages(source: Path) -> None:
     """All pages of the Python half below `source`."""
     (source / "reference").mkdir(parents=True)
-    for pages in grouped_pages().values():
+    groups = grouped_pages()
+    for pages in groups.values():
         for title, names in pages.items():
             (source / "reference" / f"{names[0]}.rst").write_text(_page(title, names))
-    (source / "reference/index.rst").write_text(_index())
+    (source / "reference/index.rst").write_text(_index(groups))
     (source / "command-line.md").write_text(_commands())
     start = (Path(__file__).parent / "python.md").read_text()
     (source / "index.md").write_text(start)

@@ -35,7 +35,9 @@ def test_links_lead_to_the_sites_pages() -> None:
     moved = move_links(text, "README.md", "guides/overview.md")
     assert moved == "see [Data](data.md), [here](#there) and [it](../coming-from/elephas.md#how)"
     assert place_of("docs/migrating") == "coming-from/index.md"
-    with pytest.raises(SystemExit, match=r"docs/data.md links to nowhere.md"):
+    shown = move_links("[it](../LICENSE)", "docs/data.md", "guides/data.md")
+    assert shown == "[it](../files/LICENSE)"
+    with pytest.raises(SystemExit, match=r"docs/data.md links to nowhere.md, which is not"):
         move_links("[it](nowhere.md)", "docs/data.md", "guides/data.md")
 
 
