@@ -60,7 +60,7 @@ $(RUN_STAMP): $(PY_SETUP)
 
 $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	scripts/apt-install.sh java machines
-	scripts/py-setup.sh $(TF) spark r plots kubernetes dev
+	scripts/py-setup.sh $(TF) spark r plots kubernetes docs dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
 	# Neither: botocore asks for a python-dateutil below 3, and kubernetes for one from 3 on.
@@ -152,8 +152,8 @@ fuzz: $(DEV_STAMP) ## 100,000 damaged or hostile inputs to each reader
 	TFDIST_FUZZ_INPUTS=$${TFDIST_FUZZ_INPUTS:-100000} $(PY) -m pytest -q --timeout 0 \
 	  -o faulthandler_timeout=0 tests/python/test_fuzz.py
 
-docs: $(TARBALL) ## run the vignettes; pages in build/docs
-	scripts/docs.sh $(TARBALL) build/docs
+docs: $(TARBALL) ## run the vignettes, build the site in build/docs, and check it
+	$(R_ENV) scripts/docs.sh $(TARBALL) build/docs
 
 .PHONY: cheatsheet
 cheatsheet: ## docs/cheatsheet as one page, build/docs/cheatsheet.pdf
