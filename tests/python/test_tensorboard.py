@@ -104,7 +104,7 @@ def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
     process, url = command
 
     def ask() -> dict[str, Any]:
-        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:  # noqa: S310
             return dict(json.load(answer))
 
     wait_for(lambda: len(ask()) == 2, 60)
