@@ -18,7 +18,7 @@ from conftest import build_dense, wait_for
 from pybackend import InputError, TrainResult, barrier_train, view_tensorboard
 from pybackend.api.event_files import EventFiles
 from pybackend.cli import main
-from pybackend.job.messages import EventBytes
+from pybackend.job.messages import EpochEnded, EventBytes, Note
 from pybackend.job.tensorboard import check_tensorboard
 
 
@@ -118,23 +118,42 @@ def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
 
 
 def test_files_come_in_parts_and_again(tmp_path: Path) -> None:
-    files = EventFiles(str(tmp_path / "run"))
+    said: list[Note] = []
+    files = EventFiles(str(tmp_path / "run"), said.append)
     with files:
         for start, part in ((0, b"abc"), (3, b"def"), (0, b"abc")):
             data = base64.b64encode(part).decode()
             files(EventBytes("train/events", start, data))
-        assert "not all of TensorBoard's files have come" in str(files.describe_loss())
+        files.conclude()
+        assert "not all of TensorBoard's files have come" in said.pop().text
         files(EventBytes("", 0, "", is_last=True))
-        assert files.describe_loss() is None
+        files.conclude()
+        assert [note.text for note in said] == [
+            f"`tfdist tensorboard {tmp_path}/run` shows this training"
+        ]
     assert (tmp_path / "run/train/events").read_bytes() == b"abcdef"
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
 def test_a_worker_cannot_write_elsewhere(name: str, tmp_path: Path) -> None:
-    with EventFiles(str(tmp_path / "run")) as files:
+    said: list[Note] = []
+    with EventFiles(str(tmp_path / "run"), said.append) as files:
         files(EventBytes(name, 0, base64.b64encode(b"x").decode()))
-        assert "could not be written" in str(files.describe_loss())
+        files.conclude()
+        assert "could not be written" in said[-1].text
     assert list(tmp_path.iterdir()) == []  # an empty folder is of no use
+
+
+@pytest.mark.parametrize(("rank", "is_said"), [(0, True), (1, False), (None, True)])
+def test_only_who_hears_rank_0_misses_its_files(
+    rank: int | None, is_said: bool, tmp_path: Path
+) -> None:
+    said: list[Note] = []
+    with EventFiles(str(tmp_path / "run"), said.append) as files:
+        if rank is not None:
+            files(EpochEnded(1, 1, 0.5, {}, rank))
+        files.conclude()
+    assert bool(said) is is_said
 
 
 def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
