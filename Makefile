@@ -59,7 +59,7 @@ $(RUN_STAMP): $(PY_SETUP)
 	@touch $@
 
 $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
-	scripts/apt-install.sh java machines
+	scripts/apt-install.sh java machines browser
 	scripts/py-setup.sh $(TF) spark r plots kubernetes docs dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras

@@ -1,4 +1,4 @@
-"""The command line: ``tfdist mnist``, ``doctor``, ``run``, ``bench-scale`` and others."""
+"""The command line: ``tfdist mnist``, ``doctor``, ``run``, ``tensorboard`` and others."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from pybackend.errors import InputError
-from pybackend.job.messages import Event, EventBytes
+from pybackend.job.messages import Emit, Event, EventBytes, Note
 from pybackend.job.tensorboard import is_uri
 
 
@@ -19,6 +19,8 @@ class EventFiles:
     ----------
     folder
         Absolute; or a URI, to which rank 0 writes by itself; None: there are no files.
+    say
+        Hears, as notes, where the files lie when they come, and what is missing in the end.
 
     Raises
     ------
@@ -26,9 +28,11 @@ class EventFiles:
         The folder cannot be made.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, say: Emit) -> None:
+        self._say = say
+        self._heard: set[int] = set()
         self._folder = None if folder is None or is_uri(folder) else Path(folder)
-        self._is_complete = False
+        self._is_complete: bool | None = None
         self._error: OSError | None = None
         if self._folder is not None:
             try:
@@ -38,8 +42,11 @@ class EventFiles:
 
     def __call__(self, event: Event) -> None:
         """Keep what an event brings for a file."""
+        self._heard.add(event.rank)
         if not isinstance(event, EventBytes) or self._folder is None:
             return
+        if self._is_complete is None:
+            self._say(Note(f"`tfdist tensorboard {self._folder}` shows this training"))
         self._is_complete = event.is_last
         if event.name and self._error is None:
             try:
@@ -55,13 +62,18 @@ class EventFiles:
             with contextlib.suppress(OSError):  # only one that has nothing in it is removed
                 self._folder.rmdir()
 
-    def describe_loss(self) -> str | None:
-        """After the training: what is missing, and why; None if all files are here."""
+    def conclude(self) -> None:
+        """After the training: say what is missing, and why."""
+        if (text := self._describe_loss()) is not None:
+            self._say(Note(text))
+
+    def _describe_loss(self) -> str | None:
         if self._folder is None:
             return None
         if self._error is not None:
             return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
-        if self._is_complete:
+        # Of several processes that join, only the first one hears rank 0, and has the files.
+        if self._is_complete or (self._heard and 0 not in self._heard):
             return None
         return (
             f"not all of TensorBoard's files have come to {self._folder}: the worker of rank 0 has "

@@ -24,7 +24,6 @@ from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS
 from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.messages import Note
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
@@ -247,13 +246,12 @@ def barrier_train(
     began = time.monotonic()
     prepared = prepare_training(arguments)
     request, kept = prepared.request, prepared.request.job.checkpoint
-    files = EventFiles(request.job.tensorboard)
+    files = EventFiles(request.job.tensorboard, printer(request.job.verbose))
     with files, pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
         result = _make_result(prepared, outcome, safe_mode, began)
     note_scale(request, result)
-    if (text := files.describe_loss()) is not None:
-        printer(request.job.verbose)(Note(text))
+    files.conclude()
     return result
 
 

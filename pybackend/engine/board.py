@@ -20,6 +20,8 @@ _STEPS = 50
 # Within a long epoch, files go to the driver so often.
 _SECONDS = 10.0
 _PART_BYTES = 256 << 10
+# To add to a file of an object store is to write all of it.
+_REMOTE_FLUSH_MILLIS = 120_000
 
 
 def make_board(job: Job, folder: Path, emit: Emit) -> list[Any]:
@@ -39,13 +41,9 @@ def make_board(job: Job, folder: Path, emit: Emit) -> list[Any]:
         return []
     if is_uri(job.tensorboard):
         _check_writable(job.tensorboard)
-        return [_write_to(job.tensorboard), _Flush()]
+        return [_Board(job.tensorboard, _REMOTE_FLUSH_MILLIS)]
     own = folder / "tensorboard"
-    return [_write_to(str(own)), _Send(own, emit)]
-
-
-def _write_to(folder: str) -> Any:
-    return keras.callbacks.TensorBoard(folder, update_freq=_STEPS)
+    return [_Board(str(own), 0), _Send(own, emit)]
 
 
 def _check_writable(uri: str) -> None:
@@ -58,27 +56,45 @@ def _check_writable(uri: str) -> None:
         ) from error
 
 
-class _Flush(keras.callbacks.Callback):
-    """Has what was written reach its file, now and then."""
+class _Board(keras.callbacks.TensorBoard):
+    """Keras's, but for what it leaves out if it writes figures of some steps.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = time.monotonic()
+    Parameters
+    ----------
+    flush_millis
+        What is older than this reaches the file with the next figure.
+    """
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if time.monotonic() - self._last > _SECONDS:
-            self.flush()
+    def __init__(self, folder: str, flush_millis: int) -> None:
+        super().__init__(folder, update_freq=_STEPS)
+        self._flush_millis = flush_millis
+
+    @property
+    def summary(self) -> Any:
+        """By which Keras writes."""
+        return _Summary(self._flush_millis)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.flush()
-
-    def flush(self) -> None:
-        """`TensorBoard`, which comes first, has made its writer the default one."""
-        tf.summary.flush()
-        self._last = time.monotonic()
+        # Else the epoch's figures are written only if its last step is one of those.
+        with tf.summary.record_if(True):
+            super().on_epoch_end(epoch, logs)
 
 
-class _Send(_Flush):
+class _Summary:
+    """TensorFlow's module for summaries, whose writers flush when they are told to."""
+
+    def __init__(self, flush_millis: int) -> None:
+        self._flush_millis = flush_millis
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf.summary, name)
+
+    def create_file_writer(self, folder: str) -> Any:
+        """See TensorFlow's."""
+        return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
+
+
+class _Send(keras.callbacks.Callback):
     """Sends what has been added to the files."""
 
     def __init__(self, folder: Path, emit: Emit) -> None:
@@ -86,9 +102,13 @@ class _Send(_Flush):
         self._folder = folder
         self._emit = emit
         self._sent: dict[str, int] = {}
+        self._last = time.monotonic()
 
-    def flush(self) -> None:
-        super().flush()
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if time.monotonic() - self._last > _SECONDS:
+            self._send()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._send()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -96,6 +116,7 @@ class _Send(_Flush):
         self._emit(EventBytes("", 0, "", is_last=True))
 
     def _send(self) -> None:
+        self._last = time.monotonic()
         for path in sorted(self._folder.rglob("*")):
             if path.is_file():
                 self._send_file(path)

@@ -49,7 +49,7 @@ board_folder <- function(x, call = caller_env()) {
     return(x$tensorboard)
   }
   if (!is.null(x) && !rlang::is_string(x)) {
-    abort_expected(x, "a `tfdist_fit` or a folder", TRUE, "x", call)
+    abort_expected(x, "`NULL`, a `tfdist_fit` or a folder", FALSE, "x", call)
   }
   if (!is.null(x)) expand_path(x)
 }
@@ -58,7 +58,7 @@ board_folder <- function(x, call = caller_env()) {
 check_tensorboard <- function(x, arg = caller_arg(x), call = caller_env()) {
   is_place <- rlang::is_string(x) && nzchar(x)
   if (!is.null(x) && !rlang::is_bool(x) && !is_place) {
-    abort_expected(x, "`TRUE`, a folder or a URI", TRUE, arg, call)
+    abort_expected(x, "`NULL`, `TRUE`, a folder or a URI", FALSE, arg, call)
   }
   if (is_place) {
     x <- absolute_path(x)
