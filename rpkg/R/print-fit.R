@@ -12,8 +12,9 @@ print.tfdist_fit <- function(x, ...) {
     x$seconds
   ))
   last <- last_figures(x)
-  figures <- rlang::set_names(formatC(last, digits = 4, format = "f"), names(last))
-  print_aligned(c(figures, settings = format_settings(x), balance = format_balance(x$workers)))
+  figures <- as.list(rlang::set_names(formatC(last, digits = 4, format = "f"), names(last)))
+  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  print_aligned(c(figures, details))
   invisible(x)
 }
 
@@ -22,18 +23,18 @@ last_figures <- function(fit) {
   c(vapply(fit$history, function(values) utils::tail(values, 1L), 1), unlist(fit$metrics))
 }
 
+# Lines of `name  item, item`, each item unbroken.
 print_aligned <- function(texts) {
-  texts <- texts[nzchar(texts)]
+  texts <- texts[lengths(texts) > 0L]
   indent <- max(nchar(names(texts))) + 4L
-  lines <- Map(
-    function(name, text) {
-      first <- formatC(paste0("  ", name), width = -indent)
-      strwrap(text, initial = first, prefix = strrep(" ", indent), width = 88L)
-    },
-    names(texts),
-    texts
-  )
-  cat(unlist(lines), sep = "\n")
+  for (name in names(texts)) {
+    items <- texts[[name]]
+    lines <- split(items, cumsum(nchar(items) + 2L) %/% (88L - indent))
+    starts <- c(paste0("  ", name), rep("", length(lines) - 1L))
+    joined <- vapply(lines, toString, "")
+    joined <- paste0(joined, rep(c(",", ""), c(length(lines) - 1L, 1L)))
+    cat(sprintf("%s%s\n", formatC(starts, width = -indent), joined), sep = "")
+  }
 }
 
 # Settings that are not the defaults; those in the first line and those of no result are left out.
@@ -48,7 +49,7 @@ format_settings <- function(fit) {
   names <- Filter(is_shown, setdiff(names(settings), left_out))
   values <- vapply(settings[names], format_setting, "")
   seed <- sprintf("seed = %s", fit$seed %||% "not set")
-  toString(c(sprintf("%s = %s", names, values), seed))
+  c(sprintf("%s = %s", names, values), seed)
 }
 
 plain_default <- function(default) if (!is.null(default)) as.character(default)
@@ -67,16 +68,15 @@ format_setting <- function(value) {
 # How evenly rows, steps and waiting were spread.
 format_balance <- function(workers) {
   if (nrow(workers) < 2L) {
-    return("")
+    return(character())
   }
-  parts <- c(
+  c(
     sprintf("%s rows", format_range(workers$rows)),
     sprintf("%s steps", format_range(workers$steps)),
     if (!anyNA(workers$waited)) {
       sprintf("%s s waiting", format_range(workers$waited, function(x) sprintf("%.1f", x)))
     }
   )
-  sprintf("%s per worker", toString(parts))
 }
 
 format_range <- function(x, as_text = function(x) format(x, big.mark = ",", trim = TRUE)) {
