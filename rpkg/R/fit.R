@@ -208,16 +208,16 @@ wide_history <- function(fit) {
 #' @export
 as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...) {
   # nolint
-  columns <- names(x$history)
+  columns <- as.character(names(x$history))
   in_validation <- startsWith(columns, "val_")
   metric <- sub("^val_", "", columns)
   epochs <- lengths(x$history, use.names = FALSE)
   numbers <- unlist(epochs_of(x), use.names = FALSE)
   data <- ifelse(in_validation, "validation", "training")
   data.frame(
-    epoch = numbers,
+    epoch = as.integer(numbers),
     metric = factor(rep(metric, epochs), levels = unique(metric)),
-    value = unlist(x$history, use.names = FALSE),
+    value = as.double(unlist(x$history, use.names = FALSE)),
     data = factor(rep(data, epochs), levels = c("training", "validation"))
   )
 }

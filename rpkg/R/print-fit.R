@@ -23,18 +23,26 @@ last_figures <- function(fit) {
   c(vapply(fit$history, function(values) utils::tail(values, 1L), 1), unlist(fit$metrics))
 }
 
-# Lines of `name  item, item`, each item unbroken.
 print_aligned <- function(texts) {
   texts <- texts[lengths(texts) > 0L]
   indent <- max(nchar(names(texts))) + 4L
   for (name in names(texts)) {
-    items <- texts[[name]]
-    lines <- split(items, cumsum(nchar(items) + 2L) %/% (88L - indent))
+    lines <- fill_lines(texts[[name]], 88L - indent)
     starts <- c(paste0("  ", name), rep("", length(lines) - 1L))
-    joined <- vapply(lines, toString, "")
-    joined <- paste0(joined, rep(c(",", ""), c(length(lines) - 1L, 1L)))
-    cat(sprintf("%s%s\n", formatC(starts, width = -indent), joined), sep = "")
+    cat(sprintf("%s%s\n", formatC(starts, width = -indent), lines), sep = "")
   }
+}
+
+# Items with commas between them, none of them broken.
+fill_lines <- function(items, width) {
+  add <- function(lines, item) {
+    last <- lines[[length(lines)]]
+    if (nchar(last) + nchar(item) + 2L <= width) {
+      return(c(lines[-length(lines)], paste0(last, ", ", item)))
+    }
+    c(lines[-length(lines)], paste0(last, ","), item)
+  }
+  Reduce(add, items[-1L], items[[1L]])
 }
 
 # Settings that are not the defaults; those in the first line and those of no result are left out.

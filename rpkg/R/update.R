@@ -82,10 +82,10 @@ check_update_known <- function(known, given, frame, call) {
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]
-    if (is.symbol(value) && !exists(as.character(value), envir = frame)) {
+    if (is.symbol(value) && !exists(format(value), envir = frame)) {
       abort_input(
         c(
-          sprintf("`%s` of the training was `%s`, which does not exist here.", name, value),
+          sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
           i = sprintf("Pass `%s`.", name)
         ),
         call = call
