@@ -14,7 +14,7 @@
 #'   has several values.
 #' @exportS3Method generics::evaluate
 #' @rawNamespace S3method(tensorflow::evaluate, tfdist_fit)
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")
 #' digits <- mnist(limit = 640)
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
 #' generics::evaluate(fit, digits$x_test / 255, digits$y_test)

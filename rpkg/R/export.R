@@ -13,7 +13,7 @@
 #'
 #' @return `export_savedmodel()` its `object`, invisibly; `bundle()` a bundle.
 #' @name export_fit
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("tensorflow")
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
 #' tensorflow::export_savedmodel(fit, tempfile("digits-"))
 NULL

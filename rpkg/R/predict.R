@@ -107,8 +107,12 @@ as_column <- function(numbers) {
 }
 
 # A tibble, or what is closest to one without that package.
-as_rows <- function(columns, rows = NROW(columns[[1L]])) {
-  if (requireNamespace("tibble", quietly = TRUE)) {
+as_rows <- function(
+  columns,
+  rows = NROW(columns[[1L]]),
+  has_tibble = requireNamespace("tibble", quietly = TRUE)
+) {
+  if (has_tibble) {
     return(tibble::new_tibble(columns, nrow = rows))
   }
   structure(columns, class = "data.frame", row.names = .set_row_names(rows))

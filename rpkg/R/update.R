@@ -39,7 +39,8 @@ fit.tfdist_fit <- function(object, ..., epochs = NULL) {
 train_on <- function(fit, given, epochs, frame, call) {
   check_update_names(rlang::names2(given), call)
   epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
-  known <- c(given, fit$settings[setdiff(names(fit$settings), names(given))])
+  settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]
+  known <- c(given, settings[setdiff(names(settings), names(given))])
   known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
   check_update_known(known, given, frame, call)
   if (is.null(given$initial_epoch)) {

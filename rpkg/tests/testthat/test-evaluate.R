@@ -17,6 +17,7 @@ test_that("this session computes what workers compute, and takes a fit's columns
   expect_named(figures, c("loss", "accuracy"))
   expect_equal(figures, barrier_evaluate("local", fit, iris, label = "Species")[names(figures)])
   expect_equal(generics::evaluate(fit, as.matrix(iris[1:4]), iris$Species), figures)
-  fit$model$compiled <- FALSE
+  model <- fit$model
+  model$compiled <- FALSE
   expect_error(generics::evaluate(fit, iris), "not compiled", class = "tfdist_error_input")
 })

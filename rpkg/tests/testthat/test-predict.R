@@ -55,10 +55,10 @@ test_that("data frames get classes and probabilities, arrays the model's numbers
   expect_named(plain, c(".pred_class", ".pred_0", ".pred_1", ".pred_2"))
   expect_identical(levels(plain$.pred_class), c("0", "1", "2"))
 
-  # Without tibble.
-  local_mocked_bindings(requireNamespace = function(...) FALSE, .package = "base")
-  expect_identical(class(predict(fit, rows)), "data.frame")
-  expect_identical(as.list(predict(fit, rows)), as.list(found))
+  without_tibble <- as_rows(as.list(found), has_tibble = FALSE)
+  expect_identical(class(without_tibble), "data.frame")
+  expect_identical(as.list(without_tibble), as.list(found))
+  expect_identical(dim(without_tibble), c(4L, 4L))
 })
 
 test_that("one probability or one logit tells two classes", {
