@@ -39,8 +39,8 @@
 #'   [tidy.tfdist_fit], [export_fit].
 #' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
 #'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
-#'   R's own graphics have drawn the plot.
+#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument
+#'   if R's own graphics have drawn the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

@@ -21,9 +21,9 @@
 #' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
 #' @return
-#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row for
-#'   each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one output
-#'   are a matrix in one column.
+#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row
+#'   for each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one
+#'   output are a matrix in one column.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model of several
 #'   outputs. Its columns are named after the levels of the label, if it was a factor.
 #' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.

@@ -10,13 +10,13 @@
 #' @param object A [tfdist_fit].
 #' @param ... Arguments of [barrier_train()], by name, that differ from those of the training:
 #'   another `data`, another `sc`. A fit of [train_mnist()], or of data that were a value and not a
-#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which belong
-#'   to one training.
+#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which
+#'   belong to one training.
 #' @param epochs How many epochs to train on; `NULL`: as many as there were. They are numbered after
 #'   those of the fit.
 #'
-#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of a
-#'   training that has not been interrupted.
+#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of
+#'   a training that has not been interrupted.
 #' @seealso [barrier_train()], which takes a fit as its `model`, too.
 #' @exportS3Method stats::update
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -110,8 +110,8 @@ plain_settings <- function(settings) {
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
 }
 
-# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them, may
-# be large, and are not kept.
+# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them,
+# may be large, and are not kept.
 plain_call <- function(call) {
   arguments <- as.list(call)[-1L]
   left_out <- c("model", "model_fn", "exchange", setdiff(training_settings, evaluated_names))
