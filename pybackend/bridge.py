@@ -129,11 +129,14 @@ def predict_columns(
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
     outputs = tree.flatten(model.predict(rows, batch_size=batch_size, verbose=0))
-    codes = range(max(2, predictions.outputs[0].shape[0] or 0)) if predictions.has_class else None
+    found = None
+    if predictions.has_class:
+        codes = range(max(2, predictions.outputs[0].shape[0] or 0))
+        found = [str(name) for name in predictions.levels or codes]
     return {
         "names": [field.name for field in predictions.fields],
         "columns": predictions.columns(outputs),
-        "levels": codes and [str(name) for name in predictions.levels or codes],
+        "levels": found,
     }
 
 

@@ -1,7 +1,7 @@
 #' Evaluate a fit in this session
 #'
-#' The method for `evaluate()`, of which keras3 and tensorflow have one generic and generics another.
-#' Arrays and data frames are evaluated in this process; tables, files and what else
+#' The method for `evaluate()`, of which keras3 and tensorflow have one generic and generics
+#' another. Arrays and data frames are evaluated in this process; tables, files and what else
 #' [barrier_evaluate()] takes by one worker.
 #'
 #' @inheritParams barrier_evaluate
@@ -10,11 +10,11 @@
 #'   [barrier_evaluate()] takes.
 #' @param label Name of the label column; `NULL`: that of the training.
 #'
-#' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a metric
-#'   has several values.
+#' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a
+#'   metric has several values.
 #' @exportS3Method generics::evaluate
 #' @rawNamespace S3method(tensorflow::evaluate, tfdist_fit)
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")
 #' digits <- mnist(limit = 640)
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
 #' generics::evaluate(fit, digits$x_test / 255, digits$y_test)

@@ -49,8 +49,8 @@
 #'   [tidy.tfdist_fit], [export_fit].
 #' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
 #'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
-#'   R's own graphics have drawn the plot.
+#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument
+#'   if R's own graphics have drawn the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -242,16 +242,16 @@ wide_history <- function(fit) {
 #' @export
 as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...) {
   # nolint
-  columns <- names(x$history)
+  columns <- as.character(names(x$history))
   in_validation <- startsWith(columns, "val_")
   metric <- sub("^val_", "", columns)
   epochs <- lengths(x$history, use.names = FALSE)
   numbers <- unlist(epochs_of(x), use.names = FALSE)
   data <- ifelse(in_validation, "validation", "training")
   data.frame(
-    epoch = numbers,
+    epoch = as.integer(numbers),
     metric = factor(rep(metric, epochs), levels = unique(metric)),
-    value = unlist(x$history, use.names = FALSE),
+    value = as.double(unlist(x$history, use.names = FALSE)),
     data = factor(rep(data, epochs), levels = c("training", "validation"))
   )
 }

@@ -133,10 +133,13 @@ decode_fit <- function(fit, call) {
   )
 }
 
+model_kinds <-
+  "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
+
 # What barrier_train() accepts: a model, a fit, or a function that returns a model.
 check_model <- function(
   model,
-  expected = "a compiled Keras model, a tfdist_fit or a function without arguments that returns one",
+  expected = model_kinds,
   arg = caller_arg(model),
   call = caller_env()
 ) {

@@ -63,7 +63,8 @@ smooth_lines <- function(history) {
     if (length(rows) < 3L) {
       return(history$value[rows])
     }
-    stats::lowess(history$epoch[rows], history$value[rows])$y
+    # Without its robust iterations, which take the steep first epochs for outliers.
+    stats::lowess(history$epoch[rows], history$value[rows], f = 0.4, iter = 0L)$y
   }
   groups <- split(seq_len(nrow(history)), list(history$metric, history$data), drop = TRUE)
   line <- history$value
@@ -127,7 +128,24 @@ plot_base <- function(history, smooth) {
   on.exit(graphics::par(saved), add = TRUE)
   for (metric in metrics) {
     plot_metric(history[history$metric == metric, ], metric, smooth)
+    if (metric == metrics[[1L]] && has_legend(history)) {
+      add_legend(levels(history$data))
+    }
   }
+}
+
+# Above the first panel, where no line is.
+add_legend <- function(shown) {
+  graphics::legend(
+    "bottomright",
+    legend = shown,
+    col = line_colours[shown],
+    lwd = 2,
+    bty = "n",
+    horiz = TRUE,
+    xpd = NA,
+    inset = c(0, 1)
+  )
 }
 
 plot_metric <- function(history, metric, smooth) {
@@ -138,21 +156,18 @@ plot_metric <- function(history, metric, smooth) {
     type = "n",
     xlab = "epoch",
     ylab = "",
-    xaxt = "n",
+    axes = FALSE,
     bty = "n"
   )
   graphics::title(metric, adj = 0, line = 0.7, cex.main = 1)
   graphics::axis(1L, at = whole_breaks(range(history$epoch)), lwd = 0)
+  graphics::axis(2L, lwd = 0)
   graphics::grid(col = "grey90", lty = 1L)
-  shown <- levels(history$data)
-  for (data in shown) {
+  for (data in levels(history$data)) {
     rows <- history[history$data == data, ]
     colour <- line_colours[[data]]
     points <- if (smooth) grDevices::adjustcolor(colour, 0.35) else colour
     graphics::lines(rows$epoch, rows$line, col = colour, lwd = 2)
     graphics::points(rows$epoch, rows$value, pch = 19L, cex = 0.8, col = points)
-  }
-  if (has_legend(history)) {
-    graphics::legend("right", legend = shown, col = line_colours[shown], lwd = 2, bty = "n")
   }
 }

@@ -21,9 +21,9 @@
 #' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
 #' @return
-#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row for
-#'   each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one output
-#'   are a matrix in one column.
+#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row
+#'   for each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one
+#'   output are a matrix in one column.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model of several
 #'   outputs. Its columns are named after the levels of the label, if it was a factor.
 #' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
@@ -107,8 +107,12 @@ as_column <- function(numbers) {
 }
 
 # A tibble, or what is closest to one without that package.
-as_rows <- function(columns, rows = NROW(columns[[1L]])) {
-  if (requireNamespace("tibble", quietly = TRUE)) {
+as_rows <- function(
+  columns,
+  rows = NROW(columns[[1L]]),
+  has_tibble = requireNamespace("tibble", quietly = TRUE)
+) {
+  if (has_tibble) {
     return(tibble::new_tibble(columns, nrow = rows))
   }
   structure(columns, class = "data.frame", row.names = .set_row_names(rows))

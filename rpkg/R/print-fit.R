@@ -12,8 +12,9 @@ print.tfdist_fit <- function(x, ...) {
     x$seconds
   ))
   last <- last_figures(x)
-  figures <- rlang::set_names(formatC(last, digits = 4, format = "f"), names(last))
-  print_aligned(c(figures, settings = format_settings(x), balance = format_balance(x$workers)))
+  figures <- as.list(rlang::set_names(formatC(last, digits = 4, format = "f"), names(last)))
+  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  print_aligned(c(figures, details))
   invisible(x)
 }
 
@@ -23,17 +24,25 @@ last_figures <- function(fit) {
 }
 
 print_aligned <- function(texts) {
-  texts <- texts[nzchar(texts)]
+  texts <- texts[lengths(texts) > 0L]
   indent <- max(nchar(names(texts))) + 4L
-  lines <- Map(
-    function(name, text) {
-      first <- formatC(paste0("  ", name), width = -indent)
-      strwrap(text, initial = first, prefix = strrep(" ", indent), width = 88L)
-    },
-    names(texts),
-    texts
-  )
-  cat(unlist(lines), sep = "\n")
+  for (name in names(texts)) {
+    lines <- fill_lines(texts[[name]], 88L - indent)
+    starts <- c(paste0("  ", name), rep("", length(lines) - 1L))
+    cat(sprintf("%s%s\n", formatC(starts, width = -indent), lines), sep = "")
+  }
+}
+
+# Items with commas between them, none of them broken.
+fill_lines <- function(items, width) {
+  add <- function(lines, item) {
+    last <- lines[[length(lines)]]
+    if (nchar(last) + nchar(item) + 2L <= width) {
+      return(c(lines[-length(lines)], paste0(last, ", ", item)))
+    }
+    c(lines[-length(lines)], paste0(last, ","), item)
+  }
+  Reduce(add, items[-1L], items[[1L]])
 }
 
 # Settings that are not the defaults; those in the first line and those of no result are left out.
@@ -48,7 +57,7 @@ format_settings <- function(fit) {
   names <- Filter(is_shown, setdiff(names(settings), left_out))
   values <- vapply(settings[names], format_setting, "")
   seed <- sprintf("seed = %s", fit$seed %||% "not set")
-  toString(c(sprintf("%s = %s", names, values), seed))
+  c(sprintf("%s = %s", names, values), seed)
 }
 
 plain_default <- function(default) if (!is.null(default)) as.character(default)
@@ -67,16 +76,15 @@ format_setting <- function(value) {
 # How evenly rows, steps and waiting were spread.
 format_balance <- function(workers) {
   if (nrow(workers) < 2L) {
-    return("")
+    return(character())
   }
-  parts <- c(
+  c(
     sprintf("%s rows", format_range(workers$rows)),
     sprintf("%s steps", format_range(workers$steps)),
     if (!anyNA(workers$waited)) {
       sprintf("%s s waiting", format_range(workers$waited, function(x) sprintf("%.1f", x)))
     }
   )
-  sprintf("%s per worker", toString(parts))
 }
 
 format_range <- function(x, as_text = function(x) format(x, big.mark = ",", trim = TRUE)) {

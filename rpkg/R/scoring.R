@@ -25,9 +25,9 @@
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
-#' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`. An array with a row for each row of
-#'   `x`, with the levels of the label as column names if `model` is a fit that has them; a list of
-#'   arrays for a model of several outputs.
+#' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`.
+#'   An array with a row for each row of `x`, with the levels of the label as column names if
+#'   `model` is a fit that has them; a list of arrays for a model of several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'

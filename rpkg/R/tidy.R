@@ -12,9 +12,10 @@
 #' * `tidy()`: the history, as `as.data.frame()` has it;
 #' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last figure of
 #'   each metric;
-#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` of a Spark table.
+#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` of a Spark
+#'   table.
 #' @name tidy.tfdist_fit
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")
 #' fit <- train_mnist("local", workers = 1, epochs = 2, limit = 640, verbose = 0)
 #' generics::tidy(fit)
 #' generics::glance(fit)

@@ -10,13 +10,13 @@
 #' @param object A [tfdist_fit].
 #' @param ... Arguments of [barrier_train()], by name, that differ from those of the training:
 #'   another `data`, another `sc`. A fit of [train_mnist()], or of data that were a value and not a
-#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which belong
-#'   to one training.
+#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which
+#'   belong to one training.
 #' @param epochs How many epochs to train on; `NULL`: as many as there were. They are numbered after
 #'   those of the fit.
 #'
-#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of a
-#'   training that has not been interrupted.
+#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of
+#'   a training that has not been interrupted.
 #' @seealso [barrier_train()], which takes a fit as its `model`, too.
 #' @exportS3Method stats::update
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -39,7 +39,8 @@ fit.tfdist_fit <- function(object, ..., epochs = NULL) {
 train_on <- function(fit, given, epochs, frame, call) {
   check_update_names(rlang::names2(given), call)
   epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
-  known <- c(given, fit$settings[setdiff(names(fit$settings), names(given))])
+  settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]
+  known <- c(given, settings[setdiff(names(settings), names(given))])
   known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
   check_update_known(known, given, frame, call)
   if (is.null(given$initial_epoch)) {
@@ -82,10 +83,10 @@ check_update_known <- function(known, given, frame, call) {
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]
-    if (is.symbol(value) && !exists(as.character(value), envir = frame)) {
+    if (is.symbol(value) && !exists(format(value), envir = frame)) {
       abort_input(
         c(
-          sprintf("`%s` of the training was `%s`, which does not exist here.", name, value),
+          sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
           i = sprintf("Pass `%s`.", name)
         ),
         call = call
@@ -109,8 +110,8 @@ plain_settings <- function(settings) {
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
 }
 
-# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them, may
-# be large, and are not kept.
+# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them,
+# may be large, and are not kept.
 plain_call <- function(call) {
   arguments <- as.list(call)[-1L]
   left_out <- c("model", "model_fn", "exchange", setdiff(training_settings, evaluated_names))

@@ -109,8 +109,15 @@ test_that("two workers train on arrays, and the fit has all of it", {
   expect_equal(predict(again, iris_arrays()[[1]]), scores)
 
   file <- withr::local_tempfile(fileext = ".h5")
-  save_model(fit, file)
+  write_model(fit, file)
   expect_gt(file.size(file), 1000)
+
+  # With the state of the optimizer, also in the other format.
+  other <- withr::local_tempfile(fileext = ".keras")
+  write_model(again, other)
+  written <- reticulate::import("keras")$saving$load_model(other)
+  expect_equal(written$get_weights(), fit$model$get_weights())
+  expect_equal(as.integer(written$optimizer$iterations$numpy()), 10L)
 })
 
 test_that("a model of two inputs takes them by name", {
@@ -143,10 +150,18 @@ test_that("a data frame trains as its arrays do", {
       verbose = 0
     )
   }
-  expect_message(frame <- train(iris), "setosa = 0")
+  # What the codes mean is said before the training, or not at all.
+  expect_message(
+    expect_error(
+      barrier_train(NULL, function() stop("built"), iris, label = "Species"),
+      "built"
+    ),
+    "setosa = 0"
+  )
+  expect_no_message(frame <- train(iris))
   arrays <- train(iris_arrays())
   expect_equal(frame$model$get_weights(), arrays$model$get_weights(), tolerance = 1e-6)
-  scores <- predict(frame, iris[1:3, ])
+  scores <- predict(frame, iris[1:3, ], type = "raw")
   expect_identical(colnames(scores), levels(iris$Species))
   expect_equal(scores, predict(frame, as.matrix(iris[1:3, 1:4])), tolerance = 1e-6)
 })
