@@ -153,7 +153,8 @@ register_engine <- function(...) {
     factor(object$lvl[max.col(scores, "first")], levels = object$lvl)
   })
   set_scores("classification", "prob", function(scores, object) {
-    as.data.frame(rlang::set_names(asplit(scores, 2L), object$lvl), optional = TRUE)
+    colnames(scores) <- object$lvl
+    as.data.frame(scores, optional = TRUE)
   })
   set_scores("regression", "numeric", function(scores, object) scores[, 1L])
 }
