@@ -15,7 +15,6 @@ import pybackend
 from pybackend.api.display import Tell
 from pybackend.api.display_choice import told_to
 from pybackend.api.saving import read_model_file
-from pybackend.data.sources import open_row_files
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
@@ -149,6 +148,8 @@ def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
 
 def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:
     """The names of the columns of Parquet or TFRecord files."""
+    from pybackend.data.sources import open_row_files
+
     names: list[str] = open_row_files(path, tfrecord_spec, "data").schema.names
     return names
 

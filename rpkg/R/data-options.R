@@ -13,9 +13,9 @@
 #' @param encode How feature columns of text, factors, and columns with `categories` become numbers:
 #'   `"one_hot"`, a number for each value, 1 where a row has it, else 0; or `"integer"`, the code of
 #'   the value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for
-#'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become codes;
-#'   in a table or files, text that is an input of its own remains text. Without `categories`, the
-#'   values are the levels of a factor, or those of the training data, sorted.
+#'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become
+#'   codes; in a table or files, text that is an input of its own remains text. Without
+#'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
 #' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
 #'   rows are sorted, the workers see different classes.

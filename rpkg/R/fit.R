@@ -28,8 +28,8 @@
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
 #'   names of the inputs) and the levels of the label, if `data` had them;
 #' * `label`, `tensors`: the arguments of the training;
-#' * `categories`, `encode`: for each column that was encoded, its values in the order of their codes,
-#'   and how it was encoded;
+#' * `categories`, `encode`: for each column that was encoded, its values in the order of their
+#'   codes, and how it was encoded;
 #' * `feature_names`: what the numbers of each row are called, in their order; those of a one-hot
 #'   column are `column_level`;
 #' * `formula`, `preparation`: the formula, and, if it computes something or is a recipe, what is

@@ -37,7 +37,8 @@ read_formula <- function(formula, data, weight, options, call) {
       call = call
     )
   }
-  names <- if (is.data.frame(data) || !is.list(data)) column_names(known_columns(data))
+  # A list of arrays has no label by name; a table is a list with a class.
+  names <- if (!rlang::is_bare_list(data)) column_names(known_columns(data))
   if (is.null(names) && "." %in% all.vars(formula)) {
     names <- read_columns(data, options, call)
   }

@@ -6,14 +6,14 @@
 #'
 #' @details
 #' `hidden_units`, `penalty` (of the squared weights), `dropout`, `epochs`, `activation` and
-#' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] takes `sc` (`"local"` if it is left
-#' out), `workers`, and the other arguments of [barrier_train()]. Factors are one-hot; numbers are
-#' used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
+#' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] takes `sc` (`"local"` if it is
+#' left out), `workers`, and the other arguments of [barrier_train()]. Factors are one-hot; numbers
+#' are used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
 #' `"prob"`, or `"numeric"`. `extract_fit_engine()` of the result is a [tfdist_fit].
 #'
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
-#' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There may
-#'   be several `hidden_units`, for a layer each.
+#' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There
+#'   may be several `hidden_units`, for a layer each.
 #' @param sc,workers,verbose,... As in [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
@@ -153,7 +153,8 @@ register_engine <- function(...) {
     factor(object$lvl[max.col(scores, "first")], levels = object$lvl)
   })
   set_scores("classification", "prob", function(scores, object) {
-    as.data.frame(rlang::set_names(asplit(scores, 2L), object$lvl), optional = TRUE)
+    colnames(scores) <- object$lvl
+    as.data.frame(scores, optional = TRUE)
   })
   set_scores("regression", "numeric", function(scores, object) scores[, 1L])
 }

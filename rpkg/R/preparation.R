@@ -1,6 +1,6 @@
-# The 4th argument of barrier_train(), a formula or a recipe. Names of columns alone are a selection,
-# on all data that have columns. Everything else is applied to data frames: to those of the training,
-# and in the same way to all later ones, for which the fit keeps it.
+# The 4th argument of barrier_train(), a formula or a recipe. Names of columns alone are a
+# selection, on all data that have columns. Everything else is applied to data frames: to those of
+# the training, and in the same way to all later ones, for which the fit keeps it.
 
 # A column_spec(), from the arguments of a call. `given` are quosures of `label`, `features` and
 # `weight`, in which those that the call leaves out are NULL.

@@ -80,7 +80,8 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
 
 column_names <- function(columns) if (is.data.frame(columns)) names(columns) else columns
 
-# What names columns without looking at the data: strings, what evaluates to them, and one bare name.
+# What names columns without looking at the data: strings, what evaluates to them, and one bare
+# name.
 evaluate_strings <- function(quo, known) {
   if (!rlang::is_quosure(quo)) {
     return(list(found = TRUE, value = quo))

@@ -197,6 +197,15 @@ check_question <- function(model, table, key, features, type, levels, call) {
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, call = call)
   levels <- check_strings(levels, allow_null = TRUE, call = call)
   if (is_fit && is.null(features)) {
+    if (!is.null(model$preparation)) {
+      abort_input(
+        c(
+          "`features` is needed: a formula or a recipe has computed those of the training, in R.",
+          i = "SQL does not: pass a column of arrays of what they give."
+        ),
+        call = call
+      )
+    }
     if (length(model$tensors) || length(model$categories)) {
       abort_input(
         c(

@@ -36,22 +36,23 @@
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
-#' @param formula Instead of `label` and `features`, which columns are used and as what: `y ~ a + b`,
-#'   `y ~ .`, `y ~ . - id`; or a recipe. See the section on both.
+#' @param formula Instead of `label` and `features`: a formula, such as `y ~ a + b`, `y ~ .` or
+#'   `y ~ . - id`, or a recipe. See the section on both.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
 #'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
 #'   back without its compile settings); its layers must be Keras's own. It travels like the
 #'   function of [barrier_apply()], with the same requirements for the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
-#'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
-#'   `levels`.
-#' @param features The feature columns, which side by side form one input of the model: strings, or a
-#'   selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
+#'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
+#'   lists its values as `categories`; the fit keeps them as `levels`.
+#' @param features The feature columns, which side by side form one input of the model: strings, or
+#'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
 #'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
-#'   inputs, by their names in the model: `list(left = c(a, b), right = image)`. In a table or files,
-#'   a text column that is an input of its own gives strings, unless `data_options` says `encode`. A
-#'   variable that holds strings is looked up if no column has its name; `all_of()` makes sure of it.
+#'   inputs, by their names in the model: `list(left = c(a, b), right = image)`. In a table or
+#'   files, a text column that is an input of its own gives strings, unless `data_options` says
+#'   `encode`. A variable that holds strings is looked up if no column has its name; `all_of()`
+#'   makes sure of it.
 #' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
 #'   equally.
 #' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
@@ -139,21 +140,22 @@
 #'
 #' @section Formulas and recipes:
 #' A formula of names alone selects columns of a data frame, a table or files; text and factors are
-#' one-hot, with a column for each level and no intercept, which is the model's bias. On a data frame
-#' it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
+#' one-hot, with a column for each level and no intercept, which is the model's bias. On a data
+#' frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
 #' `model.matrix()`. What the training data fix (levels, the mean in `scale()`) is kept in the fit,
 #' and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
-#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused: use
-#' `dplyr::mutate()` first.
+#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused:
+#' use `dplyr::mutate()` first.
 #'
 #' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
-#' unless it is prepared already; its outcome is the label, its predictors are the features, and case
-#' weights weigh the rows. The fit keeps it and applies it to later data frames. Spark tables are
-#' refused, since recipes are R code for data frames.
+#' unless it is prepared already; its outcome is the label, its predictors are the features, and
+#' case weights weigh the rows. The fit keeps it and applies it to later data frames. Spark tables
+#' are refused, since recipes are R code for data frames.
 #'
-#' The columns are expanded in their order, a one-hot column into `column_level` for each of its levels
-#' in their order: `feature_names` of the fit. A model that takes another number of inputs is refused
-#' before the training, with these names. A value that the training did not have is an error later.
+#' The columns are expanded in their order, a one-hot column into `column_level` for each of its
+#' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
+#' refused before the training, with these names. A value that the training did not have is an error
+#' later.
 #'
 #' @section Errors:
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
@@ -379,60 +381,6 @@ check_epochs <- function(settings, call = caller_env()) {
           settings$epochs
         ),
         i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
-      ),
-      call = call
-    )
-  }
-}
-
-check_validation_split <- function(split, data, validation, call = caller_env()) {
-  if (split == 0) {
-    return(invisible())
-  }
-  if (!is.null(validation)) {
-    abort_input(
-      c(
-        "`validation_split` and `validation_data` cannot be used together.",
-        i = "Use one of them."
-      ),
-      call = call
-    )
-  }
-  source <- switch(data$kind, table = "a Spark table", path = "files", "function" = "a function")
-  if (!is.null(source)) {
-    advice <- if (data$kind == "table") {
-      "Split it with `sparklyr::sdf_random_split()`, and pass the second part as `validation_data`."
-    } else {
-      "Pass the rows to validate on as `validation_data`."
-    }
-    abort_input(
-      c(
-        sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
-        i = advice
-      ),
-      call = call
-    )
-  }
-}
-
-check_shuffled <- function(data, shuffle, call = caller_env()) {
-  if (!identical(shuffle, "global")) {
-    return(invisible())
-  }
-  if (data$kind == "function") {
-    abort_input(
-      c(
-        "`shuffle = \"global\"` cannot reorder the batches of the function `data`.",
-        i = "Shuffle in the function, with `dataset$shuffle()`."
-      ),
-      call = call
-    )
-  }
-  if (data$kind == "table") {
-    abort_input(
-      c(
-        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
-        i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway."
       ),
       call = call
     )

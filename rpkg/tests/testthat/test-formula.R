@@ -53,6 +53,23 @@ test_that("what a formula computes is that of base R, with a column for each lev
   })
 })
 
+test_that("a fit computes of later rows what the training has computed", {
+  skip_if_no_pybackend()
+  train <- function(...) {
+    suppressMessages(barrier_train("local", dense_model(), ..., workers = 1, seed = 1, verbose = 0))
+  }
+  fit <- train(iris, Species ~ log(Sepal.Length) + poly(Petal.Length, 2) + Petal.Width)
+  x <- cbind(log(iris$Sepal.Length), poly(iris$Petal.Length, 2), iris$Petal.Width)
+  by_hand <- train(list(x, iris$Species))
+  expect_identical(fit_weights(fit), fit_weights(by_hand))
+  expect_equal(predict(fit, iris[3:4, ]), predict(by_hand, x[3:4, ]), tolerance = 1e-6)
+  expect_equal(
+    barrier_evaluate("local", fit, iris[1:60, ], workers = 1),
+    barrier_evaluate("local", by_hand, list(x[1:60, ], iris$Species[1:60]), workers = 1),
+    tolerance = 1e-5
+  )
+})
+
 test_that("formulas that cannot be applied are errors", {
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   expect_snapshot(error = TRUE, {

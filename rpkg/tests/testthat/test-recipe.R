@@ -36,6 +36,28 @@ test_that("a recipe is prepared by the training data and applied to later ones",
   expect_equal(mean(x[1:50, 1]), 0)
 })
 
+test_that("a fit keeps its recipe, also in a file", {
+  skip_if_no_recipes()
+  skip_if_no_pybackend()
+  train <- function(...) {
+    suppressMessages(barrier_train("local", dense_model(), ..., workers = 1, seed = 1, verbose = 0))
+  }
+  fit <- train(placed, flower_recipe(placed))
+  x <- cbind(scale(iris$Sepal.Length), scale(iris$Petal.Width), placed$place == "a")
+  x <- cbind(x, 1 - x[, 3])
+  by_hand <- train(list(x, iris$Species))
+  expect_equal(fit_weights(fit), fit_weights(by_hand), tolerance = 1e-6)
+
+  path <- withr::local_tempfile()
+  saveRDS(fit, path)
+  expect_equal(predict(readRDS(path), placed[1:5, -5]), predict(fit, placed[1:5, ]))
+  expect_equal(
+    barrier_evaluate("local", fit, placed, workers = 1),
+    barrier_evaluate("local", fit, list(x, iris$Species), workers = 1),
+    tolerance = 1e-5
+  )
+})
+
 test_that("recipes that cannot be applied are errors", {
   skip_if_no_recipes()
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
