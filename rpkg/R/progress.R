@@ -54,9 +54,11 @@ start_bar <- function(event) {
     epoch = sprintf("epoch %d/%d", event$epoch, event$epochs),
     figures = ""
   )
+  # The bar itself is as wide as half of a narrow console.
+  done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
   bar$id <- cli::cli_progress_bar(
     total = event$steps,
-    format = "{epoch} {cli::pb_bar} step {cli::pb_current}/{cli::pb_total}  {figures}",
+    format = paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}"),
     clear = TRUE,
     auto_terminate = FALSE,
     .auto_close = FALSE,
