@@ -3,6 +3,7 @@ the <- new.env(parent = emptyenv())
 the$pybackend <- NULL
 the$applications <- list()
 the$observer_error <- NULL
+the$warnings <- list()
 
 .onLoad <- function(libname, pkgname) {
   # If Python is already running, import() would not wait, and a missing module would make
