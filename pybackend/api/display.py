@@ -88,6 +88,8 @@ class Told(Lines):
 
     def step(self, event: StepEnded) -> None:
         """See `Display`."""
+        if not self.shows_steps:  # they are there for observers
+            return
         loss = event.logs.get("loss")
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
         figures = {name: getattr(event, name) for name in names}

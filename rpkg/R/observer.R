@@ -6,7 +6,8 @@
 #'
 #' What returns `TRUE` stops the training, on all workers after the same step: right after the
 #' epoch, or at the next exchange of gradients within it. Any other value is of no meaning. An error
-#' in a function ends the training with that error.
+#' in a function ends the training with that error; its messages are printed at once, whatever
+#' handlers there are, and its warnings are raised after the training.
 #'
 #' @details
 #' Of sessions that join ([join_workers()]), the functions of the first one are called. With
@@ -91,7 +92,7 @@ as_python_observing <- function(f) {
   }
   function(number, logs) {
     # On its way through Python an error would lose its class.
-    withCallingHandlers(isTRUE(f(number, logs)), error = function(error) {
+    withCallingHandlers(isTRUE(keep_conditions(f(number, logs))), error = function(error) {
       the$observer_error <- error
     })
   }

@@ -17,7 +17,7 @@ new_progress <- function() {
     bar$figures <- paste(c(describe_loss(event), speed(event)), collapse = "  ")
     cli::cli_progress_update(set = event$step, id = bar$id, force = TRUE, .envir = bar)
   }
-  function(kind, event = list()) {
+  show <- function(kind, event) {
     switch(
       kind,
       is_live = return(is_live_console()),
@@ -32,11 +32,42 @@ new_progress <- function() {
     )
     invisible()
   }
+  function(kind, event = list()) keep_conditions(show(kind, event))
+}
+
+# For code that Python calls: were a message or a warning to reach a handler of whoever has called
+# Python, such as that of tryCatch(), R would jump over Python's frames, and Python would crash
+# later. So messages are printed here, and warnings wait until Python has returned.
+keep_conditions <- function(code) {
+  withCallingHandlers(
+    code,
+    message = function(message) {
+      cat(conditionMessage(message), file = message_connection())
+      rlang::cnd_muffle(message)
+    },
+    warning = function(warning) {
+      the$warnings <- c(the$warnings, list(warning))
+      rlang::cnd_muffle(warning)
+    }
+  )
+}
+
+# A document has what is printed to standard output.
+message_connection <- function() {
+  if (is_knitting()) stdout() else cli::cli_output_connection()
+}
+
+is_knitting <- function() isTRUE(getOption("knitr.in.progress"))
+
+signal_kept_warnings <- function() {
+  kept <- the$warnings
+  the$warnings <- list()
+  lapply(kept, warning)
 }
 
 # Whether what the console shows can be changed; not in a document or a script.
 is_live_console <- function() {
-  rlang::is_interactive() && cli::is_dynamic_tty() && !isTRUE(getOption("knitr.in.progress"))
+  rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting()
 }
 
 # Above a bar, if there is one: cli keeps that at the bottom.
@@ -44,7 +75,7 @@ show_line <- function(text) {
   if (is_live_console()) {
     cli::cli_verbatim(text)
   } else {
-    rlang::inform(text, class = "tfdist_message_progress")
+    cat(text, "\n", sep = "")
   }
 }
 
@@ -54,9 +85,11 @@ start_bar <- function(event) {
     epoch = sprintf("epoch %d/%d", event$epoch, event$epochs),
     figures = ""
   )
+  # The bar itself is as wide as half of a narrow console.
+  done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
   bar$id <- cli::cli_progress_bar(
     total = event$steps,
-    format = "{epoch} {cli::pb_bar} step {cli::pb_current}/{cli::pb_total}  {figures}",
+    format = paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}"),
     clear = TRUE,
     auto_terminate = FALSE,
     .auto_close = FALSE,

@@ -165,7 +165,13 @@ is_older <- function(version, than) {
 call_python <- function(fn, ..., call = caller_env()) {
   bridge <- pybackend(call)$bridge
   progress <- new_progress()
-  on.exit(progress("end"), add = TRUE)
+  on.exit(
+    {
+      progress("end")
+      signal_kept_warnings()
+    },
+    add = TRUE
+  )
   the$observer_error <- NULL
   answer <- withCallingHandlers(
     bridge$capture_shown(progress, fn, ...),

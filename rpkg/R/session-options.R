@@ -14,8 +14,7 @@
 #'
 #' Progress is a bar in an interactive console that can change its last line, where
 #' `cli::is_dynamic_tty()` is `TRUE`; cli's own options, such as `cli.progress_bar_style`, say what
-#' it looks like. Elsewhere, in documents and scripts, each epoch is a message of class
-#' `tfdist_message_progress`.
+#' it looks like. Elsewhere, in documents and scripts, there is a line for each epoch.
 #'
 #' @name tfdist_options
 #' @examples

@@ -131,7 +131,7 @@
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
 #' @param verbose 0: silent; 1: progress; 2: also what the workers print. Progress is a bar with the
 #'   loss, rows per second and the time that is left, in an interactive console, and elsewhere a
-#'   message for each epoch: see [tfdist_options].
+#'   line for each epoch: see [tfdist_options].
 #' @param timeout Seconds that workers wait for each other to start, and after which a worker counts
 #'   as lost that was stopped or whose machine does not answer. A slow one is waited for (six hours
 #'   at most), and named once a minute.

@@ -5,6 +5,7 @@ the$pybackend <- NULL
 the$applications <- list()
 the$boards <- list()
 the$observer_error <- NULL
+the$warnings <- list()
 
 .onLoad <- function(libname, pkgname) {
   # If Python is already running, import() would not wait, and a missing module would make

@@ -129,6 +129,14 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     assert [kind for kind, _ in told] == ["is_live", "begin", "step", "line", "epoch", "end"]
     assert told[2:5] == [("step", 5), ("line", "note: careful"), ("epoch", epoch_line(EPOCH))]
     assert capsys.readouterr() == ("", "")
+    # Of a session that cannot show them, steps are for observers alone.
+    told.clear()
+    with (
+        told_to(lambda kind, fields: told.append(kind)),
+        following(LocalLauncher(), job, Observers()) as (_, on_event),
+    ):
+        on_event(STEP)
+    assert told == ["is_live", "begin", "end"]
 
 
 def test_a_bar_shows_step_loss_speed_and_time_left_below_the_lines() -> None:
