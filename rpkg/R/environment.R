@@ -140,7 +140,8 @@ name_package <- function(line) {
   if (startsWith(trimws(line), "Installing")) {
     return(": unpacking")
   }
-  sprintf(": %s", basename(sub("[[].*", "", sub(pattern, "\\2", line))))
+  file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
+  sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
 }
 
 abort_logged <- function(problem, log, call, lines = 8L) {

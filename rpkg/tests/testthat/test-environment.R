@@ -53,6 +53,7 @@ test_that("an interrupt ends the program", {
 
 test_that("progress names the package that pip is at", {
   expect_identical(name_package("Collecting numpy>=1.26 (from tfdist)"), ": numpy")
+  expect_identical(name_package("  Downloading numpy-2.4.6-cp311-many.whl (9 MB)"), ": numpy-2.4.6")
   expect_identical(name_package("Processing /lib/tfdist/python"), ": python")
   expect_identical(name_package("Installing collected packages: a, b"), ": unpacking")
   expect_null(name_package("Requirement already satisfied: a"))
