@@ -71,8 +71,12 @@ def remote_assets(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator
 
 
 def r_exports() -> list[str]:
-    """Functions that the R package exports."""
-    return re.findall(r"^export\((\w+)\)", (ROOT / "rpkg/NAMESPACE").read_text(), re.M)
+    """Functions that the R package exports, but those that only other packages call."""
+    topics = [path.read_text() for path in (ROOT / "rpkg/man").glob("*.Rd")]
+    internal = [topic for topic in topics if "\\keyword{internal}" in topic]
+    hidden = {name for topic in internal for name in re.findall(r"\\alias\{(\S+)\}", topic)}
+    names = re.findall(r"^export\((\w+)\)", (ROOT / "rpkg/NAMESPACE").read_text(), re.M)
+    return [name for name in names if name not in hidden]
 
 
 def missing_from_reference(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
