@@ -22,7 +22,7 @@ PLACES = {
     "README.md": "guides/overview.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
-    "examples/particles/README.md": "guides/particles.md",
+    "examples/README.md": "guides/examples.md",
     "docs/coming-from.md": "coming-from/index.md",
     "docs/architecture.md": "project/architecture.md",
     "docs/migrating": "coming-from/index.md",
@@ -35,6 +35,7 @@ GUIDES = {
     "scaling": "Scaling",
     "strategies": "Strategies",
     "security": "Security",
+    "examples": "Examples",
     "particles": "Example: particles",
 }
 _NAMED_BY_PATH = re.compile(r"\[(docs/\S+\.md)\](?=\(\1\))")
@@ -46,6 +47,8 @@ def place_of(path: str) -> str | None:
     if path in PLACES:
         return PLACES[path]
     folder, _, name = path.rpartition("/")
+    if name == "README.md" and folder.startswith("examples/"):
+        return f"guides/{folder.removeprefix('examples/')}.md"
     return {"docs": f"guides/{name}", "docs/migrating": f"coming-from/{name}"}.get(folder)
 
 
@@ -68,8 +71,8 @@ def move_links(text: str, path: str, page: str) -> str:
     return _LINK.sub(move, _NAMED_BY_PATH.sub(name, text))
 
 
-def _contents(entries: list[str]) -> str:
-    return "\n".join(["", "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+def _contents(entries: list[str], *options: str) -> str:
+    return "\n".join(["", "", "```{toctree}", *options, "", *entries, "```", ""])
 
 
 def copy_files(source: Path) -> None:
@@ -84,18 +87,18 @@ def copy_files(source: Path) -> None:
 
 def write_documents(source: Path) -> None:
     """The Markdown files of the repository."""
-    files = [path for path in PLACES if path.endswith(".md")]
-    files += [str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")]
-    files += [str(path.relative_to(ROOT)) for path in ROOT.glob("docs/migrating/*.md")]
-    for path in dict.fromkeys(files):
+    patterns = ("*.md", "docs/*.md", "docs/migrating/*.md", "examples/**/README.md")
+    files = [str(path.relative_to(ROOT)) for one in patterns for path in sorted(ROOT.glob(one))]
+    for path in files:
         page = place_of(path)
-        assert page is not None
+        if page is None:
+            continue
         text = move_links((ROOT / path).read_text(), path, page)
         if path == "README.md":  # whose title is the site's
             text = text.replace("# tfdist", "# Overview", 1)
         if page == "coming-from/index.md":
             names = sorted(path.stem for path in ROOT.glob("docs/migrating/*.md"))
-            text += _contents(names)
+            text += _contents(names, ":hidden:")
         (source / page).parent.mkdir(parents=True, exist_ok=True)
         (source / page).write_text(text)
 
@@ -116,13 +119,13 @@ def write_start(source: Path) -> None:
     (source / "index.md").write_text(text)
     (source / "chart.svg").write_text(chart.draw(steps))
     (source / "runs.svg").write_text((HERE / "runs.svg").read_text())
-    others = sorted({path.stem for path in (source / "guides").glob("*.md")} - GUIDES.keys())
-    for name, entries in {
-        "guides": [*(f"{title} <{page}>" for page, title in GUIDES.items()), *others],
-        "project": ["changelog", "architecture", "contributing"],
-    }.items():
-        start = (HERE / f"{name}.md").read_text()
-        (source / name / "index.md").write_text(start + _contents(entries))
+    there = sorted(path.stem for path in (source / "guides").glob("*.md"))
+    guides = [f"{title} <{page}>" for page, title in GUIDES.items() if page in there]
+    guides += [page for page in there if page not in GUIDES]
+    (source / "guides/index.md").write_text("# Guides" + _contents(guides))
+    parts = ["changelog", "architecture", "contributing"]
+    project = (HERE / "project.md").read_text() + _contents(parts, ":hidden:")
+    (source / "project/index.md").write_text(project)
 
 
 def main(work: Path) -> None:
