@@ -59,8 +59,8 @@ $(RUN_STAMP): $(PY_SETUP)
 	@touch $@
 
 $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
-	scripts/apt-install.sh java machines
-	scripts/py-setup.sh $(TF) spark r plots kubernetes dev
+	scripts/apt-install.sh java machines browser
+	scripts/py-setup.sh $(TF) spark r plots kubernetes docs dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
 	# Neither: botocore asks for a python-dateutil below 3, and kubernetes for one from 3 on.
@@ -118,7 +118,7 @@ py-lint: $(DEV_STAMP)
 	$(PY) -m mypy
 
 r-lint: $(R_STAMP)
-	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples
 	$(R_ENV) Rscript scripts/r-lint.R
 	$(R_ENV) scripts/r-documented.sh
 
@@ -152,8 +152,13 @@ fuzz: $(DEV_STAMP) ## 100,000 damaged or hostile inputs to each reader
 	TFDIST_FUZZ_INPUTS=$${TFDIST_FUZZ_INPUTS:-100000} $(PY) -m pytest -q --timeout 0 \
 	  -o faulthandler_timeout=0 tests/python/test_fuzz.py
 
-docs: $(TARBALL) ## run the vignettes; pages in build/docs
-	scripts/docs.sh $(TARBALL) build/docs
+docs: $(TARBALL) ## run the vignettes, build the site in build/docs, and check it
+	$(R_ENV) scripts/docs.sh $(TARBALL) build/docs
+
+.PHONY: cheatsheet
+cheatsheet: ## docs/cheatsheet as one page, build/docs/cheatsheet.pdf
+	scripts/apt-install.sh browser
+	scripts/cheatsheet.sh build/docs
 
 $(BENCH_STAMP): $(DEV_STAMP)
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor \
@@ -184,7 +189,7 @@ exactness: $(DEV_STAMP) ## run the cases of docs/exactness.md, and write it
 format: $(DEV_STAMP) ## reformat both halves
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
-	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts
+	.venv/bin/air format rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples
 
 r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/man and rpkg/NAMESPACE
 	cd rpkg && $(R_ENV) Rscript -e 'roxygen2::roxygenise()'

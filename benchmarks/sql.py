@@ -2,12 +2,16 @@
 
 The images lie in a table, as arrays of float32 (SQLite: JSON text), in each database; the answers
 are fetched. PostgreSQL's servers run on sockets of their own, one of Debian's packages and one with
-pgvector, both without compiling queries (``jit = off``).
+pgvector, both without compiling queries (``jit = off``). R's orbital writes a small network of R's
+nnet as SQL, if it is installed: with one of 784-100-10 it ran out of 24 GB of memory. m2cgen knows
+neither neural networks nor SQL.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +32,8 @@ from databases import ARRAYS, open_duckdb, open_postgres
 Table = dict[str, dict[str, float]]
 # The slower ones classify the first of the images.
 IMAGES = {"DuckDB": 10_000, "PostgreSQL": 10_000, "pgvector": 10_000, "Spark": 1_000, "SQLite": 200}
+# Inputs, hidden units and classes of the network that orbital can write.
+SMALL = (20, 8, 3)
 _QUERY = "SELECT * FROM digits ORDER BY id"
 
 
@@ -69,6 +75,7 @@ def measure(rounds: int) -> dict[str, Table]:
             convolutional, test[..., None], ["DuckDB"], rounds
         ),
         "784-100-10 as SQL": _write(dense),
+        f"{'-'.join(map(str, SMALL))} as SQL": {**_write(_small()), **_write_by_orbital()},
     }
 
 
@@ -92,7 +99,7 @@ def _compare(model: Any, images: Any, kinds: list[str], rounds: int) -> Table:
     each = {kind: 1000 * taken / counts[kind] for kind, taken in seconds.items()}
     table = {}
     for kind, milliseconds in each.items():
-        got = np.array(found.get(kind, expected), np.float64)[:, -10:]
+        got = _read_numbers(found[kind]) if kind in found else expected
         wanted = expected[: len(got)]
         table[kind] = {
             "images": float(len(got)),
@@ -102,6 +109,12 @@ def _compare(model: Any, images: Any, kinds: list[str], rounds: int) -> Table:
             "difference_1e-6": float(np.abs(got - wanted).max()) * 1e6,
         }
     return table
+
+
+def _read_numbers(rows: Any) -> Any:
+    """The predictions of rows of an id and ten columns, or an id and one array."""
+    last = [row[-1] if isinstance(row[-1], list) else row[-10:] for row in rows]
+    return np.array(last, np.float64)
 
 
 @contextmanager
@@ -154,7 +167,8 @@ def _spark(model: Any, rows: Any) -> Iterator[Callable[[], Any]]:
 
 
 def _deployed(con: Any, model: Any, ask: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-    deploy_model(con, model, "digits", table="images", key="id", features="image", type="prob")
+    kind = "raw" if model.loss.from_logits else "prob"
+    deploy_model(con, model, "digits", table="images", key="id", features="image", type=kind)
     yield ask
 
 
@@ -165,6 +179,31 @@ _OPENED: dict[str, Callable[[Any, Any], Any]] = {
     "SQLite": _sqlite,
     "Spark": _spark,
 }
+
+
+def _small() -> Any:
+    import keras
+
+    inputs, hidden, classes = SMALL
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            layers.Dense(hidden, activation="sigmoid"),
+            layers.Dense(classes, activation="softmax"),
+        ]
+    )
+
+
+def _write_by_orbital() -> Table:
+    """The same by orbital, of a network of the same sizes; nothing if it is not installed."""
+    script = Path(__file__).with_name("sql_orbital.R")
+    asked = ["Rscript", "-e", "stopifnot(requireNamespace('orbital', quietly = TRUE))"]
+    if subprocess.run(asked, capture_output=True).returncode:
+        return {}
+    command = ["Rscript", str(script), *map(str, SMALL)]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {"orbital": {"seconds": found["seconds"], "query_kb": found["bytes"] / 1000}}
 
 
 def _write(model: Any) -> Table:

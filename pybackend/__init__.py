@@ -35,10 +35,13 @@ _HOME = {
     "RFunction": "r.function",
     "WorkerContext": "job.context",
     "TFDistributor": "distributor",
+    "Observer": "api.observer",
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
     "StepTimes": "job.report",
     "Gang": "job.report",
+    "Restart": "job.report",
+    "report": "reporting.call",
     "ScalingResult": "scaling.result",
     "load_checkpoint": "api.checkpoints",
     "load_model": "model.serialization",
@@ -66,6 +69,7 @@ _HOME = {
     "undeploy_model": "sql.deploy",
     "read_tfrecords": "api.records",
     "slurm": "launchers.slurm.launcher",
+    "view_tensorboard": "tensorboard",
     "write_tfrecords": "api.records",
 }
 __all__ = [
@@ -78,12 +82,14 @@ __all__ = [
     "Gang",
     "InputError",
     "LocalSteps",
+    "Observer",
     "PeerLostError",
     "Plan",
     "PlannedWorker",
     "RError",
     "RFunction",
     "Resources",
+    "Restart",
     "ScaleLearningRate",
     "ScalingResult",
     "SerializationError",
@@ -118,18 +124,21 @@ __all__ = [
     "read_tf_config",
     "read_tfrecords",
     "replay_batches",
+    "report",
     "save_model",
     "sha256_of",
     "slurm",
     "to_sql",
     "train_mnist",
     "undeploy_model",
+    "view_tensorboard",
     "write_tfrecords",
 ]
 
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint
     from pybackend.api.mnist import mnist, train_mnist
+    from pybackend.api.observer import Observer
     from pybackend.api.plan import Plan, PlannedWorker, plan
     from pybackend.api.predict import predict_spark
     from pybackend.api.records import read_tfrecords, write_tfrecords
@@ -154,7 +163,7 @@ if TYPE_CHECKING:
     from pybackend.job.context import WorkerContext
     from pybackend.job.learning_rate import ScaleLearningRate
     from pybackend.job.options import DataOptions, Exchange, LocalSteps
-    from pybackend.job.report import Gang, StepTimes, WorkerReport
+    from pybackend.job.report import Gang, Restart, StepTimes, WorkerReport
     from pybackend.job.resources import Resources
     from pybackend.launchers.hosts.launcher import hosts
     from pybackend.launchers.joined.joining import join
@@ -170,10 +179,12 @@ if TYPE_CHECKING:
         sha256_of,
     )
     from pybackend.r.function import RFunction
+    from pybackend.reporting.call import report
     from pybackend.scaling.call import bench_scale
     from pybackend.scaling.result import ScalingResult
     from pybackend.sql.compile import to_sql
     from pybackend.sql.deploy import deploy_model, undeploy_model
+    from pybackend.tensorboard import view_tensorboard
     from pybackend.tf_config import ClusterSpec, make_tf_config, read_tf_config
 
 

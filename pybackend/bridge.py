@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pybackend
+from pybackend.api.display import Tell
+from pybackend.api.display_choice import told_to
 from pybackend.api.saving import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.errors import PeerLostError, TfdistError, WorkerFailedError
+from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import model_from_bytes, save_model
+from pybackend.reporting.call import report, write_report
 from pybackend.sql.augment import augment
 from pybackend.sql.dbi import connect_dbi
 
@@ -27,14 +30,21 @@ __all__ = [
     "attach_spark",
     "augment",
     "capture",
+    "capture_shown",
+    "check_inputs",
     "connect_dbi",
     "copy_model",
     "describe_sql",
     "doctor",
+    "list_columns",
     "match_levels",
     "pick_columns",
+    "predict_columns",
     "probe",
     "read_model",
+    "read_model_text",
+    "report_failure",
+    "report_record",
 ]
 
 
@@ -48,6 +58,12 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
         return {"ok": True, "value": fn(*args, **kwargs)}
     except TfdistError as error:
         return {"ok": False, "error": _describe(error)}
+
+
+def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`capture`, of a call whose progress a function of R shows: see `Told`."""
+    with told_to(tell):
+        return capture(fn, *args, **kwargs)
 
 
 def answer(request: str) -> str:
@@ -71,16 +87,71 @@ def read_model(uri: str, **options: Any) -> Any:
     return model_from_bytes(read_model_file(uri), **options)
 
 
+def read_model_text(uri: str) -> str:
+    """The model that a training wrote to ``model_uri``, as base64 text."""
+    return base64.b64encode(read_model_file(uri)).decode("ascii")
+
+
 def copy_model(uri: str, path: str) -> None:
     """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
-    save_model(base64.b64encode(read_model_file(uri)).decode("ascii"), path)
+    save_model(read_model_text(uri), path)
 
 
-def match_levels(model: Any, levels: list[str]) -> list[str] | None:
-    """Return the levels of the training's label if the model distinguishes as many classes."""
-    from pybackend.model.outputs import count_classes, list_outputs
+def match_levels(model: Any, levels: list[str], with_logit: bool = False) -> list[str] | None:
+    """Return the levels of the training's label if the model distinguishes as many classes.
 
-    return levels if len(levels) == count_classes(model, list_outputs(model)) else None
+    ``with_logit``: a single logit tells two classes, too.
+    """
+    from pybackend.model.outputs import count_classes, has_logits, list_outputs
+
+    outputs = list_outputs(model)
+    classes = count_classes(model, outputs)
+    if with_logit and has_logits(model, outputs):
+        classes = max(2, classes)
+    return levels if len(levels) == classes else None
+
+
+def predict_columns(
+    model: Any, rows: Any, kind: str | None, levels: list[str] | None, batch_size: int
+) -> dict[str, Any]:
+    """Predict here: the columns that `predict_spark` would add, with the class as its code.
+
+    Returns
+    -------
+    dict
+        ``names`` and ``columns`` of equal length; ``levels`` of the class if the first column is
+        that, else None.
+    """
+    from keras import tree
+
+    from pybackend.api.prediction_columns import check_levels, predictions_of
+
+    predictions = predictions_of(model, kind, None, check_levels(levels))
+    outputs = tree.flatten(model.predict(rows, batch_size=batch_size, verbose=0))
+    found = None
+    if predictions.has_class:
+        codes = range(max(2, predictions.outputs[0].shape[0] or 0))
+        found = [str(name) for name in predictions.levels or codes]
+    return {
+        "names": [field.name for field in predictions.fields],
+        "columns": predictions.columns(outputs),
+        "levels": found,
+    }
+
+
+def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
+    """Reject features that are more or fewer numbers per row than the model's input takes."""
+    from pybackend.model.inputs import check_feature_names
+
+    check_feature_names(model, names if isinstance(names, dict) else {"": names})
+
+
+def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:
+    """The names of the columns of Parquet or TFRecord files."""
+    from pybackend.data.sources import open_row_files
+
+    names: list[str] = open_row_files(path, tfrecord_spec, "data").schema.names
+    return names
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
@@ -105,6 +176,19 @@ def describe_sql(made: Any) -> dict[str, Any]:
         "place": [row[1] for row in rows],
         "numbers": [row[2] for row in rows],
     }
+
+
+def report_record(record: str, model: Any, path: str, title: str | None) -> str:
+    """Write the report of a fit: ``record`` is `TrainResult.record`, or a part of it."""
+    return str(write_report(json.loads(record), model, path, title))
+
+
+def report_failure(*, path: str, title: str | None, message: str, **fields: Any) -> str:
+    """Write the report of an error that `capture` has described."""
+    log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
+    # The message begins with the reason; the rest of it is in the other fields.
+    failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
+    return str(report(WorkerFailedError([failure]), path, title=title))
 
 
 def _describe(error: TfdistError) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: ``tfdist mnist``, ``doctor``, ``run``, ``bench-scale`` and others."""
+"""The command line: ``tfdist mnist``, ``doctor``, ``run``, ``tensorboard`` and others."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_run_options(run)
     run.set_defaults(command=_run)
+
+    board = commands.add_parser(
+        "tensorboard",
+        help="open TensorBoard on this machine, until Ctrl-C (in R: view_tensorboard())",
+    )
+    board.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="as trainings say it (default: logs)"
+    )
+    board.set_defaults(command=_tensorboard)
 
     scale = commands.add_parser(
         "bench-scale",
@@ -216,6 +225,18 @@ def _run(options: argparse.Namespace) -> int:
         print(describe_batch(options))
         return 0
     return run_script(read_run_plan(options), options.dry_run)
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    from pybackend.tensorboard import view_tensorboard
+
+    with view_tensorboard(options.folder) as view:
+        print(f"TensorBoard of {view.folder} at {view.url} (Ctrl-C ends it)", flush=True)
+        try:
+            view.wait()
+        except KeyboardInterrupt:
+            return 0
+    return 1
 
 
 def _bench_scale(options: argparse.Namespace) -> int:

@@ -36,10 +36,12 @@ from pybackend.errors import (
     RError,
     SerializationError,
 )
+from pybackend.job.answers import Answers
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import (
     Announced,
+    Answer,
     Emit,
     Event,
     Failed,
@@ -58,9 +60,9 @@ if TYPE_CHECKING:
     from pybackend.engine.train import Training
 
 _OPEN_SERVERS = (
-    "TensorFlow's own servers (transport='tf', strategy='parameter_server') listen on all "
-    "interfaces of the workers' hosts, and serve whoever connects, without a token: use them on "
-    "networks that you trust"
+    "TensorFlow's own servers (of the transport 'tf' and the strategy 'parameter_server') listen "
+    "on all interfaces of the workers' hosts, and serve whoever connects, without a token: use "
+    "them on networks that you trust"
 )
 REPORT = "report.json"
 JOB = "job.json"
@@ -76,7 +78,8 @@ def main(arguments: list[str]) -> int:
     orders: queue.Queue[Order] = queue.Queue()
     asked = threading.Event()
     wake_when_orphaned()
-    lifeline = (_own_stdin(), folder, orders, asked)
+    answers = Answers()
+    lifeline = (_own_stdin(), folder, orders, asked, answers)
     threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
     def emit(event: Event) -> None:
@@ -89,7 +92,8 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        worker = Worker(job, rank, host, folder, server, orders, asked, emit, at_end, conclude)
+        told = (orders, asked, answers)
+        worker = Worker(job, rank, host, folder, server, *told, emit, at_end, conclude)
         report = work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
@@ -140,6 +144,7 @@ class Worker:
     server: socket.socket
     orders: queue.Queue[Order]
     asked: threading.Event  # whether another worker waits to join
+    answers: Answers  # of those who observe the training
     emit: Emit
     at_end: contextlib.ExitStack  # right before the report is written, if nothing has failed
     conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
@@ -200,7 +205,13 @@ def _train(worker: Worker) -> WorkerReport:
             start_runtime(order.reserved, worker.rank, worker.job.timeout)
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
         trained = train(
-            worker.job, collective, counts, worker.folder, worker.emit, stream=sources.stream
+            worker.job,
+            collective,
+            counts,
+            worker.folder,
+            worker.emit,
+            stream=sources.stream,
+            answers=worker.answers,
         )
     if trained.discard is not None:
         worker.at_end.callback(trained.discard)
@@ -217,7 +228,7 @@ def _train_elastically(worker: Worker) -> WorkerReport:
 
     member, host, server = worker.rank, worker.host, worker.server
     orders, asked = worker.orders.get, worker.asked.is_set
-    membership = Membership(member, host, server, orders, asked, join)
+    membership = Membership(member, host, server, orders, asked, join, worker.answers)
     trained = train_in_gangs(worker.job, membership, worker.folder, worker.emit)
     return _report_training(worker, trained)
 
@@ -228,7 +239,9 @@ def _train_asynchronously(worker: Worker, order: Order) -> WorkerReport:
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
     if rank == 0:
         worker.emit(Note(_OPEN_SERVERS))
-    trained = train_asynchronously(job, rank, worker.folder, worker.server, order, worker.emit, end)
+    trained = train_asynchronously(
+        job, rank, worker.folder, worker.server, order, worker.emit, end, worker.answers
+    )
     return _report_training(worker, trained)
 
 
@@ -304,13 +317,19 @@ def wake_when_orphaned() -> None:
 
 
 def _lifeline(
-    pipe: IO[bytes], folder: Path, orders: queue.Queue[Order], asked: threading.Event
+    pipe: IO[bytes],
+    folder: Path,
+    orders: queue.Queue[Order],
+    asked: threading.Event,
+    answers: Answers,
 ) -> None:
     """Pass on the launcher's orders; when the pipe closes, clean up and end the process group."""
     for line in pipe:
         message = decode(line, *get_args(FromLauncher))
         if isinstance(message, Regroup):
             asked.set()
+        elif isinstance(message, Answer):
+            answers.take(message)
         else:
             asked.clear()
             orders.put(message)

@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
 # usage: scripts/docs.sh TARBALL FOLDER
-# Takes the vignettes that R CMD build rendered out of the tarball. Each source must have its page.
+# Builds the site into FOLDER and checks it. The vignettes are those that R CMD build rendered:
+# each source must have its page in the tarball.
 set -euo pipefail
 tarball=$1 folder=$2
-rm -rf "$folder"
-mkdir -p "$folder"
-tar -xzf "$tarball" -C "$folder" --strip-components=3 --wildcards 'tfdist/inst/doc/*.html'
+work=build/site
+rm -rf "$folder" "$work"
+mkdir -p "$work/vignettes"
+tar -xzf "$tarball" -C "$work/vignettes" --strip-components=3 --wildcards 'tfdist/inst/doc/*.html'
 for source in vignettes/*.Rmd; do
-  page=$folder/$(basename "$source" .Rmd).html
+  page=$work/vignettes/$(basename "$source" .Rmd).html
   [[ -s $page ]] || { echo "$source was not rendered" >&2; exit 1; }
-  echo "$page"
 done
+Rscript scripts/r-site.R "$work" >"$work/r-site.log" 2>&1 || { cat "$work/r-site.log" >&2; exit 1; }
+grep 'Without a group' "$work/r-site.log" || true
+python docs/site/assemble.py "$work"
+python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d "$work/doctrees" \
+  "$work/source" "$folder"
+python scripts/check_site.py "$folder"

@@ -50,12 +50,16 @@ class Lane:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a lane ended; ``problem`` is empty if all is well. It may be late."""
+    """How a lane ended; ``problem`` is empty if all is well. It may be late.
+
+    ``unstable`` are the tests that failed beside other lanes, and passed when run again alone.
+    """
 
     lane: Lane
     seconds: float
     problem: str
     is_late: bool = False
+    unstable: tuple[str, ...] = ()
 
 
 def run_lane(lane: Lane, factor: float, folder: Path) -> Ended:

@@ -39,6 +39,8 @@ def conclude(lanes: Sequence[Ended], seconds: float) -> int:
     print(f"\n{'lane':<18}{'passed':>8}{'failed':>8}{'skipped':>8}")
     for ended in lanes:
         counts = count_tests(ended.lane)
+        counts["failed"] -= len(ended.unstable)
+        counts["passed"] += len(ended.unstable)
         total.update(counts)
         # Lint, say, has no tests: its failure counts as one.
         total["failed"] += bool(ended.problem) and not counts["failed"]
@@ -48,6 +50,8 @@ def conclude(lanes: Sequence[Ended], seconds: float) -> int:
     for ended in failed:
         print(f"\nFAILED {ended.lane.name}: {ended.problem}; its last lines, of {ended.lane.log}:")
         print("\n".join(_read_log(ended.lane).splitlines()[-30:]))
+    for name in (name for ended in lanes for name in ended.unstable):
+        print(f"\nUNSTABLE {name}: it failed beside other lanes, and passed when run again alone")
     may_skip = os.environ.get("TFDIST_TEST_REQUIRE") != "1"
     if total["skipped"] and not may_skip:
         print("\nFAILED: tests were skipped, and TFDIST_TEST_REQUIRE=1")
@@ -67,6 +71,13 @@ def count_tests(lane: Lane) -> Counter[str]:
         return Counter(outcome for _, outcome, _ in _read_report(lane.report))
     found = _R_TOTAL.findall(_read_log(lane))
     return Counter(dict(zip(OUTCOMES, map(int, found[-1]), strict=True)) if found else {})
+
+
+def list_failed(lane: Lane) -> list[str]:
+    """The tests that failed, of a lane that runs pytest."""
+    if not lane.report.exists():
+        return []
+    return [name for name, outcome, _ in _read_report(lane.report) if outcome == "failed"]
 
 
 def time_tests(lane: Lane) -> dict[str, float]:

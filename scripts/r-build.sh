@@ -16,7 +16,8 @@ mkdir -p "$folder/source"
 # A copy, so that no build product lands among the sources; links become files.
 cp -RL rpkg "$folder/source/tfdist"
 copy=$folder/source/tfdist
-rm -rf "$copy"/inst/python/*.whl "$copy"/tests/testthat/{_problems,testthat-problems.rds}
+# The wheel takes the place of the sources that it was built from.
+rm -rf "$copy/inst/python" "$copy"/tests/testthat/{_problems,testthat-problems.rds}
 mkdir -p "$copy/inst/python"
 cp "$wheel" "$copy/inst/python/"
 (cd "$folder" && R CMD build "$@" source/tfdist </dev/null)

@@ -1,7 +1,7 @@
 # Installs into .rlib what is missing of what rpkg/DESCRIPTION names and of what
 # `make test` uses: from TFDIST_CRAN where that is set, else from R's own
 # repositories.
-for_make <- c("lintr", "rcmdcheck", "roxygen2")
+for_make <- c("lintr", "pkgdown", "rcmdcheck", "roxygen2")
 # Tests need it, users may: DESCRIPTION names what the package itself calls.
 for_tests <- c("base64enc", "keras", "pysparklyr")
 

@@ -25,7 +25,7 @@ HELD_AS_COLUMNS = (FrameRows, Batches)
 _TRIED = 8
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
-_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec")
+_OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
 
 
 def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any]) -> None:
@@ -69,6 +69,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (
+        check_feature_names,
         check_features,
         check_input_names,
         check_output_names,
@@ -82,6 +83,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
         if isinstance(columns, dict):
+            if isinstance(data, TableRows):
+                check_feature_names(model, data.feature_names)
             ragged = [key for key, column in columns.items() if isinstance(column, Ragged)]
             try:
                 if not isinstance(data, TableRows):
@@ -95,10 +98,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             if rows is not None and name == "train":
                 some = arrays.nest(rows.take(np.arange(min(len(rows), job.batch_size, _TRIED))))
         elif isinstance(data, TableRows):
-            named = [
-                group.key.partition("/")[2] for group in data.column_groups if not group.is_target
-            ]
-            check_features(model, None if named == [""] else dict.fromkeys(named), None)
+            names = data.feature_names
+            check_features(model, None if list(names) == [""] else names, names)
     return some
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pybackend.api.datasets import read_data
 from pybackend.api.keras_defaults import read_keras_defaults
-from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
+from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.trained_columns import TrainedColumns, choose_columns
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
@@ -161,17 +161,7 @@ def _tabulate(
     import keras
     import pandas as pd
 
-    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
-
-    listed = list_outputs(model)
-    made = choose_predictions(
-        listed,
-        count_classes(model, listed),
-        kind,
-        levels,
-        check_levels(known.levels),
-        is_classifier(model, listed),
-    )
+    made = predictions_of(model, kind, levels, check_levels(known.levels))
     columns = made.arrow(keras.tree.flatten(outputs))
     named = {
         field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)

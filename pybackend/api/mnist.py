@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
 from pybackend.api.train import barrier_train
 from pybackend.data.mnist import Digits, Mnist, find_mnist
@@ -81,6 +82,7 @@ def train_mnist(
     checkpoint: Checkpoint | str | None = None,
     resume: bool = False,
     restarts: int = 0,
+    tensorboard: bool | str | None = None,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
@@ -88,7 +90,7 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts
+    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts, tensorboard
         As in `barrier_train`.
     path, limit
         As in `mnist`.
@@ -107,11 +109,12 @@ def train_mnist(
     make_job("train", arguments)
     check_whole_number("restarts", restarts, least=0)
     digits = mnist(path, limit=limit)
-    if verbose and digits.subset:
-        print(
+    if digits.subset:
+        say(
             f"MNIST is not on this machine and cannot be downloaded: using the "
             f"{len(digits.x_train)} training images that come with tfdist. "
-            "Set TFDIST_MNIST to an mnist.npz for all 60,000."
+            "Set TFDIST_MNIST to an mnist.npz for all 60,000.",
+            verbose,
         )
     result = barrier_train(
         launcher,
@@ -125,6 +128,7 @@ def train_mnist(
         checkpoint=checkpoint,
         resume=resume,
         restarts=restarts,
+        tensorboard=tensorboard,
         verbose=verbose,
         timeout=timeout,
     )
@@ -132,8 +136,7 @@ def train_mnist(
         _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
     )
     metrics = {f"test_{name}": float(value) for name, value in figures.items()}
-    if verbose:
-        print(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images")
+    say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
     return replace(result, metrics=metrics)
 
 

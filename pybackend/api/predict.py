@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.model import is_keras_model
-from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
+from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.api.signatures import explain_arguments
-from pybackend.data.columns import ColumnSpec
+from pybackend.data.columns import ColumnSpec, input_name
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import DataOptions
@@ -26,6 +26,7 @@ def predict_spark(
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
+    encode: str | Mapping[str, str] | None = None,
     type: str | None = None,
     levels: Sequence[Any] | None = None,
     batch_size: int = 256,
@@ -44,21 +45,21 @@ def predict_spark(
         A Keras model, which need not be compiled, or the `TrainResult` of `barrier_train`.
     df
         A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
-    features, tensors, categories
+    features, tensors, categories, encode
         As in `barrier_train` and `DataOptions`. None: those of the `TrainResult`, or else all
         columns are features. Rows of any length (``(dtype, (None,))``) are padded with zeros to the
         length of the model's input or, if that is open, to the longest of the rows that Spark
         sends together.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
-        - ``"prob"``: a column ``.pred_<class>`` of each class's number, as the model gives it:
-          a probability only if its last layer makes it one. A model of one number per row, whose
-          loss is one of Keras's binary ones (without ``from_logits``), gives that of class 1; class
-          0 has the rest to 1;
+        - ``"prob"``: a column ``.pred_<class>`` of each class's probability. Where the loss is one
+          of Keras's with ``from_logits``, it is the softmax or sigmoid of what the model gives. A
+          model of one number per row, whose loss is one of Keras's binary ones, gives that of class
+          1; class 0 has the rest to 1. Refused if nothing makes the numbers probabilities;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
           number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and numbers if the model gives such a probability, or if it gives several
-          numbers per row and has no loss, a categorical one, or a custom one; else ``"raw"``.
+        - None: class and probabilities, if the model gives such; the class alone, if numbers that
+          are no probabilities tell classes by ``levels`` or a categorical loss; else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
     batch_size
@@ -83,25 +84,17 @@ def predict_spark(
     check_type(type)
     names = check_levels(levels)
     check_model(model)
-    data_options = DataOptions(tensors=tensors, categories=categories)
+    data_options = DataOptions(tensors=tensors, categories=categories, encode=encode)
     arguments = {**locals(), "workers": 1}
     # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
     request = prepare("predict", arguments, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
-    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
 
-    columns, outputs = request.columns, list_outputs(request.model)
-    check_features(request.model, columns.features, _count_flat_columns(columns, df))
+    columns = request.columns
+    check_features(request.model, columns.features, _name_numbers(columns, df, request.job.floatx))
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
-    predictions = choose_predictions(
-        outputs,
-        count_classes(request.model, outputs),
-        type,
-        names,
-        known,
-        is_classifier(request.model, outputs),
-    )
+    predictions = predictions_of(request.model, type, names, known)
     from pybackend.launchers import add_predictions
 
     return add_predictions(df, columns, request.job, request.files, predictions)
@@ -134,11 +127,11 @@ def _check_frame(frame: Any) -> dict[str, Any]:
     )
 
 
-def _count_flat_columns(columns: ColumnSpec, frame: Any) -> int | None:
-    """How many numbers a row of the only input has, if each column gives one."""
-    types = {field.name: field.dataType.typeName() for field in read_schema(frame).fields}
-    if isinstance(columns.features, Mapping) or columns.tensors:
-        return None
-    names = list(types) if columns.features is None else columns.named_columns
-    flat = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
-    return len(names) if all(types.get(name) in flat for name in names) else None
+def _name_numbers(columns: ColumnSpec, frame: Any, floatx: str) -> dict[str, Any]:
+    """What the numbers of each input are called, if they are known."""
+    from pybackend.data.column_groups import group_columns
+    from pybackend.data.dataframe import describe_type
+
+    kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
+    groups, _ = group_columns(columns, kinds, floatx, "df")
+    return {input_name(group.key): group.names for group in groups}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pybackend.data.predictions import Output, Predictions
@@ -27,6 +28,43 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
     if len(set(names)) < len(names):
         raise InputError(f"`levels` must be different names, not {list(names)!r}")
     return names
+
+
+def predictions_of(
+    model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
+) -> Predictions:
+    """What a model's outputs become; ``known`` levels are used if they fit.
+
+    Raises
+    ------
+    InputError
+        The outputs are not what ``kind`` or ``levels`` say.
+    """
+    from pybackend.model.outputs import (
+        count_classes,
+        gives_probabilities,
+        has_class_loss,
+        has_logits,
+        is_classifier,
+        list_outputs,
+    )
+
+    outputs = list_outputs(model)
+    are_logits = has_logits(model, outputs)
+    classes = max(2 if are_logits else 0, count_classes(model, outputs))
+    are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
+    are_classes = are_logits or (
+        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
+    )
+    if kind == "prob" and classes and not are_certain:
+        raise InputError(
+            "type='prob' needs probabilities, and this model gives scores: neither is its last "
+            "layer a softmax (or a sigmoid, for one number), nor its loss one of Keras's with "
+            "from_logits=True. Use type='class' or type='raw'"
+        )
+    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
+    shows_numbers = chosen.has_numbers and are_certain
+    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
 
 
 def choose_predictions(

@@ -1,41 +1,126 @@
-"""Events of a job as lines in the user's console."""
+"""What the user's session shows of a job while it runs, and what it answers to the workers."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
-from pybackend.job.messages import Emit, EpochEnded, Event, Note, PrintedLine, Waits
+from pybackend.api.display import Display
+from pybackend.api.display_choice import choose_display, choose_lines
+from pybackend.api.event_log import log_event, log_start, logs_steps
+from pybackend.api.observer import Observers
+from pybackend.job.job import Job
+from pybackend.job.messages import (
+    Answer,
+    Emit,
+    EpochEnded,
+    Event,
+    Note,
+    PrintedLine,
+    StepEnded,
+    Waits,
+)
+from pybackend.launchers import Launcher
 
 # Workers that wait for the same one say so within seconds, and then not for a minute.
 _RECENT_SECONDS = 20.0
 
 
+@contextmanager
+def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tuple[Job, Emit]]:
+    """Show a job's progress, and let observers see it, while the context lasts.
+
+    Yields
+    ------
+    tuple
+        The job with what its workers are to report, and what takes their events.
+    """
+    display = choose_display(job)
+    job = replace(
+        job,
+        reports_steps=_is_seen_by_step(job, display, observers),
+        is_observed=bool(observers),
+    )
+    show = _Narrator(display)
+
+    def on_event(event: Event) -> Answer | None:
+        show(event)
+        return observers(event)
+
+    with display:
+        if job.kind == "train":
+            text = describe_start(launcher, job)
+            log_start(text)
+            display.begin(text, job)
+        yield job, on_event
+
+
 def printer(verbose: int) -> Emit:
-    """What prints the events of a job: 0 nothing, 1 epochs, 2 also the workers' own lines."""
+    """What shows single events of a job: 0 none, 1 epochs and notes, 2 also workers' own lines."""
+    return _Narrator(choose_lines(verbose))
 
-    waits = _Waits()
 
-    def show(event: Event) -> None:
-        # All ranks report the same epochs and notes.
-        if verbose >= 1 and event.rank == 0 and isinstance(event, EpochEnded):
-            print(epoch_line(event), flush=True)
-        elif verbose >= 1 and event.rank == 0 and isinstance(event, Note):
-            print(f"note: {event.text}", flush=True)
-        elif verbose >= 1 and isinstance(event, Waits):
-            if text := waits.describe(event):
-                print(f"note: {text}", flush=True)
-        elif verbose >= 2 and isinstance(event, PrintedLine):
-            print(f"[{event.rank}] {event.text}", flush=True)
+def say(text: str, verbose: int) -> None:
+    """Show a line, unless ``verbose`` is 0."""
+    choose_lines(verbose).line(text)
 
-    return show
+
+def describe_start(launcher: Launcher, job: Job) -> str:
+    """What is being started, e.g. ``Starting 3 workers: processes of this machine ...``."""
+    count = f"{job.workers} worker{'s'[: job.workers != 1]}"
+    where = getattr(launcher, "where", None)
+    return f"Starting {count}{f': {where}' if where else ''} ..."
 
 
 def epoch_line(event: EpochEnded) -> str:
     """One line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
-    figures = "  ".join(
-        f"{name} {value:.4f}" for name, value in event.logs.items() if isinstance(value, float)
-    )
-    return f"epoch {event.epoch}/{event.epochs}  {figures}  ({event.seconds:.1f} s)"
+    return f"epoch {event.epoch}/{event.epochs}  {_list_figures(event)}  ({event.seconds:.1f} s)"
+
+
+def step_line(event: StepEnded) -> str:
+    """One line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
+    return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_figures(event)}"
+
+
+def _list_figures(event: EpochEnded | StepEnded) -> str:
+    figures = event.logs.items()
+    return "  ".join(f"{name} {value:.4f}" for name, value in figures if isinstance(value, float))
+
+
+def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
+    is_seen = display.shows_steps or observers.see_steps or logs_steps()
+    # Asynchronous steps have no order that all workers share.
+    return job.kind == "train" and job.strategy is None and is_seen
+
+
+class _Narrator:
+    """Tells a display, and Python's logging, of events in words."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._waits = _Waits()
+
+    def __call__(self, event: Event) -> None:
+        # All ranks report the same epochs and notes.
+        is_first = event.rank == 0
+        if isinstance(event, PrintedLine):
+            log_event(event, event.text)
+            self._display.printed(f"[{event.rank}] {event.text}")
+        elif isinstance(event, Waits):
+            if text := self._waits.describe(event):
+                log_event(event, text)
+                self._display.line(f"note: {text}")
+        elif isinstance(event, Note) and is_first:
+            log_event(event, event.text)
+            self._display.line(f"note: {event.text}")
+        elif isinstance(event, StepEnded) and is_first:
+            log_event(event, step_line(event))
+            self._display.step(event)
+        elif isinstance(event, EpochEnded) and is_first:
+            log_event(event, epoch_line(event))
+            self._display.epoch(event, epoch_line(event))
 
 
 class _Waits:

@@ -16,13 +16,15 @@ from pybackend.api.model import (
     encode_model,
     find_source,
 )
-from pybackend.api.progress import printer
+from pybackend.api.observer import Observers, split_observers
+from pybackend.api.progress import following
 from pybackend.api.result import TrainResult
 from pybackend.api.trained_columns import choose_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
+from pybackend.job.messages import Emit, Event
 from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Launcher, Outcome
@@ -48,6 +50,8 @@ class Request:
         Those that the user has given, and those that the model is seen to consist of.
     snapshot
         Returns a copy of the model as it was sent, if it was sent by value.
+    observers
+        Who sees the training from this session, and may stop it.
     """
 
     job: Job
@@ -57,9 +61,10 @@ class Request:
     model: Any
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
+    observers: Observers
 
-    def run(self, launcher: Launcher) -> Outcome:
-        """Run the job to its end, and show its progress."""
+    def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
+        """Run the job to its end, and show its progress; all events go to ``listen`` as well."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -67,7 +72,13 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
-        return launcher.launch(self.job, files, sent, printer(self.job.verbose))
+        with following(launcher, self.job, self.observers) as (job, show):
+
+            def on_event(event: Event) -> object:
+                listen(event)
+                return show(event)
+
+            return launcher.launch(job, files, sent, on_event)
 
 
 def prepare(
@@ -108,14 +119,16 @@ def prepare(
     )
     columns = choose_columns(kind, arguments, options, result)
     check_custom_objects(arguments["custom_objects"])
-    callbacks = check_callbacks(arguments.get("callbacks"))
+    observers, callbacks = split_observers(arguments.get("callbacks"))
+    callbacks = check_callbacks(callbacks)
     datasets = read(columns, job)
     if isinstance(datasets.get("train"), Batches) and kind == "train":
         job = datasets["train"].adapt(job)
     if kind != "predict":
         check_columns_exist(arguments, datasets)
     with _encoding:
-        return _encode(job, arguments, columns, datasets, callbacks, as_file)
+        request = _encode(job, arguments, columns, datasets, callbacks, as_file)
+    return replace(request, observers=Observers(observers))
 
 
 def _encode(
@@ -139,7 +152,7 @@ def _encode(
         from pybackend.model.by_value import take_snapshot
 
         snapshot = take_snapshot(model)
-    return Request(job, files, datasets, columns, model, custom_objects, snapshot)
+    return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
 
 
 def _encode_sources(datasets: Mapping[str, Any]) -> dict[str, bytes]:

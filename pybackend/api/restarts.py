@@ -8,13 +8,16 @@ from dataclasses import replace
 from pybackend.api.progress import printer
 from pybackend.api.request import Request
 from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.job.messages import Note
+from pybackend.job.messages import Emit, Event, Note, Resumed
+from pybackend.job.report import Restart
 from pybackend.launchers import Launcher, Outcome
 
 _PAUSE_SECONDS = 5.0
 
 
-def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Outcome:
+def run_with_restarts(
+    request: Request, launcher: Launcher, restarts: int, listen: Emit = lambda event: None
+) -> Outcome:
     """Run a training; if a worker is lost, run it again from the newest checkpoint.
 
     Once it has run, what keeps it from starting may pass, too: a host that starts anew.
@@ -23,6 +26,13 @@ def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Ou
     ----------
     restarts
         How often at most.
+    listen
+        Receives all events of all runs.
+
+    Returns
+    -------
+    Outcome
+        Of the last run, with the restarts that there were.
 
     Raises
     ------
@@ -33,9 +43,20 @@ def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Ou
     """
     show, checkpoint = printer(request.job.verbose), request.job.checkpoint
     where = "the beginning" if checkpoint is None else "the newest checkpoint"
+    losses: list[Restart] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, Resumed) and losses:
+            losses[-1] = replace(losses[-1], checkpoint=event.place)
+        listen(event)
+
+    def run() -> Outcome:
+        outcome = request.run(launcher, note)
+        return replace(outcome, restarts=tuple(losses))
+
     for number in range(1, restarts + 1):
         try:
-            return request.run(launcher)
+            return run()
         except (WorkerFailedError, ClusterError) as error:
             is_loss = isinstance(error, WorkerFailedError) and error.is_loss(
                 is_kept=checkpoint is not None
@@ -43,8 +64,9 @@ def run_with_restarts(request: Request, launcher: Launcher, restarts: int) -> Ou
             if not is_loss and (isinstance(error, WorkerFailedError) or number == 1):
                 raise
             lost = str(error).partition("\n")[0]
+            losses.append(Restart(time.time(), lost))
             show(Note(f"{lost}; starting again from {where} (restart {number} of {restarts})"))
         if not is_loss:
             time.sleep(_PAUSE_SECONDS * (number - 1))
         request = replace(request, job=replace(request.job, resume=checkpoint is not None))
-    return request.run(launcher)
+    return run()

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.api.curves import check_smoothing, find_panels
+from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
-from pybackend.job.report import Gang, WorkerReport, count_by_epoch, find_straggler
+from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class TrainResult:
         Further figures, e.g. the test accuracy of `train_mnist`.
     model_uri
         Where the model file was written, if the call said so.
-    tensors, categories
-        As in `DataOptions`, of the feature columns.
+    tensors, categories, encode
+        As in `DataOptions`, of the feature columns: for each that was encoded, its values and how.
+    feature_names
+        What the numbers of each input are called, in their order, if each comes from a column:
+        a list, or a list by each input's name. One-hot columns have the names ``column_value``.
     levels
         The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
     features
@@ -55,6 +59,11 @@ class TrainResult:
     gangs
         With ``min_workers``, who trained from which epoch on: a `Gang`, and a further one each time
         when workers have left or joined.
+    restarts
+        A `Restart` for each time that the workers were started again.
+    tensorboard
+        Where the event files lie, if ``tensorboard`` was given: a folder of this machine (of that
+        of the first of several processes that `join`), or a URI.
     settings
         What the training was asked to do, as plain data: ``launcher`` (in words), ``workers``,
         ``min_workers``, ``max_workers``, ``epochs``, ``initial_epoch``, ``batch_size`` (rows per
@@ -82,7 +91,11 @@ class TrainResult:
     features: list[str] | dict[str, list[str]] | None = None
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
+    encode: dict[str, str] | None = field(default=None, repr=False)
+    feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
+    restarts: list[Restart] = field(default_factory=list, repr=False)
+    tensorboard: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
@@ -370,9 +383,23 @@ class TrainResult:
             "levels": None if self.levels is None else [_as_plain(one) for one in self.levels],
             "features": self.features,
             "settings": self.settings,
+            "categories": self.categories,
+            "encode": self.encode,
+            "feature_names": self.feature_names,
             "workers_by_epoch": self.workers_by_epoch,
             "gangs": [asdict(gang) for gang in self.gangs],
+            "restarts": [asdict(restart) for restart in self.restarts],
+            "tensorboard": self.tensorboard,
         }
+
+    @property
+    def record(self) -> str:
+        """JSON text of all figures, without the model's file, from which `report` is written.
+
+        As `to_dict`, with ``rows_per_second`` of each worker. What is no number in JSON is text:
+        ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        """
+        return encode_record(self.to_dict())
 
 
 def _figure(value: Any) -> str:

@@ -110,6 +110,7 @@ def settle_scale(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoint": None,
         "resume": False,
         "model_uri": None,
+        "tensorboard": None,
     }
     if order.steps is not None:
         settled |= {"initial_epoch": 0, "epochs": 1, "steps_per_epoch": order.steps}

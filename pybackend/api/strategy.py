@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pybackend.api.observer import Observers, split_observers
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
@@ -20,6 +21,7 @@ _SYNCHRONOUS = {
     "callbacks": "no step is the same on all workers: there is none to call them after",
     "scale_lr": "a step has the rows of one worker, however many there are",
     "class_weight": "pass sample weights",
+    "tensorboard": "it is written by a callback",
     "steps_per_epoch": "an epoch has as many steps as all rows make batches",
 }
 
@@ -40,8 +42,15 @@ def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[st
                 "`workers` says how many"
             )
         return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
+    observers, others = split_observers(arguments["callbacks"])
+    if Observers(observers).see_steps:
+        raise InputError(
+            f"`on_step_end` of an Observer does not go with strategy={strategy!r}: "
+            f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
+        )
+    given = {**arguments, "callbacks": others}
     for name, reason in _SYNCHRONOUS.items():
-        if arguments[name] not in (None, []):
+        if given[name] not in (None, False, []):
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
     kept = check_checkpoint(arguments["checkpoint"])
     if kept is not None and kept.every != "epoch":

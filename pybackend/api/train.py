@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.checkpoints import sees_some
+from pybackend.api.event_files import EventFiles
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
+from pybackend.api.progress import printer
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult
 from pybackend.api.saving import read_model_file
@@ -64,6 +66,7 @@ def barrier_train(
     restarts: int = 0,
     strategy: str | None = None,
     roles: Mapping[str, int] | None = None,
+    tensorboard: bool | str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,
@@ -137,7 +140,7 @@ def barrier_train(
         (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``), which run on rank
         0. Copies run on the workers: what they keep in attributes stays there. When one asks to
         stop, all workers stop after the same step. ``BackupAndRestore`` stands for ``checkpoint``
-        with its folder, and ``resume``.
+        with its folder, and ``resume``. An `Observer` among them is called in this session.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.
@@ -149,8 +152,9 @@ def barrier_train(
         worker keeps all rows. False: rows are used in the order in which they come.
     features
         Columns of a data frame or of files. A list: side by side, one input, of whole numbers if
-        all columns are. A mapping from the model's input names to columns: several inputs, of which
-        a text column gives strings. None: all columns that are not used otherwise.
+        all columns are; text among them is one-hot. A mapping from the model's input names to
+        columns: several inputs, of which a text column gives strings, unless ``encode`` of the
+        options says otherwise. None: all columns that are not used otherwise.
     label
         The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
         sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.
@@ -199,6 +203,13 @@ def barrier_train(
         With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
         "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,
         there is one parameter server, and ``workers`` is the number of those that take steps.
+    tensorboard
+        Where to write what TensorBoard shows: the figures of each epoch, those of rank 0's rows
+        every 50 steps, and the graph. A folder of this machine, on any cluster: rank 0 writes with
+        Keras's callback, and sends what it has written here, at each epoch's end and every 10
+        seconds. True: a new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes
+        there itself. See ``tfdist tensorboard`` and `TrainResult.tensorboard`; for a profile pass
+        a ``keras.callbacks.TensorBoard`` among the ``callbacks``.
     custom_objects
         Name to class or function, for custom layers, losses and metrics. Custom classes that a
         given model consists of, and functions that it has as losses, are found without it.
@@ -207,7 +218,10 @@ def barrier_train(
         Python code (a ``Lambda`` layer). Otherwise its weights come back, and the function builds
         the model here. A model that is passed itself needs no such leave.
     verbose
-        0 silent, 1 a line per epoch, 2 also whatever the workers print.
+        0 silent, 1 progress, 2 also whatever the workers print. Progress is a bar with loss, rows
+        per second and the time that is left, on a terminal and in a notebook that has ipywidgets,
+        and elsewhere a line per epoch. Python's logger ``tfdist`` has all of it, whatever
+        ``verbose`` says.
     timeout
         Seconds that workers wait for each other to start, and after which a worker counts as lost
         that was stopped or whose machine does not answer. A slow one is waited for (six hours at
@@ -232,10 +246,12 @@ def barrier_train(
     began = time.monotonic()
     prepared = prepare_training(arguments)
     request, kept = prepared.request, prepared.request.job.checkpoint
-    with pointing_to(kept, partial(sees_some, kept)):
-        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts)
+    files = EventFiles(request.job.tensorboard, printer(request.job.verbose))
+    with files, pointing_to(kept, partial(sees_some, kept)):
+        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
         result = _make_result(prepared, outcome, safe_mode, began)
     note_scale(request, result)
+    files.conclude()
     return result
 
 
@@ -276,6 +292,8 @@ def _make_result(
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         gangs=list(outcome.gangs),
+        restarts=list(outcome.restarts),
+        tensorboard=job.tensorboard,
         settings=describe_settings(job, prepared.launcher, prepared.restarts),
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,

@@ -20,6 +20,8 @@ class TrainedColumns(Protocol):
     @property
     def categories(self) -> Any: ...
     @property
+    def encode(self) -> Any: ...
+    @property
     def levels(self) -> Any: ...
 
 
@@ -34,6 +36,7 @@ def choose_columns(
         weight=arguments.get("weight"),
         tensors=options.tensors,
         categories=options.categories,
+        encode=options.encode,
         tfrecord_spec=options.tfrecord_spec,
         repartition=options.repartition,
         finds_levels=kind == "train",
@@ -49,9 +52,14 @@ def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
     categories = known.categories if columns.categories is None else columns.categories
     if known.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: known.levels, **(categories or {})}
+    encode = columns.encode
+    if encode is None:
+        named = replace(columns, features=columns.features or known.features).named_columns
+        encode = {column: how for column, how in (known.encode or {}).items() if column in named}
     return replace(
         columns,
         features=known.features if columns.features is None else columns.features,
         tensors=known.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
+        encode=encode or None,
     )

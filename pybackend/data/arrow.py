@@ -103,7 +103,11 @@ class TensorReader:
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Numbers of shape (rows, width)."""
         if name in group.categories:
-            return self._encode_categories(column, name, group.categories[name])
+            codes = self._encode_categories(column, name, group.categories[name])
+            if name not in group.one_hot:
+                return codes
+            is_value: Array = codes == np.arange(len(group.categories[name]))
+            return is_value.astype(np.int8)
         promised = None if group.shape is None else int(np.prod(group.shape))  # type: ignore[arg-type]
         if _is_bytes(column.type):
             return self._read_bytes(column, name, group.dtype if promised else "uint8", promised)

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, ColumnSpec, list_names
+from pybackend.data.columns import (
+    TEXT,
+    ColumnGroup,
+    ColumnKind,
+    ColumnSpec,
+    list_groups,
+    list_inputs,
+)
+from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
 
@@ -33,14 +41,12 @@ def group_columns(
     for argument in ("tensors", "categories"):
         for column in getattr(spec, argument) or {}:
             _check_known(column, kinds, name, f"`{argument}` names it")
-    targets = _list_groups("y", spec.label) if spec.label is not None else {}
+    targets = list_groups("y", spec.label) if spec.label is not None else {}
     used = [column for columns in targets.values() for column in columns]
     if spec.weight is not None:
         targets["sample_weight"] = [spec.weight]
         used.append(spec.weight)
-    inputs = _list_groups("x", spec.features)
-    if spec.features is None:
-        inputs = {"x": [column for column in kinds if column not in used]}
+    inputs = list_inputs(spec, kinds)
     for column in [column for columns in inputs.values() for column in columns]:
         _check_known(column, kinds, name)
         if column in used:
@@ -78,6 +84,10 @@ class _GroupBuilder:
         group = ColumnGroup(
             key, tuple(columns), places, None, categories=self._select_categories(columns)
         )
+        if not group.is_target:
+            one_hot = [c for c in group.categories if encoding_of(self._spec, c) == ONE_HOT]
+            group = replace(group, one_hot=tuple(one_hot))
+            group = replace(group, names=self._name_numbers(group))
         if len(columns) == 1:
             group = self._describe_single(group, columns[0])
         else:
@@ -101,6 +111,18 @@ class _GroupBuilder:
             if column in given and self._kinds[column].depth:
                 raise self._build_type_error(column, "one value per row, as `categories` names it")
         return {column: tuple(given[column]) for column in columns if column in given}
+
+    def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
+        names: list[str] = []
+        for column in group.columns:
+            kind = self._kinds[column]
+            if column in group.one_hot:
+                names += expand_names(column, group.categories[column])
+            elif column in group.categories or (kind.holds == "number" and not kind.depth):
+                names.append(column)
+            else:
+                return None
+        return tuple(names)
 
     def _reject_tensor_types(self, columns: Sequence[str]) -> None:
         promised = [column for column in columns if column in (self._spec.tensors or {})]
@@ -172,7 +194,7 @@ class _GroupBuilder:
                 "an array: this is an ML vector as Spark writes it to files, so write "
                 "pyspark.ml.functions.vector_to_array() of it"
             )
-        is_label = column in _list_groups("y", self._spec.label).get("y", [])
+        is_label = column in list_groups("y", self._spec.label).get("y", [])
         what = f"the label column {column!r}" if is_label else f"column {column!r}"
         return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
 
@@ -186,15 +208,6 @@ class _GroupBuilder:
         is_bytes = kinds[0].holds == "binary"
         dtype = "int64" if is_whole and not is_bytes else group.dtype
         return replace(group, dtype=dtype, is_flat=is_single and not is_bytes)
-
-
-def _list_groups(part: str, names: Any) -> dict[str, list[str]]:
-    """Columns by the key of their tensor."""
-    if names is None:
-        return {}
-    if isinstance(names, Mapping):
-        return {f"{part}/{name}": list_names(columns) for name, columns in names.items()}
-    return {part: list_names(names)}
 
 
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:

@@ -7,7 +7,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,8 @@ TEXT = "str"
 class ColumnSpec:
     """Which columns are used, and as what: arguments of `barrier_train` by the same names.
 
-    With ``finds_levels`` False the codes of a text label are known already: its values must be
-    among the ``categories``.
+    With ``finds_levels`` False the codes of text are known already: its values must be among the
+    ``categories``.
     """
 
     features: Any = None
@@ -31,6 +31,7 @@ class ColumnSpec:
     weight: str | None = None
     tensors: Mapping[str, Promise] | None = None
     categories: Mapping[str, Sequence[Any]] | None = None
+    encode: str | Mapping[str, str] | None = None
     tfrecord_spec: Mapping[str, str] | None = None
     repartition: bool = True
     finds_levels: bool = True
@@ -82,6 +83,10 @@ class ColumnGroup:
         Of a row, if `tensors` gives it; ``(None,)`` for rows of any length, padded.
     categories
         By column, the values that become their positions in this list.
+    one_hot
+        Those of them of which each value is a number of its own, 1 where a row has it, else 0.
+    names
+        Of the numbers of a row, in their order; None if a column holds bytes, text or arrays.
     is_flat
         One number per row gives shape ``()``, not ``(1,)``.
     """
@@ -92,6 +97,8 @@ class ColumnGroup:
     dtype: str | None
     shape: tuple[int | None, ...] | None = None
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    one_hot: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
     is_flat: bool = False
 
     @property
@@ -120,20 +127,56 @@ class TableRows:
         """What a `pybackend.api.result.TrainResult` says about the columns, by its names."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
-        groups = {group.key.partition("/")[2]: list(group.columns) for group in self._list_inputs()}
+        groups = {input_name(group.key): list(group.columns) for group in self._list_inputs()}
+        names = self.feature_names
         return {
             "levels": None if levels is None else list(levels),
             "features": groups.get("", groups),
             "tensors": self._select_inputs(self.spec.tensors),
             "categories": self._select_inputs(categories),
+            "encode": self._select_inputs(self.spec.encode),
+            "feature_names": names.get("", names) if any(names.values()) else None,
         }
 
-    def _select_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    @property
+    def feature_names(self) -> dict[str, list[str] | None]:
+        """What the numbers of each input are called, if each is one of a column."""
+        return {
+            input_name(group.key): None if group.names is None else list(group.names)
+            for group in self._list_inputs()
+        }
+
+    def _select_inputs(self, given: Any) -> dict[str, Any] | None:
         used = {column for group in self._list_inputs() for column in group.columns}
-        return {column: value for column, value in (given or {}).items() if column in used} or None
+        if not isinstance(given, Mapping):
+            return None
+        return {column: value for column, value in given.items() if column in used} or None
 
     def _list_inputs(self) -> list[ColumnGroup]:
         return [group for group in self.column_groups if not group.is_target]
+
+
+def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]]:
+    """The feature columns by the keys of their tensors, of a table with these columns."""
+    if spec.features is None:
+        targets = list_groups("y", spec.label)
+        used = {spec.weight, *(column for group in targets.values() for column in group)}
+        return {"x": [column for column in columns if column not in used]}
+    return list_groups("x", spec.features)
+
+
+def list_groups(part: str, names: Any) -> dict[str, list[str]]:
+    """The columns of a part of the data, by the keys of their tensors."""
+    if names is None:
+        return {}
+    if isinstance(names, Mapping):
+        return {f"{part}/{name}": list_names(columns) for name, columns in names.items()}
+    return {part: list_names(names)}
+
+
+def input_name(key: str) -> str:
+    """The input that a key of a tensor names; empty for an only one."""
+    return key.partition("/")[2]
 
 
 def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnKind, ColumnSpec, TableRows, reject_duplicate_columns
-from pybackend.errors import InputError
+from pybackend.data.encoding import MOST_CATEGORIES, find_categories
 
 _NUMBERS = {
     "boolean": "bool",
@@ -19,7 +19,6 @@ _NUMBERS = {
     "double": "float64",
     "decimal": "float64",
 }
-MOST_CATEGORIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class DataFrameRows(TableRows):
     def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
         """Check names and types against the schema.
 
-        A Spark job is run only for a label of text without `categories`: its values, sorted,
-        become 0, 1, 2, ...
+        A Spark job is run only for each column without `categories` whose values become codes, a
+        label of text or a feature: sorted, they are 0, 1, 2, ...
 
         Raises
         ------
@@ -53,7 +52,7 @@ class DataFrameRows(TableRows):
         )
         types = {field.name: field.dataType for field in frame.schema.fields}
         kinds = {column: describe_type(kind) for column, kind in types.items()}
-        spec = add_label_categories(spec, kinds, lambda label: _collect_distinct(frame, label))
+        spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
         column_groups, read = group_columns(spec, kinds, floatx, name)
         columns = [
             _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
@@ -77,37 +76,8 @@ def describe_type(kind: Any) -> ColumnKind:
     return ColumnKind(holds.get(type_name, "other"), None, depth, shown)
 
 
-def add_label_categories(spec: ColumnSpec, kinds: Any, distinct: Any) -> ColumnSpec:
-    """Add the categories of a text label, if the user has named none.
-
-    Parameters
-    ----------
-    distinct
-        Called with the label; returns its values.
-    """
-    label = spec.label
-    kind = kinds.get(label) if isinstance(label, str) else None
-    if kind is None or kind.holds != "text" or kind.depth or label in (spec.categories or {}):
-        return spec
-    if not spec.finds_levels:
-        raise InputError(
-            f"the label column {label!r} holds text, and its codes are those of the training: give "
-            f"their values in order, DataOptions(categories={{{label!r}: [...]}}), or pass the "
-            "training's result as the model"
-        )
-    values = sorted(value for value in distinct(label) if value is not None)
-    if len(values) > MOST_CATEGORIES:
-        raise InputError(
-            f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
-            "it is not a label"
-        )
-    if not values:  # no rows, which is reported later
-        return spec
-    return replace(spec, categories={**(spec.categories or {}), label: values})
-
-
-def _collect_distinct(frame: Any, label: str) -> list[Any]:
-    found = frame.select(_quote_column(frame, label)).distinct().limit(MOST_CATEGORIES + 1)
+def _collect_distinct(frame: Any, column: str) -> list[Any]:
+    found = frame.select(_quote_column(frame, column)).distinct().limit(MOST_CATEGORIES + 1)
     return [row[0] for row in found.collect()]
 
 

@@ -20,7 +20,7 @@ from pybackend.data.columns import (
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.data.dataframe import add_label_categories
+from pybackend.data.encoding import find_categories
 from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
 
@@ -43,7 +43,7 @@ class FrameRows(TableRows):
     def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> FrameRows:
         """Turn the columns that are used into tensors, by the rules for a Spark DataFrame.
 
-        A label of text without `categories` becomes 0, 1, 2, ... in the sorted order of its values.
+        Without `categories`, the sorted values of a column that is encoded are 0, 1, 2, ...
 
         Raises
         ------
@@ -57,11 +57,11 @@ class FrameRows(TableRows):
         table = _to_arrow(frame, spec, name)
         kinds = _kinds(frame, table)
 
-        def distinct(label: str) -> Iterable[Any]:
-            values: list[Any] = table[label].unique().to_pylist()
+        def distinct(column: str) -> Iterable[Any]:
+            values: list[Any] = table[column].unique().to_pylist()
             return values
 
-        spec = add_label_categories(spec, kinds, distinct)
+        spec = find_categories(spec, kinds, distinct)
         groups, _ = group_columns(spec, kinds, floatx, name)
         reader = TensorReader(groups)
         parts: list[Tensors] = []

@@ -65,6 +65,8 @@ class Predictions:
         second of two classes.
     levels
         Names of the classes; None: 0, 1, 2, ...
+    are_logits
+        Whether the numbers become probabilities by softmax or, one per row, by the sigmoid.
 
     With neither the class nor its numbers, each output is a column: ``.pred``, or
     ``.pred_<output>`` if there are several.
@@ -74,6 +76,7 @@ class Predictions:
     has_class: bool = False
     has_numbers: bool = False
     levels: tuple[str, ...] | None = None
+    are_logits: bool = False
 
     @property
     def fields(self) -> list[Field]:
@@ -109,20 +112,35 @@ class Predictions:
             ]
         import pyarrow as pa
 
-        numbers = outputs[0]
-        if numbers.shape[1] == 1:
-            numbers = np.concatenate([1 - numbers, numbers], axis=1)
-        found = [self._name_classes(numbers)] if self.has_class else []
+        columns = self.columns(outputs)
+        found = []
+        if self.has_class:
+            codes = pa.array(columns.pop(0))
+            named = self.levels is not None
+            found = [pa.array(self.levels, pa.string()).take(codes) if named else codes]
+        return found + [pa.array(column) for column in columns]
+
+    def columns(self, outputs: Sequence[Array]) -> list[Array]:
+        """The columns as arrays of a number per row, the class as its code; outputs as they are."""
+        if not (self.has_class or self.has_numbers):
+            return list(outputs)
+        numbers = self._tell_classes(outputs[0])
+        found = [numbers.argmax(axis=1).astype(np.int32)] if self.has_class else []
         if self.has_numbers:
-            columns = np.ascontiguousarray(numbers.T, self.outputs[0].held)
-            found += [pa.array(column) for column in columns]
+            found += list(np.ascontiguousarray(numbers.T, self.outputs[0].held))
         return found
 
-    def _name_classes(self, numbers: Array) -> Any:
-        import pyarrow as pa
-
-        codes = pa.array(numbers.argmax(axis=1).astype(np.int32))
-        return codes if self.levels is None else pa.array(self.levels, pa.string()).take(codes)
+    def _tell_classes(self, numbers: Array) -> Array:
+        """A number for each class: a probability, unless the model gives scores."""
+        numbers = numbers.astype(self.outputs[0].held)  # half precision would round the sums
+        if self.are_logits and numbers.shape[1] == 1:
+            numbers = np.concatenate([np.zeros_like(numbers), numbers], axis=1)
+        if self.are_logits:
+            powers = np.exp(numbers - numbers.max(axis=1, keepdims=True))
+            numbers = powers / powers.sum(axis=1, keepdims=True)
+        elif numbers.shape[1] == 1:
+            numbers = np.concatenate([1 - numbers, numbers], axis=1)
+        return numbers
 
 
 def _check_shape(output: Output, numbers: Array) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pybackend.data.arrow import TensorReader, describe_schema
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec, TableRows, list_columns, reject_duplicate_columns
-from pybackend.data.dataframe import MOST_CATEGORIES, add_label_categories
+from pybackend.data.encoding import MOST_CATEGORIES, find_categories
 from pybackend.data.files import find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
@@ -58,22 +58,22 @@ class FileRows(TableRows):
         InputError
             Names the file, or the column, and what is expected.
         """
-        files = _open_row_files(os.fspath(path), spec, name)
+        files = open_row_files(os.fspath(path), spec.tfrecord_spec, name)
         _reject_partition_folders(os.fspath(path), files, spec, name)
         reject_duplicate_columns(files.schema.names, name)
         kinds = describe_schema(files.schema)
 
-        def distinct(label: str) -> Iterable[Any]:
+        def distinct(column: str) -> Iterable[Any]:
             import pyarrow.compute as pc
 
             values: set[Any] = set()
-            for _, batch in files.pieces([(0, files.rows)], [label]):
+            for _, batch in files.pieces([(0, files.rows)], [column]):
                 values.update(pc.unique(batch.column(0)).to_pylist())
                 if len(values) > MOST_CATEGORIES + 1:
                     break
             return values
 
-        spec = add_label_categories(spec, kinds, distinct)
+        spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
         return cls(tuple(column_groups), spec, files)
 
@@ -140,7 +140,7 @@ def _reject_partition_folders(uri: str, files: RowFiles, spec: ColumnSpec, name:
         )
 
 
-def _open_row_files(uri: str, spec: ColumnSpec, name: str) -> RowFiles:
+def open_row_files(uri: str, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
     from pybackend.data.files import open_file
 
@@ -152,15 +152,15 @@ def _open_row_files(uri: str, spec: ColumnSpec, name: str) -> RowFiles:
         raise InputError(f"`{name}`: {first} cannot be read: {error}") from error
     if is_parquet:
         # The training data's holds for validation data, too, but these may be of another kind.
-        if spec.tfrecord_spec is not None and name == "data":
+        if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name)
     from pybackend.data.tfrecord.files import RecordFiles
 
     try:
-        records: RowFiles = RecordFiles.at(uri, spec.tfrecord_spec, name)
+        records: RowFiles = RecordFiles.at(uri, tfrecord_spec, name)
     except InputError as error:
-        if spec.tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
+        if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads "

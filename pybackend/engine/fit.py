@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.learning_rate import ScaledSteps
 from pybackend.engine.leaving import Leaving
+from pybackend.engine.observed import StepReports, StopWhenAsked
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import (
@@ -30,6 +32,7 @@ from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import TrainingState
 from pybackend.engine.trials import MetricsKind
+from pybackend.job.answers import Answers
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
@@ -51,6 +54,8 @@ def fit(
     notice: Notice | None = None,
     memory: Memory | None = None,
     start: Start | None = None,
+    board: Sequence[Any] = (),
+    answers: Answers | None = None,
 ) -> tuple[dict[str, list[Any]], int]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
@@ -68,6 +73,10 @@ def fit(
         What the worker of an elastic training remembers.
     start
         Where the training begins, if not where its checkpoint is.
+    board
+        Further callbacks, of which no state is kept.
+    answers
+        What observers of the training say to it.
 
     Returns
     -------
@@ -90,12 +99,16 @@ def fit(
     synchronizer = make_synchronizer(model, collective, feed, job, emit, clock, metrics)
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     own = select_callbacks(collective.rank, callbacks)
-    sync.evaluated_by = own
-    listed = [clock, sync, *own]
+    sync.evaluated_by = [*own, *board]
+    listed = [clock, sync, *own, *board]
     scaled = None
     if job.scale_lr is not None:
         scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
         listed.append(scaled)
+    if collective.rank == 0 and job.reports_steps:
+        listed.append(StepReports(job, feed, collective.world_size, emit))
+    if collective.rank == 0 and job.is_observed and answers is not None:
+        listed.append(StopWhenAsked(answers))
     leaving = None
     if checkpoints is not None:
         # Within an epoch, the place in a pipeline could not be found again.

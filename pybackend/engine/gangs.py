@@ -15,6 +15,7 @@ from pybackend.data.sharding import count_dealt
 from pybackend.engine.elastic import GangChangesError, Memory
 from pybackend.engine.train import Training, train
 from pybackend.errors import PeerLostError
+from pybackend.job.answers import Answers
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Order, Standby
 from pybackend.model.load import load_job_model
@@ -40,6 +41,8 @@ class Membership:
     join
         The connections to the other members, all of which are ready: called with the job as it is
         for this gang, the rank, the order, and a listening socket.
+    answers
+        What observers of the training say to this worker.
     """
 
     member: int
@@ -48,6 +51,7 @@ class Membership:
     wait: Callable[[], Order]
     is_asked: Callable[[], bool]
     join: Callable[[Job, int, Order, socket.socket], AbstractContextManager[Collective]]
+    answers: Answers
 
 
 def train_in_gangs(job: Job, membership: Membership, folder: Path, emit: Emit) -> Training:
@@ -73,7 +77,14 @@ def train_in_gangs(job: Job, membership: Membership, folder: Path, emit: Emit) -
         try:
             with membership.join(own, rank, order, server) as collective:
                 return train(
-                    own, collective, counts, folder, emit, memory=memory, epoch=order.epoch
+                    own,
+                    collective,
+                    counts,
+                    folder,
+                    emit,
+                    memory=memory,
+                    epoch=order.epoch,
+                    answers=membership.answers,
                 )
         except (PeerLostError, GangChangesError) as error:
             reason = str(error)

@@ -17,7 +17,7 @@ from pybackend.engine.checkpoint_writer import CheckpointWriter
 from pybackend.engine.checkpointing import Checkpoints, Start
 from pybackend.engine.save import SavingPlan
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit, Note
+from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.model.compare import hash_weights
 
 
@@ -93,6 +93,7 @@ def _find(store: CheckpointStore, job: Job, own: Manifest, emit: Emit) -> Kept |
         return None
     check_is_same(store.uri, kept.manifest, job, own.job)
     emit(Note(f"the training goes on from the checkpoint of {kept.manifest.place}"))
+    emit(Resumed(kept.manifest.place))
     return kept
 
 

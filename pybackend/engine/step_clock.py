@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 _WARM_UP = 3
 _KEPT = 512
 _STRETCHES = 10
+_QUANTILES = 21
 
 
 class StepClock(keras.callbacks.Callback):
@@ -115,6 +116,9 @@ class StepClock(keras.callbacks.Callback):
             costs=None if costs is None else list(costs),
             cores=os.cpu_count() or 0,
             machine=_identify_machine(),
+            quantiles=np.quantile(
+                np.repeat(whole / steps, steps.astype(int)), np.linspace(0, 1, _QUANTILES)
+            ).tolist(),
         )
 
     def _close(self, stop: int, now: float) -> None:

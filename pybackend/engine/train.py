@@ -15,6 +15,7 @@ import numpy as np
 from pybackend.collective import Collective, Mesh
 from pybackend.data.arrays import nest
 from pybackend.data.rows import DealtRows, Rows, SpooledRows, make_zero_row
+from pybackend.engine.board import make_board
 from pybackend.engine.elastic import Memory
 from pybackend.engine.feed import Feed
 from pybackend.engine.fit import fit
@@ -36,6 +37,7 @@ from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.trials import MetricsKind, check_loss, choose_rows, try_metrics
 from pybackend.errors import InputError
+from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
@@ -93,6 +95,7 @@ def train(
     stream: Any = None,
     memory: Memory | None = None,
     epoch: int | None = None,
+    answers: Answers | None = None,
 ) -> Training:
     """Train this worker's replica with the others.
 
@@ -111,6 +114,8 @@ def train(
         Of an elastic training, whose worker holds the rows of all; ``counts`` are this gang's.
     epoch
         Back to whose beginning that goes; None: it begins.
+    answers
+        What observers of the training say to it.
     """
     rank = collective.rank
     loaded = load_job_model(job, folder) if memory is None else memory.loaded
@@ -192,6 +197,8 @@ def train(
         notice,
         memory,
         first,
+        make_board(job, folder, emit) if rank == 0 else (),
+        answers,
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
     is_timed = not job.needs_tensorflow_server

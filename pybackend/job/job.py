@@ -25,6 +25,7 @@ from pybackend.job.options import Exchange, LocalSteps, check_exchange
 from pybackend.job.resources import Resources, check_resources
 from pybackend.job.roles import Roles, check_roles, ranks_of
 from pybackend.job.strategy import check_strategy
+from pybackend.job.tensorboard import check_tensorboard
 
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
@@ -105,6 +106,12 @@ class Job:
         As in `barrier_train`; roles with the number of workers, in the order of the ranks.
     min_workers, max_workers
         As in `barrier_train`; None: all workers are needed, and none joins.
+    tensorboard
+        An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
+    reports_steps
+        Whether rank 0 reports some of its steps: somebody wants to see them.
+    is_observed
+        Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
     """
 
     kind: Literal["train", "evaluate", "predict", "run"]
@@ -139,6 +146,9 @@ class Job:
     roles: Roles = ()
     min_workers: int | None = None
     max_workers: int | None = None
+    tensorboard: str | None = None
+    reports_steps: bool = False
+    is_observed: bool = False
 
     @property
     def is_elastic(self) -> bool:
@@ -349,6 +359,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "resources": check_resources,
     "roles": check_roles,
     "strategy": check_strategy,
+    "tensorboard": check_tensorboard,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
     "safe_mode": partial(check_flag, "safe_mode"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from pybackend.errors import Failure
@@ -15,7 +15,7 @@ class EpochEnded:
     """An epoch has ended, the ``epoch``-th of at most ``epochs``.
 
     ``logs`` are Keras's figures over all rows, ``seconds`` the wall time. The launcher sets
-    ``rank``, here and in all events.
+    ``rank``, here and in all events, and the ``host`` where there is one.
     """
 
     epoch: int
@@ -23,6 +23,32 @@ class EpochEnded:
     seconds: float
     logs: Mapping[str, Any]
     rank: int = 0
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    """A step has ended, the ``step``-th of ``steps`` in an epoch: some of all steps are reported.
+
+    Attributes
+    ----------
+    rows
+        Of all workers in this epoch so far; of a pipeline, as many as if all had this worker's.
+    seconds
+        Since the epoch began.
+    logs
+        Keras's figures over this worker's rows of the epoch so far.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    rows: int
+    seconds: float
+    logs: Mapping[str, Any]
+    rank: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,7 @@ class Note:
 
     text: str
     rank: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +71,7 @@ class Waits:
     seconds: float
     is_second: bool
     rank: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +80,7 @@ class PrintedLine:
 
     text: str
     rank: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +137,52 @@ class Standby:
     rank: int = 0
 
 
-Event = EpochEnded | Note | Waits | PrintedLine | Announced | Begun | Failed | Reported | Standby
+@dataclass(frozen=True)
+class Resumed:
+    """A training goes on from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
+
+    place: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class EventBytes:
+    """What has been added to one of TensorBoard's files.
+
+    Attributes
+    ----------
+    name
+        Of the file, relative to TensorBoard's folder, with slashes.
+    start
+        The byte with which ``data`` begins.
+    data
+        As base64 text.
+    is_last
+        Whether all files are complete with it.
+    """
+
+    name: str
+    start: int
+    data: str = field(repr=False)
+    is_last: bool = False
+    rank: int = 0
+
+
+Event = (
+    EpochEnded
+    | StepEnded
+    | Note
+    | Waits
+    | PrintedLine
+    | Announced
+    | Begun
+    | Failed
+    | Reported
+    | Standby
+    | Resumed
+    | EventBytes
+)
+# What it returns is an `Answer` for the worker whose event it was, or of no meaning.
 Emit = Callable[[Event], object]
 
 
@@ -148,7 +222,20 @@ class Regroup:
     """A worker waits to join: all are to stand by at the end of the epoch."""
 
 
-FromLauncher = Order | Regroup
+@dataclass(frozen=True)
+class GoOn:
+    """Whoever observes the training has heard of an epoch's end, and has nothing against more."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """Whoever observes the training wants it to stop, on all ranks after the same step."""
+
+
+Answer = GoOn | StopTraining
+FromLauncher = Order | Regroup | GoOn | StopTraining
 
 
 @dataclass(frozen=True)
@@ -218,6 +305,19 @@ class End:
 
 FromHub = Shared | NotShared | End
 FromSpoke = Share | Returned
+
+
+def answer_of(on_event: Emit, event: Event) -> Answer | None:
+    """Pass an event on; the answer to it, if there is one."""
+    answer = on_event(event)
+    return answer if isinstance(answer, Answer) else None
+
+
+def sent_by(event: Event, rank: int, host: str) -> Event:
+    """The event with its worker's rank, and host if it has a field for it."""
+    if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine):
+        return replace(event, rank=rank, host=host)
+    return replace(event, rank=rank)
 
 
 def read_event(text: str | bytes) -> Event:

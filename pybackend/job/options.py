@@ -22,6 +22,7 @@ Promise = tuple[str, tuple[int | None, ...]]
 _COMPRESSIONS = [None, "fp16", "bf16"]
 _RECORD_TYPES = ("int64", "float32", "bytes", "string")
 _LIST = "[]"
+ENCODINGS = ("one_hot", "integer")
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,13 @@ class DataOptions:
     tfrecord_spec
         Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
         None: as the files' manifest says, or their first records show.
+    encode
+        How feature columns of text, and those with ``categories``, become numbers: ``"one_hot"``, a
+        number for each value, 1 where a row has it, else 0; or ``"integer"``, the value's code, for
+        an ``Embedding`` layer. Or column to one of these, also for columns of whole numbers.
+        None: text beside other columns of an input is one-hot, text that is an input by itself
+        remains text, and columns with ``categories`` become codes. Without ``categories`` the
+        values are those of the training data, sorted (`TrainResult.categories`).
     repartition
         False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
         worker one stretch of the rows of files: faster to read, but if rows are sorted, workers
@@ -150,6 +158,7 @@ class DataOptions:
     tensors: Mapping[str, Promise] | None = None
     categories: Mapping[str, Sequence[Any]] | None = None
     tfrecord_spec: Mapping[str, str] | None = None
+    encode: str | Mapping[str, str] | None = None
     repartition: bool = True
     in_memory: bool = False
 
@@ -158,6 +167,7 @@ class DataOptions:
         categories = _check_mapping("categories", self.categories)
         for column, values in categories.items():
             _check_categories(column, values)
+        _check_encode(self.encode)
         if self.tfrecord_spec is not None:
             check_tfrecord_spec(self.tfrecord_spec)
         check_flag("repartition", self.repartition)
@@ -233,6 +243,18 @@ def _check_categories(column: str, values: Any) -> None:
         different = 0
     if not len(values) or different < len(values):
         raise InputError(f"`categories` of {column!r} must be different values, at least one")
+
+
+def _check_encode(value: Any) -> None:
+    given = value.values() if isinstance(value, Mapping) else [value] * (value is not None)
+    for encoding in given:
+        if not isinstance(encoding, str) or encoding not in ENCODINGS:
+            raise InputError(
+                "`encode` must be 'one_hot', 'integer', or map columns to one of these, not "
+                f"{value!r}"
+            )
+    if isinstance(value, Mapping):
+        _check_mapping("encode", value)
 
 
 def _check_promise(column: str, promise: Any) -> Promise:

@@ -54,6 +54,9 @@ class StepTimes:
         Of the worker's machine.
     machine
         Identifies it, for containers and network namespaces alike; empty if that is not known.
+    quantiles
+        Of what a step took, in seconds: 21 of them, from the shortest step over each twentieth of
+        all steps to the longest. Several steps per execution count as equally long.
     """
 
     steps: int
@@ -67,6 +70,7 @@ class StepTimes:
     costs: list[float] | None = None
     cores: int = 0
     machine: str = ""
+    quantiles: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,25 @@ class Gang:
     workers: list[int]
     joined: list[int] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Workers that were started again in the middle of a training.
+
+    Attributes
+    ----------
+    time
+        When the loss was noticed, in seconds since 1970.
+    lost
+        What was lost: the first line of the error.
+    checkpoint
+        From where the training went on, e.g. ``"epoch 2, step 5"``; None: from its beginning.
+    """
+
+    time: float
+    lost: str
+    checkpoint: str | None = None
 
 
 def count_by_epoch(gangs: Sequence[Gang], last: int) -> list[int]:

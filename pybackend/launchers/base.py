@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.job.report import Gang, WorkerReport
+from pybackend.job.report import Gang, Restart, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class Outcome:
 
     ``job`` is the one that the workers have done, if it is not the one that they were given: the
     first of several processes decides on the seed, and on where the model is written. ``gangs`` are
-    those of an elastic training, one after the other.
+    those of an elastic training, one after the other; ``restarts`` are those that a call has made.
     """
 
     reports: list[WorkerReport]
     model: tuple[str, bytes] | None = None
     job: Job | None = None
     gangs: tuple[Gang, ...] = ()
+    restarts: tuple[Restart, ...] = ()
 
 
 @dataclass(frozen=True)

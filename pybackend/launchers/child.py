@@ -25,7 +25,15 @@ from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure
 from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
-from pybackend.job.messages import Emit, Failed, FromLauncher, PrintedLine, Reported, read_event
+from pybackend.job.messages import (
+    Emit,
+    Failed,
+    FromLauncher,
+    PrintedLine,
+    Reported,
+    read_event,
+    sent_by,
+)
 from pybackend.job.notice import RESTARTS, TOLD
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
@@ -81,6 +89,8 @@ class Child:
         Called again and again: why the worker is not waited for any more, or None.
     notice
         Called again and again: whether this process was told to end, and so the worker is.
+    orders
+        Called again and again: what else the worker is to be sent, or None.
     """
 
     def __init__(
@@ -94,9 +104,11 @@ class Child:
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
         notice: Callable[[], bool] = lambda: False,
+        orders: Callable[[], FromLauncher | None] = lambda: None,
     ) -> None:
         self._give_up = give_up
         self._notice = notice
+        self._orders = orders
         self._was_told = False
         self.job = job
         self.rank = rank
@@ -213,6 +225,8 @@ class Child:
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
+            while order := self._orders():
+                self.go(order)
             if not self._was_told and self._notice():
                 self._was_told = True
                 self._process.send_signal(signal.SIGTERM)
@@ -297,7 +311,7 @@ class Child:
             self._last_words = event.failure
             self._has_reported.set()
         else:
-            self._emit(replace(event, rank=self.rank))
+            self._emit(sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
@@ -305,7 +319,7 @@ class Child:
             return
         self._log.append(text)
         if self.job.verbose > 1:
-            self._emit(PrintedLine(text, self.rank))
+            self._emit(PrintedLine(text, self.rank, self.host))
 
     def _end_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone

@@ -21,6 +21,8 @@ from pybackend.job.messages import (
     Order,
     Regroup,
     Standby,
+    StepEnded,
+    answer_of,
 )
 from pybackend.job.notice import RESTARTS
 from pybackend.job.report import Gang, WorkerReport
@@ -342,16 +344,17 @@ class _Training:
 
     def _pass_on(self, event: Event) -> None:
         """What all ranks say alike is heard from rank 0, whoever that is, and once."""
-        if not isinstance(event, (EpochEnded, Note)):
+        if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
         elif self._members[event.rank] is not self._gang[0]:
             pass
         elif isinstance(event, Note):
             self._note(event.text)
         else:
-            if self._members[-1] in self._gang:
+            if isinstance(event, EpochEnded) and self._members[-1] in self._gang:
                 self._lost_in_a_row = 0
-            self._on_event(replace(event, rank=0))
+            if answer := answer_of(self._on_event, replace(event, rank=0)):
+                self._gang[0].worker.go(answer)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

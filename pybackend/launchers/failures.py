@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from pybackend.errors import Failure, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
-from pybackend.job.messages import Begun, Emit, Event, Failed, Note
+from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
 
 # After the first failure: time for the others to say that they lost a peer.
@@ -49,7 +49,7 @@ def describe_loss(failure: Failure) -> Note:
 
 
 class Failures:
-    """The failures of a job, one per rank; all other events go to ``on_event``."""
+    """The failures of a job, one per rank; other events go to ``on_event``, which may answer."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event
@@ -62,14 +62,15 @@ class Failures:
     def __bool__(self) -> bool:
         return self._any.is_set()
 
-    def __call__(self, event: Event) -> None:
-        """Keep a failure, or pass the event on."""
+    def __call__(self, event: Event) -> Answer | None:
+        """Keep a failure, or pass the event on; the answer is for the worker whose event it was."""
         if isinstance(event, Failed):
             self.add([event.failure])
         elif isinstance(event, Begun):
             self._has_begun = True
         else:
-            self._on_event(event)
+            return answer_of(self._on_event, event)
+        return None
 
     def find_fatal(self, job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
         """As `find_fatal`; before an asynchronous training has begun, whatever has failed."""

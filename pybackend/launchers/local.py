@@ -135,8 +135,8 @@ def _watch(
             continue
         if isinstance(event, WorkerReport):
             reports[event.rank] = event
-        else:
-            failures(event)
+        elif answer := failures(event):
+            children[event.rank].go(answer)
     stopped = "ended by the launcher because another worker had failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
     failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))

@@ -19,7 +19,7 @@ from pybackend.data.spool import settle_layout
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
-from pybackend.job.messages import Arrival, Emit, Order
+from pybackend.job.messages import Arrival, Emit, FromLauncher, Order
 from pybackend.job.notice import Notice
 from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_versions
 from pybackend.job.report import WorkerReport
@@ -106,6 +106,7 @@ class Member:
         server: socket.socket | None = None,
         give_up: Callable[[], str | None] = lambda: None,
         notice: Notice | None = None,
+        orders: Callable[[], FromLauncher | None] = lambda: None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
         """Run one worker, to its report.
 
@@ -115,7 +116,7 @@ class Member:
             This member's rows, in whatever form ``source`` reads.
         emit
             Receives the worker's events.
-        rscript, server, give_up, notice
+        rscript, server, give_up, notice, orders
             As in `Child`.
 
         Returns
@@ -125,7 +126,7 @@ class Member:
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = _variables(group, self.job.resources)
-        options = (rscript, server, give_up, notice or Notice())
+        options = (rscript, server, give_up, notice or Notice(), orders)
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
             report = self._run(child, group, batches, notice)

@@ -128,6 +128,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
             features=self._chosen_features(),
             tensors=self.trained.tensors,
             categories=self.trained.categories,
+            encode=self.trained.encode,
             type="raw",
             batch_size=self.getPredictBatchSize(),
             custom_objects=self._custom_objects,
@@ -180,4 +181,5 @@ def _describe(model: Any) -> Trained:
     if not isinstance(model, TrainResult):
         return Trained()
     levels = None if model.levels is None else [str(level) for level in model.levels]
-    return Trained(model.history, levels, model.features, model.tensors, model.categories)
+    columns = (model.features, model.tensors, model.categories, model.encode)
+    return Trained(model.history, levels, *columns)

@@ -16,3 +16,4 @@ class Trained:
     features: Any = None
     tensors: Mapping[str, Any] | None = None
     categories: Mapping[str, Any] | None = None
+    encode: Mapping[str, str] | None = None

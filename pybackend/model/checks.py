@@ -45,9 +45,7 @@ def check_model(model: Any, job: Job) -> None:
 
 def _check_compiled(model: Any) -> None:
     if not model.compiled or model.optimizer is None:
-        raise InputError(
-            "the model is not compiled: call model.compile(optimizer, loss, ...) first"
-        )
+        raise InputError("the model is not compiled: call `compile()` first")
     if keras.config.backend() != "tensorflow":
         raise InputError(
             f"Keras runs on {keras.config.backend()!r}; set KERAS_BACKEND=tensorflow before "

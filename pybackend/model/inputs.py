@@ -11,16 +11,18 @@ import numpy as np
 from pybackend.data.rows import Reshaped, Rows
 from pybackend.errors import InputError
 
+_LISTED = 20
 
-def check_features(model: Any, features: Any, columns: int | None) -> None:
+
+def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     """Reject features that cannot fit the model's inputs.
 
     Parameters
     ----------
     features
         As users give them: a mapping if there are several inputs.
-    columns
-        How many numbers a row of the only input has, if that is known.
+    names
+        Of the numbers of a row, by input (empty for an only one); None if they are not known.
 
     Raises
     ------
@@ -31,20 +33,38 @@ def check_features(model: Any, features: Any, columns: int | None) -> None:
     is_mapping = isinstance(features, Mapping)
     if len(tensors) > 1:
         inputs = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
-        names = sorted(inputs)
-        if not is_mapping or sorted(features) != names:
-            example = ", ".join(f"{name!r}: [...]" for name in names)
+        wanted = sorted(inputs)
+        if not is_mapping or sorted(features) != wanted:
+            example = ", ".join(f"{name!r}: [...]" for name in wanted)
             raise InputError(
-                f"the model has the inputs {', '.join(names)}: say which columns each is fed "
+                f"the model has the inputs {', '.join(wanted)}: say which columns each is fed "
                 f"with, as features={{{example}}}"
             )
-    elif len(tensors) == 1 and columns is not None:
-        shape = tuple(tensors[0].shape[1:])
-        if None not in shape and int(np.prod(shape)) != columns:
+    check_feature_names(model, names)
+
+
+def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
+    """Reject more or fewer numbers per row than an input takes; ``names`` as `check_features`."""
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    shapes = {tensor.name: tuple(tensor.shape[1:]) for tensor in tensors}
+    structure = getattr(model, "input", None) if len(tensors) > 1 else None
+    if isinstance(structure, Mapping):
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in structure.items()}
+    for key, found in names.items():
+        shape = shapes.get(key) or (next(iter(shapes.values())) if len(shapes) == 1 else None)
+        if found is None or shape is None or None in shape:
+            continue
+        if (expected := int(np.prod(shape))) != len(found):
+            what = f"input {key!r}" if len(shapes) > 1 else "input"
             raise InputError(
-                f"the model's input has the shape {shape}, but `features` are {columns} columns "
-                "of one number each: name those of the training in `features`"
+                f"the model's {what} takes {expected} numbers per row (shape {shape}), but the "
+                f"features are {len(found)}: {_list_some(found)}"
             )
+
+
+def _list_some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def check_input_names(model: Any, columns: Collection[str]) -> None:

@@ -88,6 +88,45 @@ def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
     return kind in _name_of(loss) and _takes_logits(loss)
 
 
+def has_class_loss(model: Any) -> bool:
+    """Whether the loss is one of Keras's categorical ones."""
+    loss = _first_loss(model)
+    return _is_keras_loss(loss) and "categorical" in _name_of(loss)
+
+
+def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
+    """Whether the model's numbers for its classes are probabilities as they are.
+
+    Its last layer says so, or, if that is of an unknown kind, one of Keras's losses that takes
+    them for probabilities.
+    """
+    ends_in = _find_activation(model)
+    if ends_in is not None:
+        return ends_in == ("sigmoid" if outputs[0].shape == (1,) else "softmax")
+    loss = _first_loss(model)
+    if not _is_keras_loss(loss) or _takes_logits(loss):
+        return False
+    return outputs[0].shape == (1,) or "categorical" in _name_of(loss)
+
+
+def _find_activation(model: Any) -> str | None:
+    """The name of the activation of the layer that gives the model's only output, if it has one."""
+    layer = model
+    while isinstance(layer, keras.Model):
+        names = getattr(layer, "output_names", None) or []
+        try:
+            if isinstance(layer, keras.Sequential):
+                layer = layer.layers[-1]
+            else:
+                layer = layer.get_layer(names[0])
+        except (IndexError, ValueError):
+            return None
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    activation = getattr(layer, "activation", None)
+    return getattr(activation, "__name__", None)
+
+
 def _is_probability(model: Any) -> bool:
     """Whether the loss takes a single number for a probability."""
     loss = _first_loss(model)

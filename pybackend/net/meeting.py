@@ -236,10 +236,10 @@ class MeetingServer:
         for line in [*lines, encode(Finished()).encode() + b"\n"]:
             self._send_to_all(streams, line)
 
-    def order(self, order: FromLauncher) -> None:
-        """Send all members an order, for `MeetingClient.take_order`."""
+    def order(self, order: FromLauncher, rank: int | None = None) -> None:
+        """Send one member or all an order, for `MeetingClient.take_order`."""
         with self._lock:
-            streams = list(self._streams.values())
+            streams = [s for member, s in self._streams.items() if rank in (None, member)]
         self._send_to_all(streams, encode(order).encode() + b"\n")
 
     def _send_to_all(self, streams: Sequence[Lines], line: bytes) -> None:

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import decode, encode
-from pybackend.job.messages import Event, FromLauncher, Order, Regroup
+from pybackend.job.messages import Event, FromLauncher
 from pybackend.net.connection_errors import AlteredError, SilentError
 from pybackend.net.greeting import RejectedError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
@@ -43,7 +43,7 @@ _RETRY_SECONDS = 0.5
 _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest give way.
 _MOST_WAITING = 10_000
-_FROM_SERVER = (Everyone, MeetElsewhere, Refused, Part, Finished, Beat, Order, Regroup)
+_FROM_SERVER = (Everyone, MeetElsewhere, Refused, Part, Finished, Beat, *get_args(FromLauncher))
 
 
 class MeetingClient:
@@ -225,6 +225,12 @@ class MeetingClient:
     def take_order(self) -> FromLauncher:
         """Wait for the next order of `MeetingServer.order`."""
         return self._orders.get()
+
+    def poll_order(self) -> FromLauncher | None:
+        """The next order, if one has come."""
+        with contextlib.suppress(queue.Empty):
+            return self._orders.get_nowait()
+        return None
 
     def send(self, name: str, content: bytes) -> None:
         """Send a result, whatever its size.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.predict import check_model
-from pybackend.api.prediction_columns import check_levels, check_type, choose_predictions
+from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
@@ -133,7 +133,8 @@ def to_sql(
         number each, as Oracle needs it; or a mapping from the model's inputs to either. None: the
         columns of the training, if ``model`` is a `TrainResult`.
     type, levels
-        As in `predict_spark`; names of columns are those there.
+        As in `predict_spark`; names of columns are those there, but numbers are as the model gives
+        them: SQL does not make logits probabilities.
     weights
         Name of the table of weights.
     has_vectors
@@ -179,23 +180,19 @@ def ask(
         features = features_of(model)
     keras_model = model.model if isinstance(model, TrainResult) else model
 
-    from pybackend.model.outputs import count_classes, is_classifier, list_outputs
-    from pybackend.sql.lower import lower_model
+    from pybackend.sql.lower import add_probabilities, lower_model
     from pybackend.sql.simplify import simplify
 
+    # First the layers: what cannot become SQL is named, whatever its outputs mean.
     graph = simplify(lower_model(keras_model))
-    outputs = list_outputs(keras_model)
-    predictions = choose_predictions(
-        outputs,
-        count_classes(keras_model, outputs),
-        type,
-        names,
-        known,
-        is_classifier(keras_model, outputs),
-    )
+    predictions = predictions_of(keras_model, type, names, known)
+    if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
+        keras_model = add_probabilities(keras_model)
+        graph = simplify(lower_model(keras_model))
     shown = show(predictions)
     _check_shown(dialect, keys, shown)
-    return Question(graph, relation, keys, match_features(graph, features), shown, "")
+    found = match_features(graph, features)
+    return Question(graph, relation, keys, found, shown, "", model=keras_model)
 
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
@@ -91,7 +90,7 @@ def deploy_model(
 
     from pybackend.sql.trial import Trial
 
-    trial = Trial(model.model if isinstance(model, TrainResult) else model, question.graph)
+    trial = Trial(question.model, question.graph)
     quote = DIALECTS[database.dialect].quote
     with database.transaction():
         check_source(database, question)

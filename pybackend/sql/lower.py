@@ -56,6 +56,15 @@ def lower_model(model: Any) -> Graph:
     return lowering.graph
 
 
+def add_probabilities(model: Any) -> Any:
+    """The same model with a softmax behind its only output; with a sigmoid if that is a number."""
+    (output,) = model.outputs
+    activation = "sigmoid" if tuple(output.shape[1:]) == (1,) else "softmax"
+    # `input` of a Sequential is there only once it has been called.
+    inputs = model.inputs[0] if len(model.inputs) == 1 else model.input
+    return keras.Model(inputs, keras.layers.Activation(activation)(output))
+
+
 def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value]:
     """What a model gives for values of its inputs."""
     if _is_sequential(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pybackend.sql.graph import Array, Graph
 
@@ -54,6 +55,8 @@ class Question:
         Name of the table of weights.
     casts
         Types to which columns of features are cast first, where PostgreSQL needs it.
+    model
+        The Keras model of the graph.
     """
 
     graph: Graph
@@ -63,6 +66,7 @@ class Question:
     shown: tuple[Shown, ...]
     weights: str
     casts: Mapping[str, str] = field(default_factory=dict)
+    model: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

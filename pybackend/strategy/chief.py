@@ -20,6 +20,7 @@ from pybackend.engine.save import plan_saving, write_model
 from pybackend.engine.train import Training, build_variables
 from pybackend.engine.trials import choose_rows, try_metrics
 from pybackend.errors import InputError, PeerLostError
+from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import Job
 from pybackend.job.messages import Begun, Emit, EpochEnded, Note
@@ -39,7 +40,7 @@ Counts = Mapping[str, Sequence[int]]
 
 
 def train_as_chief(
-    job: Job, folder: Path, counts: Counts, peers: Sequence[str], emit: Emit
+    job: Job, folder: Path, counts: Counts, peers: Sequence[str], emit: Emit, answers: Answers
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
@@ -51,6 +52,8 @@ def train_as_chief(
         Rows of every rank, by data set, as they were dealt.
     peers
         ``host:port`` of every rank; all servers run.
+    answers
+        What observers of the training say to it.
 
     Raises
     ------
@@ -63,10 +66,13 @@ def train_as_chief(
     tf.config.threading.set_inter_op_parallelism_threads(count_threads())
     with _naming_lost(job, peers):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        return _train(tf.distribute.ParameterServerStrategy(resolver), job, folder, counts, emit)
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        return _train(strategy, job, folder, counts, emit, answers)
 
 
-def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) -> Training:
+def _train(
+    strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit, answers: Answers
+) -> Training:
     # In this process, to try the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
     model = loaded.model
@@ -98,6 +104,8 @@ def _train(strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit) ->
                 keeping.history.setdefault(name, []).append(value)
             emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
             keeping.keep(epoch + 1)
+            if job.is_observed and answers.wait_for_epoch(epoch + 1):
+                break
     seconds = time.monotonic() - began
     emit(Note(_describe_steps(job, steps.by_worker)))
     keeping.finish()

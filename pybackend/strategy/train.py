@@ -18,6 +18,7 @@ from pybackend.data.spool import settle_layout
 from pybackend.engine.train import Training
 from pybackend.errors import ClusterError
 from pybackend.function.call import take_part
+from pybackend.job.answers import Answers
 from pybackend.job.context import Gather
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Order
@@ -36,6 +37,7 @@ def train_asynchronously(
     order: Order,
     emit: Emit,
     end: Callable[..., object],
+    answers: Answers,
 ) -> Training:
     """Take this process's part; a worker's and a parameter server's has no end of its own.
 
@@ -46,6 +48,8 @@ def train_asynchronously(
     end
         Called in a thread of a server when the chief has trained: with None and what is to be
         reported, by name, or with the error by which the chief was lost.
+    answers
+        What observers of the training say to the chief.
     """
     os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
     read_sources(job, rank, folder, order)
@@ -66,7 +70,7 @@ def train_asynchronously(
         gather("start of the servers", "")
         if rank:
             threading.Event().wait()  # for as long as the chief needs it
-        return train_as_chief(job, folder, counts, order.peers, emit)
+        return train_as_chief(job, folder, counts, order.peers, emit, answers)
 
     def on_end(error: Exception | None) -> None:
         end(error, seconds=time.monotonic() - began, **done)

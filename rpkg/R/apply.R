@@ -63,13 +63,13 @@
 barrier_apply <- function(
   sc,
   f,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   ...,
   packages = NULL,
   roles = NULL,
   data = NULL,
   resources = NULL,
-  verbose = 2
+  verbose = getOption("tfdist.verbose", 2)
 ) {
   route <- check_sc(sc)
   check_worker_function(f)

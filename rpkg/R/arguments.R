@@ -3,12 +3,20 @@
 # The checked values of the arguments with these names, taken from the function that calls.
 check_arguments <- function(names, frame = caller_env()) {
   values <- mget(names, envir = frame)
-  Map(function(value, name) check_argument(value, name, frame), values, names)
+  if (all(c("workers", "roles") %in% names) && !is.null(values$roles)) {
+    # Roles say how many there are, whatever an option says.
+    values["workers"] <- list(if (!eval(quote(missing(workers)), frame)) values$workers)
+  }
+  Map(
+    function(value, name) check_argument(value, name, frame, name_argument(name, frame)),
+    values,
+    names
+  )
 }
 
-check_argument <- function(x, arg, call) {
+check_argument <- function(x, name, call, arg = name) {
   switch(
-    arg,
+    name,
     epochs = ,
     batch_size = check_count(x, arg = arg, call = call),
     validation_freq = check_validation_freq(x, arg = arg, call = call),
@@ -30,13 +38,14 @@ check_argument <- function(x, arg, call) {
     resources = check_options(x, "resources", arg = arg, call = call),
     strategy = check_strategy(x, arg = arg, call = call),
     roles = check_roles(x, arg = arg, call = call),
+    tensorboard = check_tensorboard(x, arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),
     verbose = check_verbose(x, arg = arg, call = call),
     callbacks = check_callbacks(x, arg = arg, call = call),
     class_weight = check_class_weight(x, arg = arg, call = call),
     custom_objects = check_custom_objects(x, arg = arg, call = call),
     model_uri = check_model_uri(x, arg = arg, call = call),
-    abort(sprintf("There is no check for `%s`.", arg), .internal = TRUE)
+    abort(sprintf("There is no check for `%s`.", name), .internal = TRUE)
   )
 }
 
@@ -92,12 +101,14 @@ check_shuffle <- function(x, arg = caller_arg(x), call = caller_env()) {
 }
 
 check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is_python(x)) {
+  is_callback <- function(x) is_python(x) || is_observer(x)
+  if (is_callback(x)) {
     x <- list(x)
   }
   is_list <- is.null(x) || is.list(x)
-  if (!is_list || !all(vapply(x, is_python, NA))) {
-    abort_expected(x, "a list of Keras callbacks (Python objects)", TRUE, arg, call)
+  if (!is_list || !all(vapply(x, is_callback, NA))) {
+    expected <- "a list of Keras callbacks (Python objects) and of what `observer()` returns"
+    abort_expected(x, expected, TRUE, arg, call)
   }
   invisible(if (length(x)) unname(x))
 }

@@ -64,7 +64,7 @@ load_checkpoint <- function(
   call_python(
     backend$load_checkpoint,
     expand_path(uri),
-    model = model,
+    model = if (!is.null(model)) as_python_model(model, rlang::current_env()),
     custom_objects = custom_objects,
     safe_mode = safe_mode
   )

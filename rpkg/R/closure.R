@@ -1,9 +1,6 @@
 # An R function, prepared to run in other R sessions: with the variables that it uses, the names of
 # the packages that it needs, and nothing from this package.
 
-# More than this is a mistake: rows travel as `data`, or the workers read them.
-max_closure_bytes <- function() getOption("tfdist.max_function_mb", 256) * 2^20
-
 # The RFunction in Python, which the workers call. `pack` turns its value into what Python takes.
 as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   variables <- find_variables(f, arg, call)
@@ -12,7 +9,7 @@ as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   carrier <- new_carrier(utils::removeSource(f), variables$globals, extra, pack)
   bytes <- serialize(carrier, NULL)
   # The size of environments, such as those of R6 objects, shows only now.
-  if (length(bytes) > max_closure_bytes()) {
+  if (length(bytes) > max_closure_bytes(call)) {
     abort_too_large(length(bytes), NULL, arg, call)
   }
   backend <- pybackend(call)
@@ -136,7 +133,7 @@ check_closure_size <- function(f, globals, extra, arg, call) {
   # A missing argument has no size.
   size_of <- function(object) tryCatch(as.double(utils::object.size(object)), error = function(e) 0)
   sizes <- vapply(carried, size_of, 1)
-  if (sum(sizes) <= max_closure_bytes()) {
+  if (sum(sizes) <= max_closure_bytes(call)) {
     return(invisible())
   }
   abort_too_large(sum(sizes), sizes, arg, call)
@@ -151,7 +148,7 @@ abort_too_large <- function(bytes, sizes, arg, call) {
         "`%s` would carry %s MB to every worker; at most %s MB are allowed.",
         arg,
         format_mb(bytes),
-        format_mb(max_closure_bytes())
+        format_mb(max_closure_bytes(call))
       ),
       x = if (length(named)) {
         sprintf("The largest variables it captures are %s.", toString(named))

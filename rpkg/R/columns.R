@@ -9,6 +9,7 @@ column_spec <- function(label, features, weight, options, call = caller_env()) {
     weight = check_string(weight, allow_null = TRUE, call = call),
     tensors = options$tensors,
     categories = options$categories,
+    encode = options$encode,
     tfrecord_spec = options$tfrecord_spec,
     options = options
   )
@@ -36,6 +37,7 @@ check_named_columns <- function(columns, present, arg, call) {
   check_columns(unlist(columns$features), present, arg, "one of the `features`", call)
   check_columns(names(columns$tensors), present, arg, "named in `tensors`", call)
   check_columns(names(columns$categories), present, arg, "named in `categories`", call)
+  check_columns(names(columns$encode), present, arg, "named in `encode`", call)
   features <- columns$features %||% setdiff(present, c(columns$label, columns$weight))
   check_feature_names(unlist(features), columns, arg, call)
   features
@@ -69,7 +71,7 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   if (has_named_columns(data) || has_named_columns(validation)) {
     return(invisible())
   }
-  arguments <- c("weight", "tensors", "categories", "tfrecord_spec")
+  arguments <- c("weight", "tensors", "categories", "encode", "tfrecord_spec")
   given <- arguments[lengths(columns[arguments]) > 0L]
   unused <- setdiff(given, c(data$arguments_used, validation$arguments_used))
   if (length(unused)) {
@@ -79,7 +81,10 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
           "`%s` describes columns, and `data` has none that it could apply to.",
           unused[[1L]]
         ),
-        i = "It works with tables and files; `weight` and `categories` also with data frames."
+        i = paste(
+          "It works with tables and files; `weight`, `categories` and `encode` also with data",
+          "frames."
+        )
       ),
       call = call
     )
@@ -95,10 +100,11 @@ has_named_columns <- function(data) {
 as_python_columns <- function(columns, data, validation, call) {
   options <- columns$options
   if (!has_named_columns(data) && !has_named_columns(validation)) {
-    options[c("tensors", "categories", "tfrecord_spec")] <- list(NULL)
+    options[c("tensors", "categories", "encode", "tfrecord_spec")] <- list(NULL)
     return(list(label = columns$label, data_options = as_python_options(options, call)))
   }
   options["categories"] <- list(columns$categories)
+  options["encode"] <- list(columns$encode)
   options["tensors"] <- list(columns$tensors)
   list(
     label = columns$label,

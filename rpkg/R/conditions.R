@@ -46,9 +46,13 @@ abort_input <- function(message, call = caller_env()) {
 abort_python <- function(error, call) {
   known <- condition_classes[error$class]
   class <- if (is.na(known)) "tfdist_error_python" else unname(known)
-  message <- error$message
   if (is.na(known)) {
-    message <- c(sprintf("%s: %s", error$class, message), i = traceback_tail(error$traceback))
+    message <- sprintf("%s: %s", error$class, error$message)
+    message <- c(message, i = traceback_tail(error$traceback))
+  } else if (is.null(error$exception_type)) {
+    message <- say_in_r(error$message)
+  } else {
+    message <- say_failure_in_r(error$message, error$exception_type)
   }
   abort_tfdist(
     message,

@@ -10,6 +10,12 @@
 #' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
 #'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` uses the description that
 #'   [write_tfrecords()] leaves beside the files, or else looks at the first records.
+#' @param encode How feature columns of text, factors, and columns with `categories` become numbers:
+#'   `"one_hot"`, a number for each value, 1 where a row has it, else 0; or `"integer"`, the code of
+#'   the value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for
+#'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become
+#'   codes; in a table or files, text that is an input of its own remains text. Without
+#'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
 #' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
 #'   rows are sorted, the workers see different classes.
@@ -27,6 +33,7 @@ data_options <- function(
   tensors = NULL,
   categories = NULL,
   tfrecord_spec = NULL,
+  encode = NULL,
   repartition = TRUE,
   in_memory = FALSE
 ) {
@@ -34,6 +41,7 @@ data_options <- function(
     tensors = check_tensors(tensors),
     categories = check_categories(categories),
     tfrecord_spec = check_tfrecord_spec(tfrecord_spec),
+    encode = check_encode(encode),
     repartition = check_flag(repartition),
     in_memory = check_flag(in_memory)
   )
@@ -44,6 +52,9 @@ as_python_data_options <- function(fields) {
   fields$tensors <- lapply(fields$tensors, as_python_tensor)
   fields$categories <- lapply(fields$categories, as.list)
   fields$tfrecord_spec <- as.list(fields$tfrecord_spec)
+  if (!is.null(names(fields$encode))) {
+    fields$encode <- as.list(fields$encode)
+  }
   lapply(fields, null_if_empty)
 }
 
@@ -94,6 +105,19 @@ check_categories <- function(x, arg = caller_arg(x), call = caller_env()) {
     }
   }
   invisible(if (!is.null(x)) lapply(x, as_comparable_values))
+}
+
+check_encode <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  values <- unlist(x)
+  is_known <- is.character(values) && all(values %in% c("one_hot", "integer"))
+  if (!is_known || !(rlang::is_string(values) || has_unique_names(x))) {
+    expected <- "\"one_hot\", \"integer\", or a vector of these by column"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  invisible(values)
 }
 
 # Values of the type that Python compares with those of a column: 3 does not match 3.0 there.

@@ -12,6 +12,9 @@ check_data <- function(
   if (is.null(data) && allow_null) {
     return(NULL)
   }
+  if (!is.null(columns$preparation)) {
+    check_can_prepare(columns$preparation, data, arg, call)
+  }
   if (is_python(data)) {
     column_source("python", data, columns)
   } else if (inherits(data, "tbl_spark")) {
@@ -33,14 +36,16 @@ check_data <- function(
 check_arrays_of_data <- function(data, columns, arg, call) {
   parts <- split_data(data, arg, call)
   at <- attr(parts, "at")
-  arguments_used <- if (is.data.frame(parts$x)) "categories"
+  arguments_used <- if (is.data.frame(parts$x)) c("categories", "encode")
   if (is.data.frame(parts$x)) {
     features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
-    check_frame_features(parts$x, features, at[["x"]], call, categories = columns$categories)
-    parts$x <- frame_inputs(parts$x, features, columns$categories)
+    coded <- encode_frame(parts$x, features, columns, at[["x"]], call)
+    check_frame_features(parts$x, features, at[["x"]], call, categories = coded$categories)
+    coded$feature_names <- name_numbers(parts$x, features, coded$categories, coded$encode)
+    parts$x <- frame_inputs(parts$x, features, coded$categories, coded$encode)
   } else {
-    features <- NULL
+    features <- coded <- NULL
   }
   for (part in names(parts)) {
     check_arrays(parts[[part]], at[[part]], call, label = part == "y")
@@ -52,6 +57,9 @@ check_arrays_of_data <- function(data, columns, arg, call) {
     y = parts$y,
     sample_weight = parts$sample_weight,
     features = features,
+    categories = coded$categories,
+    encode = coded$encode,
+    feature_names = coded$feature_names,
     arguments_used = arguments_used
   )
 }

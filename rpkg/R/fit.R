@@ -17,20 +17,40 @@
 #' * `gangs`: of a training with `min_workers`, who trained from which epoch on: a data frame with
 #'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
 #'   that had `left`, with the reasons;
+#' * `restarts`: a data frame with a row for each time that the workers were started again: `time`,
+#'   what was `lost`, and the `checkpoint` from which the training went on (`NA`: its beginning);
+#' * `tensorboard`: the folder or URI with what TensorBoard shows; `NULL` if there is none;
+#' * `record`: all figures, those of each worker's steps included, as JSON text for [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
+#' * `settings`: the arguments of the training that are plain values, as a list; `call`: those that
+#'   named data and columns, for [update()][update.tfdist_fit];
 #' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
 #'   names of the inputs) and the levels of the label, if `data` had them;
-#' * `label`, `tensors`, `categories`: the arguments of the training;
+#' * `label`, `tensors`: the arguments of the training;
+#' * `categories`, `encode`: for each column that was encoded, its values in the order of their
+#'   codes, and how it was encoded;
+#' * `feature_names`: what the numbers of each row are called, in their order; those of a one-hot
+#'   column are `column_level`;
+#' * `formula`, `preparation`: the formula, and, if it computes something or is a recipe, what is
+#'   applied to new rows;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
 #'   it to a `model_uri`, `model_base64` is empty.
 #'
-#' @param x,object A `tfdist_fit`.
-#' @param ... Not used.
+#' Any other name is an error.
 #'
+#' A fit is taken wherever a model is: by [barrier_train()], to train on, by [barrier_evaluate()],
+#' [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
+#'
+#' @param x,object A `tfdist_fit`.
+#' @param ... Must be empty.
+#'
+#' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
+#'   [tidy.tfdist_fit], [export_fit].
 #' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
 #'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` returns the ggplot, or its argument if it drew the plot itself.
+#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument
+#'   if R's own graphics have drawn the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
@@ -41,7 +61,14 @@
 NULL
 
 # `columns` is a column_spec(), with the `levels` of the label if R knows them.
-new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode = TRUE) {
+new_fit <- function(
+  result,
+  columns = list(),
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  settings = list(),
+  call = NULL
+) {
   fields <- result$to_dict()
   # The decoded model is kept in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
@@ -53,16 +80,29 @@ new_fit <- function(result, columns = list(), custom_objects = NULL, safe_mode =
       straggler = plain_straggler(fields$straggler),
       workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
       gangs = gang_frame(fields$gangs),
+      restarts = restart_frame(fields$restarts),
+      tensorboard = fields$tensorboard,
+      record = if (is_python(result)) result$record,
       metrics = fields$metrics,
       epochs = fields$epochs,
       numbered = number_epochs(fields$epochs_of),
       seconds = fields$seconds,
       seed = fields$seed,
+      settings = plain_settings(settings),
+      call = plain_call(call),
       features = columns$features %||% fields$features,
       levels = columns$levels %||% plain_levels(fields$levels),
       label = columns$label,
       tensors = columns$tensors,
-      categories = columns$categories,
+      # Python has found the values of columns of tables and files.
+      categories = null_if_empty(utils::modifyList(
+        lapply(fields$categories, unlist),
+        as.list(columns$categories)
+      )),
+      encode = null_if_empty(as.list(columns$encode_of_data %||% fields$encode)),
+      feature_names = columns$feature_names %||% plain_names(fields$feature_names),
+      formula = columns$formula,
+      preparation = columns$preparation,
       model_base64 = fields$model_base64,
       model_format = fields$model_format,
       model_sha256 = fields$model_sha256,
@@ -86,6 +126,15 @@ gang_frame <- function(gangs) {
   )
 }
 
+restart_frame <- function(restarts) {
+  text <- function(field) vapply(restarts, function(one) one[[field]] %||% NA_character_, "")
+  data.frame(
+    time = .POSIXct(vapply(restarts, function(one) as.double(one$time), 0)),
+    lost = text("lost"),
+    checkpoint = text("checkpoint")
+  )
+}
+
 plain_straggler <- function(straggler) {
   if (!is.null(straggler)) list(rank = straggler[[1L]], seconds = straggler[[2L]])
 }
@@ -93,6 +142,10 @@ plain_straggler <- function(straggler) {
 # Strings or numbers; a list if Python has both.
 plain_levels <- function(levels) {
   if (!is.null(levels)) vapply(levels, as.character, "", USE.NAMES = FALSE)
+}
+
+plain_names <- function(names) {
+  if (is.null(names(names))) unlist(names) else lapply(names, unlist)
 }
 
 # A metric of several values, such as an F1 score for each class, becomes several metrics.
@@ -133,12 +186,29 @@ worker_frame <- function(reports) {
 
 #' @export
 `$.tfdist_fit` <- function(x, name) {
-  if (identical(name, "model")) fit_model(x) else .subset2(x, name)
+  fit_element(x, name, caller_env())
 }
 
 #' @export
 `[[.tfdist_fit` <- function(x, i, ...) {
-  if (identical(i, "model")) fit_model(x) else .subset2(x, i)
+  if (rlang::is_string(i)) fit_element(x, i, caller_env()) else .subset2(x, i)
+}
+
+fit_element <- function(fit, name, call) {
+  if (name == "model") {
+    return(fit_model(fit, call))
+  }
+  if (!name %in% names(fit)) {
+    known <- c("model", setdiff(names(fit), c("numbered", "decoded")))
+    abort_input(
+      c(
+        sprintf("A tfdist_fit has no element \"%s\".", name),
+        i = sprintf("Its elements are %s.", list_names(known, length(known)))
+      ),
+      call = call
+    )
+  }
+  .subset2(fit, name)
 }
 
 fit_model <- function(fit, call = caller_env()) {
@@ -159,53 +229,6 @@ living_objects <- function(objects) {
   if (length(objects)) objects
 }
 
-#' @rdname tfdist_fit
-#' @export
-print.tfdist_fit <- function(x, ...) {
-  cat(sprintf(
-    "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
-    format_count(nrow(x$workers), "worker"),
-    format_count(x$epochs, "epoch"),
-    format(sum(x$workers$rows), big.mark = ","),
-    x$seconds
-  ))
-  last <- c(vapply(x$history, function(values) utils::tail(values, 1L), 1), unlist(x$metrics))
-  cat(sprintf("  %s  %s\n", format(names(last)), formatC(last, digits = 4, format = "f")), sep = "")
-  invisible(x)
-}
-
-format_count <- function(n, noun) {
-  sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
-}
-
-#' @rdname tfdist_fit
-#' @export
-summary.tfdist_fit <- function(object, ...) {
-  print(object)
-  cat(sprintf("\nSeed %s. Model: %s, ", object$seed %||% "not set", object$model_format))
-  if (is.null(object$model_uri)) {
-    cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
-  } else {
-    cat(sprintf("in %s, ", object$model_uri))
-  }
-  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
-  print(wide_history(object), row.names = FALSE, digits = 4)
-  cat("\nWorkers\n")
-  print(object$workers, row.names = FALSE, digits = 3)
-  if (isTRUE(nrow(object$gangs) > 1L)) {
-    cat("\nWho trained from which epoch on\n")
-    print(object$gangs, row.names = FALSE, right = FALSE)
-  }
-  if (!is.null(object$straggler)) {
-    cat(sprintf(
-      "The others waited %.1f s for worker %d\n",
-      object$straggler$seconds,
-      object$straggler$rank
-    ))
-  }
-  invisible(object)
-}
-
 # A row per epoch, with NA if an epoch has no figure of a metric.
 wide_history <- function(fit) {
   numbers <- epochs_of(fit)
@@ -214,26 +237,21 @@ wide_history <- function(fit) {
   data.frame(epoch = epoch, columns, check.names = FALSE)
 }
 
-base64_size <- function(text) {
-  end <- substring(text, nchar(text) - 1L)
-  nchar(text) %/% 4L * 3L - lengths(regmatches(end, gregexpr("=", end, fixed = TRUE)))
-}
-
 #' @rdname tfdist_fit
 #' @param row.names,optional Not used; arguments of the generic.
 #' @export
 as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...) {
   # nolint
-  columns <- names(x$history)
+  columns <- as.character(names(x$history))
   in_validation <- startsWith(columns, "val_")
   metric <- sub("^val_", "", columns)
   epochs <- lengths(x$history, use.names = FALSE)
   numbers <- unlist(epochs_of(x), use.names = FALSE)
   data <- ifelse(in_validation, "validation", "training")
   data.frame(
-    epoch = numbers,
+    epoch = as.integer(numbers),
     metric = factor(rep(metric, epochs), levels = unique(metric)),
-    value = unlist(x$history, use.names = FALSE),
+    value = as.double(unlist(x$history, use.names = FALSE)),
     data = factor(rep(data, epochs), levels = c("training", "validation"))
   )
 }

@@ -2,6 +2,9 @@
 # matrix of features, or one matrix for each input that `features` names.
 
 check_frame <- function(data, columns, arg, call) {
+  if (!is.null(columns$preparation)) {
+    data <- columns$rows %||% prepare_rows(columns$preparation, data, arg, call, with_label = TRUE)
+  }
   features <- check_named_columns(columns, names(data), arg, call)
   if (length(columns$tensors)) {
     abort_input(
@@ -18,14 +21,18 @@ check_frame <- function(data, columns, arg, call) {
       call = call
     )
   }
-  check_frame_features(data, features, arg, call, categories = columns$categories)
+  coded <- encode_frame(data, features, columns, arg, call)
+  check_frame_features(data, features, arg, call, categories = coded$categories)
   list(
     kind = "arrays",
-    x = frame_inputs(data, features, columns$categories),
+    x = frame_inputs(data, features, coded$categories, coded$encode),
     y = frame_label(data, columns, arg, call),
     sample_weight = frame_weight(data, columns$weight, arg, call),
     features = features,
-    arguments_used = c("weight", "categories")
+    categories = coded$categories,
+    encode = coded$encode,
+    feature_names = name_numbers(data, features, coded$categories, coded$encode),
+    arguments_used = c("weight", "categories", "encode")
   )
 }
 
@@ -123,12 +130,12 @@ column_kind <- function(column) {
 
 # The model's input: one matrix of doubles, or one for each named input, in which whole numbers
 # remain integers, as those of tables do.
-frame_inputs <- function(data, features, categories = NULL) {
+frame_inputs <- function(data, features, categories = NULL, encode = NULL) {
   if (!is.list(features)) {
-    return(frame_matrix(data, features, categories))
+    return(frame_matrix(data, features, categories, encode))
   }
   lapply(features, function(group) {
-    matrix <- frame_matrix(data, group, categories)
+    matrix <- frame_matrix(data, group, categories, encode)
     is_whole <- function(name) {
       !is.null(categories[[name]]) || typeof(data[[name]]) %in% c("integer", "logical")
     }
@@ -139,12 +146,15 @@ frame_inputs <- function(data, features, categories = NULL) {
   })
 }
 
-frame_matrix <- function(data, features, categories = NULL) {
-  columns <- as.data.frame(data)[features]
-  for (name in intersect(features, names(categories))) {
-    columns[[name]] <- match_values(columns[[name]], categories[[name]]) - 1L
-  }
-  matrix <- as.matrix(columns)
+frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
+  columns <- lapply(features, function(name) {
+    values <- categories[[name]]
+    if (is.null(values)) {
+      return(as.matrix(data[[name]]))
+    }
+    encode_values(data[[name]], values, is_one_hot(name, encode))
+  })
+  matrix <- do.call(cbind, columns)
   storage.mode(matrix) <- "double"
   dimnames(matrix) <- NULL
   matrix

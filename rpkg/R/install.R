@@ -1,17 +1,23 @@
 #' Install the Python half
 #'
 #' Creates a virtual environment and installs the Python package of the same version, with
-#' TensorFlow, into it. tfdist finds the environment `r-tfdist` on its own.
+#' TensorFlow, into it. tfdist finds the environment `r-tfdist` on its own. What pip prints goes to
+#' a log, and is shown only if it fails.
 #'
-#' @param source Where the Python package comes from: `NULL` uses the wheel inside this R package,
-#'   or the package index if there is none; otherwise the path of a wheel (`.whl`) or of a checkout,
-#'   a directory with `pyproject.toml`.
+#' @section Versions:
+#' The newest Python from 3.10 to 3.13 on this machine is used, since TensorFlow has no releases
+#' for others. `extras = "spark"` installs a PySpark below 4.3: sparklyr's workers start in later
+#' ones only with a further jar. If your cluster runs another Spark, name its version in
+#' `pip_options`, for example `"pyspark==3.5.8"`.
+#'
+#' @param source Where the Python package comes from: `NULL` uses what is inside this R package;
+#'   otherwise the path of a wheel (`.whl`) or of a checkout, a directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
 #'   PySpark, and `"r"` for rpy2, with which Python workers run R functions (see [barrier_apply()]).
-#' @param python Path or version of the Python to create the environment with; `NULL` lets
-#'   reticulate choose. It must be Python 3.10 or later.
-#' @param ... Further arguments for [reticulate::virtualenv_install()], such as `pip_options`.
+#' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13;
+#'   `NULL` takes the newest that is found.
+#' @param pip_options Further words for the command line of `pip install`: options or requirements.
 #'
 #' @return The path of the environment, invisibly.
 #' @export
@@ -19,38 +25,29 @@
 #' \dontrun{
 #' install_tfdist()
 #' install_tfdist(extras = c("cpu", "spark"))
-#' install_tfdist("~/src/tfdist")
+#' install_tfdist("~/src/tfdist", python = "3.12")
 #' }
 install_tfdist <- function(
   source = NULL,
   envname = "r-tfdist",
   extras = "cpu",
   python = NULL,
-  ...
+  pip_options = NULL
 ) {
   check_source(source)
   check_string(envname)
   check_strings(extras, allow_null = TRUE)
   check_string(python, allow_null = TRUE)
-  requirement <- python_requirement(source, extras)
+  check_strings(pip_options, allow_null = TRUE)
+  requirements <- python_requirements(source, extras)
   if (!reticulate::virtualenv_exists(envname)) {
+    python <- find_python(python)
     create_environment(envname, python)
   }
-  reticulate::virtualenv_install(envname, packages = requirement, ...)
   path <- dirname(dirname(reticulate::virtualenv_python(envname)))
+  run_pip(path, requirements, pip_options)
   inform_installed(envname, path)
   invisible(path)
-}
-
-create_environment <- function(envname, python) {
-  arguments <- list(envname, packages = NULL)
-  # NULL is not the default of reticulate.
-  if (!is.null(python)) {
-    arguments$python <- python
-  } else {
-    arguments$version <- ">=3.10"
-  }
-  do.call(reticulate::virtualenv_create, arguments)
 }
 
 inform_installed <- function(envname, path) {
@@ -86,26 +83,48 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
     abort_input(
       c(
         sprintf("`%s` %s: %s.", arg, problem, source),
-        i = "Leave it out to install the wheel inside the R package."
+        i = "Leave it out to install what is inside the R package."
       ),
       call = call
     )
   }
 }
 
+# Sparklyr's R workers fail under pyspark 4.3: a class of protobuf's is missing there.
+spark_bound <- "pyspark<4.3"
+
 # What pip is asked to install.
-python_requirement <- function(source, extras) {
+python_requirements <- function(source, extras, call = caller_env()) {
+  source <- source %||% bundled_python() %||% abort_no_source(call)
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
-  source <- source %||% bundled_wheel()
-  if (is.null(source)) {
-    return(sprintf("tfdist%s==%s", wanted, own_version()))
-  }
-  paste0(normalizePath(source), wanted)
+  c(paste0(normalizePath(source), wanted), if ("spark" %in% extras) spark_bound)
 }
 
-bundled_wheel <- function() {
-  directory <- system.file("python", package = "tfdist")
+# The wheel, which the released package holds, or the sources, which an installation from a checkout
+# has copied from beside the R package; NULL if there is neither.
+bundled_python <- function(directory = system.file("python", package = "tfdist")) {
   pattern <- sprintf("^tfdist-%s-.*\\.whl$", gsub(".", "\\.", own_version(), fixed = TRUE))
   wheels <- if (nzchar(directory)) list.files(directory, pattern, full.names = TRUE)
-  if (length(wheels)) wheels[[1L]]
+  parts <- file.path(directory, c("pyproject.toml", file.path("pybackend", "__init__.py")))
+  if (length(wheels)) {
+    wheels[[1L]]
+  } else if (all(file.exists(parts))) {
+    directory
+  }
+}
+
+abort_no_source <- function(call) {
+  abort_input(
+    c(
+      "This installation of the R package does not hold its Python half.",
+      i = "There are three ways to get it:",
+      "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which holds it.",
+      "*" = paste(
+        "Install `rpkg` from a whole copy of the repository, whose symbolic links are intact, as",
+        "`remotes::install_github(\"<owner>/tfdist\", subdir = \"rpkg\")` or `git clone` make it."
+      ),
+      "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."
+    ),
+    call = call
+  )
 }

@@ -67,7 +67,7 @@ ml_keras <- function(
   weight_col = NULL,
   validation_indicator_col = NULL,
   features = NULL,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   epochs = 1L,
   batch_size = 32L,
   seed = NULL,
@@ -76,7 +76,7 @@ ml_keras <- function(
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 0
+  verbose = getOption("tfdist.verbose", 0)
 ) {
   check_dots_empty(...)
   check_installed("sparklyr", "A pipeline of Spark ML")

@@ -72,7 +72,7 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' fit$metrics
 train_mnist <- function(
   sc = "local",
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   ...,
   epochs = 3,
   batch_size = 64,
@@ -83,7 +83,8 @@ train_mnist <- function(
   checkpoint = NULL,
   resume = FALSE,
   restarts = 0,
-  verbose = 1,
+  tensorboard = NULL,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
@@ -92,7 +93,7 @@ train_mnist <- function(
   settings <- check_arguments(
     c(
       c("workers", "epochs", "batch_size", "limit", "seed", "resources"),
-      c("checkpoint", "resume", "restarts", "verbose", "timeout")
+      c("checkpoint", "resume", "restarts", "tensorboard", "verbose", "timeout")
     )
   )
   check_can_resume(settings)
@@ -102,5 +103,5 @@ train_mnist <- function(
   settings["resources"] <- list(as_python_options(settings$resources, call))
   arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
   result <- do.call(call_python, c(arguments, settings))
-  new_fit(result, list(levels = as.character(0:9)))
+  new_fit(result, list(levels = as.character(0:9)), settings = settings)
 }

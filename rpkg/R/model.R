@@ -1,11 +1,11 @@
 #' Models as text and files
 #'
 #' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a
-#' message. `model_from_base64()` decodes it. `save_model()` writes a model, or that of a
-#' [tfdist_fit], to a file.
+#' message. `model_from_base64()` decodes it. `write_model()` writes a model to a file.
 #'
-#' @param model A Keras model (a Python object); for `save_model()` also a [tfdist_fit] or the text
-#'   from `model_to_base64()`.
+#' @param model A Keras model (a Python object) or a [tfdist_fit].
+#' @param x A [tfdist_fit], a Keras model, or the text from `model_to_base64()`. The model of a fit
+#'   is written with the state of its optimizer, in either format; text in its own format.
 #' @param format `"h5"` (HDF5) or `"keras"` (Keras's own).
 #' @param include_optimizer Whether to include the optimizer's state, to continue the training
 #'   later. It makes the text up to three times as long.
@@ -20,13 +20,13 @@
 #' @param path File to write. Its extension chooses the format: `.h5` or `.keras`.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` a Keras model;
-#'   `save_model()` its `path`, invisibly.
+#'   `write_model()` its `path`, invisibly.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
-#' text <- model_to_base64(fit$model)
+#' text <- model_to_base64(fit)
 #' model <- model_from_base64(text)
-#' save_model(fit, tempfile(fileext = ".h5"))
+#' write_model(fit, tempfile(fileext = ".h5"))
 model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
@@ -34,7 +34,7 @@ model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   backend <- pybackend()
   call_python(
     backend$model_to_base64,
-    model,
+    as_python_model(model, rlang::current_env()),
     format = format,
     include_optimizer = include_optimizer
   )
@@ -59,23 +59,42 @@ model_from_base64 <- function(
 
 #' @rdname model_to_base64
 #' @export
-save_model <- function(model, path) {
-  is_text <- rlang::is_string(model) && nzchar(model)
-  if (!is_text && !inherits(model, "tfdist_fit")) {
-    check_model_object(model)
+write_model <- function(x, path) {
+  is_text <- rlang::is_string(x) && nzchar(x)
+  if (!is_text) {
+    check_model_object(x)
   }
   check_model_path(path)
-  backend <- pybackend()
-  is_fit <- inherits(model, "tfdist_fit")
-  if (is_fit && !is.null(model$model_uri)) {
-    call_python(backend$bridge$copy_model, model$model_uri, path.expand(path))
-    return(invisible(path))
+  if (inherits(x, "tfdist_fit")) {
+    write_fit(x, path.expand(path), rlang::current_env())
+  } else {
+    call_python(pybackend()$save_model, x, path.expand(path))
   }
-  if (is_fit) {
-    model <- model$model_base64
-  }
-  call_python(backend$save_model, model, path.expand(path))
   invisible(path)
+}
+
+# The trained file as it is, or through Keras if the path asks for the other format.
+write_fit <- function(fit, path, call) {
+  format <- fit$model_format
+  is_weights <- identical(format, "weights.h5")
+  if (is_weights && !endsWith(path, ".weights.h5")) {
+    abort_input(
+      c(
+        "Keras cannot write this model as a whole: the fit has its weights alone.",
+        i = "Name the file *.weights.h5, and load it by `model$load_weights()`."
+      ),
+      call = call
+    )
+  }
+  backend <- pybackend(call)
+  if (!endsWith(path, paste0(".", format))) {
+    model <- fit_model(fit, call)
+    call_python(backend$save_model, model, path, include_optimizer = TRUE, call = call)
+  } else if (is.null(fit$model_uri)) {
+    call_python(backend$save_model, fit$model_base64, path, call = call)
+  } else {
+    call_python(backend$bridge$copy_model, fit$model_uri, path, call = call)
+  }
 }
 
 decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE, call) {
@@ -114,14 +133,17 @@ decode_fit <- function(fit, call) {
   )
 }
 
-# What barrier_train() accepts: a model, or a function that returns one.
+model_kinds <-
+  "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
+
+# What barrier_train() accepts: a model, a fit, or a function that returns a model.
 check_model <- function(
   model,
-  expected = "a compiled Keras model or a function without arguments that returns one",
+  expected = model_kinds,
   arg = caller_arg(model),
   call = caller_env()
 ) {
-  if (is_python(model)) {
+  if (is_python(model) || inherits(model, "tfdist_fit")) {
     return(check_model_object(model, arg, call))
   }
   if (!is.function(model)) {
@@ -144,8 +166,8 @@ check_model <- function(
 }
 
 check_model_object <- function(model, arg = caller_arg(model), call = caller_env()) {
-  if (!is_keras_model(model)) {
-    abort_expected(model, "a Keras model (a Python object)", FALSE, arg, call)
+  if (!is_keras_model(model) && !inherits(model, "tfdist_fit")) {
+    abort_expected(model, "a Keras model (a Python object) or a tfdist_fit", FALSE, arg, call)
   }
   invisible(model)
 }
@@ -190,7 +212,7 @@ check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) {
   check_string(path, arg = arg, call = call)
-  if (!grepl("\\.(h5|hdf5|keras)$", path)) {
+  if (!grepl("\\.(h5|keras)$", path)) {
     abort_input(
       sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(path)),
       call = call

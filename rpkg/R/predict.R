@@ -1,35 +1,43 @@
 #' Predict with a trained model
 #'
 #' @param object A [tfdist_fit].
-#' @param newdata Rows in the form in which the model was trained: an array, a list of arrays for a
-#'   model of several inputs, or a data frame with the feature columns of the training. Or a
+#' @param newdata Rows in the form in which the model was trained: a data frame with the feature
+#'   columns of the training, an array, or a list of arrays for a model of several inputs. Or a
 #'   sparklyr table, whose rows stay where they are.
 #' @param ... Not used.
-#' @param type Which columns to add to a Spark table, as in tidymodels: `"class"` adds
-#'   `.pred_class`, `"prob"` a column `.pred_<level>` for each class with the model's number for it
-#'   (a probability only if the last layer returns one), `"raw"` the column `.pred` with all numbers
-#'   of a row, or `.pred_<output>` for each of several outputs. A model with one number per row, and
-#'   one of Keras's binary losses (without `from_logits`), gives the probability of the second
-#'   class. `NULL`: class and numbers for such a model, and for one with several numbers per row,
-#'   unless its loss shows that they are not classes.
+#' @param type What is returned, by the names of tidymodels:
+#'   * `"class"`: the column `.pred_class`;
+#'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model's loss is
+#'     one of Keras's with `from_logits`, that is the softmax or sigmoid of what the model gives;
+#'     if nothing makes the model's numbers probabilities, it is an error. A model with one number
+#'     per row and one of Keras's binary losses gives the probability of the second class;
+#'   * `"raw"`: the model's numbers as they are, an array; beside a Spark table the column `.pred`,
+#'     or `.pred_<output>` for each of several outputs;
+#'   * `NULL`: `"raw"` for arrays. For data frames and tables, class and probabilities; the class
+#'     alone if the numbers tell classes apart but are no probabilities; and for regression `.pred`,
+#'     or `.pred_<output>` for each of several outputs.
 #' @param features,tensors,categories Which columns of a Spark table are used, and how; see
 #'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
 #' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
-#' @return The model's output, as an array with a row for each row of `newdata`; a list of arrays
-#'   for a model of several outputs. The columns are named after the levels of the label, if it was
-#'   a factor.
-#'
-#'   For a Spark table, a `tbl_spark` with all its columns and the predictions, for use with dplyr.
+#' @return
+#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row
+#'   for each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one
+#'   output are a matrix in one column.
+#' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model of several
+#'   outputs. Its columns are named after the levels of the label, if it was a factor.
+#' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
 #'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` keeps them.
 #'   It is a temporary view, which exists as long as the connection.
-#' @seealso [barrier_predict()], which shares the rows out over several workers.
+#' @seealso [barrier_predict()], which shares the rows out over several workers;
+#'   `generics::augment()`, which puts predictions beside the rows.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
-#' scores <- predict(fit, digits$x_test[1:5, , ] / 255)
-#' max.col(scores) - 1
+#' images <- digits$x_test[1:5, , ] / 255
+#' dim(predict(fit, images))
+#' predict(fit, images, type = "class")
 #' digits$y_test[1:5]
 predict.tfdist_fit <- function(
   object,
@@ -42,6 +50,7 @@ predict.tfdist_fit <- function(
   batch_size = NULL
 ) {
   check_dots_empty(...)
+  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
   call <- rlang::current_env()
   if (inherits(newdata, "tbl_spark")) {
     return(predict_table(
@@ -55,18 +64,58 @@ predict.tfdist_fit <- function(
       call
     ))
   }
-  check_only_tables(type = type, features = features, tensors = tensors, categories = categories)
+  check_only_tables(features = features, tensors = tensors, categories = categories)
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
-  newdata <- check_newdata(newdata, object$features, object$categories)
-  model <- fit_model(object, call)
+  is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
+  newdata <- check_newdata(newdata, object)
+  rows <- as_input(newdata, as_feature_array)
+  if (!is_raw) {
+    return(predict_columns(object, rows, type, batch_size, call))
+  }
   scores <- call_python(
-    model$predict,
-    as_input(newdata, as_feature_array),
+    fit_model(object, call)$predict,
+    rows,
     batch_size = batch_size,
     verbose = 0L,
     call = call
   )
   name_columns(scores, object$levels)
+}
+
+# The columns that a Spark table would get.
+predict_columns <- function(fit, rows, type, batch_size, call) {
+  found <- call_python(
+    pybackend(call)$bridge$predict_columns,
+    fit_model(fit, call),
+    rows,
+    type,
+    as_list_or_null(fit$levels),
+    batch_size,
+    call = call
+  )
+  columns <- rlang::set_names(lapply(found$columns, as_column), as.character(unlist(found$names)))
+  if (!is.null(found$levels)) {
+    levels <- as.character(unlist(found$levels))
+    columns$.pred_class <- factor(levels[columns$.pred_class + 1L], levels)
+  }
+  as_rows(columns)
+}
+
+as_column <- function(numbers) {
+  size <- dim(numbers)
+  if (length(size) < 2L || prod(size[-1L]) == 1L) as.vector(numbers) else numbers
+}
+
+# A tibble, or what is closest to one without that package.
+as_rows <- function(
+  columns,
+  rows = NROW(columns[[1L]]),
+  has_tibble = requireNamespace("tibble", quietly = TRUE)
+) {
+  if (has_tibble) {
+    return(tibble::new_tibble(columns, nrow = rows))
+  }
+  structure(columns, class = "data.frame", row.names = .set_row_names(rows))
 }
 
 name_columns <- function(scores, levels) {

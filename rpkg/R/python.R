@@ -161,12 +161,24 @@ is_older <- function(version, than) {
 
 # Calls a function of pybackend. Its failures come back in an envelope, because reticulate drops the
 # attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
-# R interrupt.
+# R interrupt. What Python has to show meanwhile, R shows.
 call_python <- function(fn, ..., call = caller_env()) {
   bridge <- pybackend(call)$bridge
+  progress <- new_progress()
+  on.exit(
+    {
+      progress("end")
+      signal_kept_warnings()
+    },
+    add = TRUE
+  )
+  the$observer_error <- NULL
   answer <- withCallingHandlers(
-    bridge$capture(fn, ...),
+    bridge$capture_shown(progress, fn, ...),
     python.builtin.Exception = function(error) {
+      if (!is.null(the$observer_error)) {
+        rlang::cnd_signal(the$observer_error)
+      }
       # Keras adds colours to its messages.
       message <- cli::ansi_strip(conditionMessage(error))
       abort_tfdist(message, "tfdist_error_python", call = call)

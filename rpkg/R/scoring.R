@@ -11,10 +11,11 @@
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
-#' @param label Name of the label column of a data frame, table or files. Text needs the levels of a
-#'   fit, or `categories` in `data_options`.
-#' @param features Names of the feature columns, as in [barrier_train()]; `NULL` uses those of the
-#'   fit, or else all columns that no other argument names.
+#' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text
+#'   needs the levels of a fit, or `categories` in `data_options`. Of a fit by a formula or a
+#'   recipe, it is known.
+#' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or
+#'   else all columns that no other argument names.
 #' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are
 #'   those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
@@ -24,9 +25,9 @@
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
-#' * `barrier_predict()`: what [predict.tfdist_fit()] returns. An array with a row for each row of
-#'   `x`, with the levels of the label as column names if `model` is a fit that has them; a list of
-#'   arrays for a model of several outputs.
+#' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`.
+#'   An array with a row for each row of `x`, with the levels of the label as column names if
+#'   `model` is a fit that has them; a list of arrays for a model of several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'
@@ -47,24 +48,38 @@ barrier_evaluate <- function(
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   batch_size = 32L,
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
   route <- check_sc(sc)
   check_scored_model(model, "a compiled Keras model")
   settings <- scoring_settings(model)
-  given <- column_spec(label, features, weight, data_options)
+  given <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label) else scored_label(model),
+      features = rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
+    ),
+    NULL,
+    data_options,
+    data
+  )
   columns <- complete_columns(given, model)
+  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
   levels <- check_fit_levels(data, columns$levels)
   columns$features <- data$features %||% columns$features
+
+  if (settings$verbose > 0L) {
+    inform_levels(levels)
+  }
 
   call <- rlang::current_env()
   session <- open_session(route)
@@ -74,8 +89,7 @@ barrier_evaluate <- function(
     arguments <- c(settings, as_python_columns(columns, data, NULL, call))
     run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
-  inform_levels(levels)
-  if (all(lengths(figures) == 1L)) unlist(figures) else figures
+  plain_figures(figures)
 }
 
 #' @rdname barrier_evaluate
@@ -85,12 +99,12 @@ barrier_predict <- function(
   model,
   x,
   ...,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   batch_size = 32L,
   resources = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
@@ -98,7 +112,7 @@ barrier_predict <- function(
   check_scored_model(model, "a Keras model")
   settings <- scoring_settings(model)
   check_no_table(x)
-  x <- check_newdata(x, fit_field(model, "features"), fit_field(model, "categories"))
+  x <- check_newdata(x, model)
 
   session <- open_session(route)
   rows <- as_input(x, as_feature_array)
@@ -116,10 +130,8 @@ run_scoring <- function(name, launcher, model, rows, settings, call) {
 }
 
 check_scored_model <- function(model, kind, call = caller_env()) {
-  if (!inherits(model, "tfdist_fit")) {
-    expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
-    check_model(model, expected, call = call)
-  }
+  expected <- sprintf("a tfdist_fit, %s or a function without arguments that returns one", kind)
+  check_model(model, expected, call = call)
 }
 
 # The arguments that both calls share, from the call's frame. A fit provides what its model needs.
@@ -128,6 +140,10 @@ scoring_settings <- function(model, frame = caller_env()) {
     c("workers", "batch_size", "resources", "custom_objects", "safe_mode", "verbose", "timeout"),
     frame
   )
+  complete_settings(settings, model)
+}
+
+complete_settings <- function(settings, model) {
   if (is.null(settings$custom_objects)) {
     settings["custom_objects"] <- list(living_objects(fit_field(model, "custom_objects")))
   }
@@ -137,6 +153,9 @@ scoring_settings <- function(model, frame = caller_env()) {
 
 # What is not given is as in the training. The label may have another name there.
 complete_columns <- function(columns, model) {
+  if (!inherits(model, "tfdist_fit")) {
+    return(columns)
+  }
   categories <- fit_field(model, "categories")
   trained <- fit_field(model, "label")
   if (!is.null(trained) && !is.null(categories[[trained]])) {
@@ -146,9 +165,24 @@ complete_columns <- function(columns, model) {
   }
   columns$features <- columns$features %||% fit_field(model, "features")
   columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
-  columns$categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  columns["categories"] <- list(null_if_empty(categories))
+  trained <- fit_field(model, "encode")
+  trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
+  columns$encode <- columns$encode %||% trained
   columns$levels <- fit_field(model, "levels")
+  columns$preparation <- fit_field(model, "preparation")
+  columns$finds_levels <- FALSE
   columns
+}
+
+# A formula or a recipe has named the label for good.
+scored_label <- function(model) {
+  if (!is.null(fit_field(model, "formula")) || !is.null(fit_field(model, "preparation"))) {
+    fit_field(model, "label")
+  } else {
+    "label"
+  }
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

@@ -2,16 +2,16 @@
 
 predict_table <- function(fit, table, type, features, tensors, categories, batch_size, call) {
   check_installed("dplyr", "A Spark table", call)
-  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, arg = "type", call = call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)
+  check_can_prepare(fit$preparation, table, "newdata", call)
   columns <- table_columns(fit, colnames(table), features, tensors, categories, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
   backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
-  levels <- model_levels(model, fit$levels, call)
+  levels <- model_levels(model, fit$levels, call, with_logit = TRUE)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
@@ -21,6 +21,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
       features = columns$features,
       tensors = columns$tensors,
       categories = columns$categories,
+      encode = columns$encode,
       type = type,
       levels = levels,
       batch_size = batch_size,
@@ -43,15 +44,22 @@ table_columns <- function(fit, present, features, tensors, categories, call) {
   columns <- list(
     features = as_python_features(features),
     tensors = lapply(tensors[names(tensors) %in% read], as_python_tensor),
-    categories = lapply(categories[names(categories) %in% read], as.list)
+    categories = lapply(categories[names(categories) %in% read], as.list),
+    encode = as.list(fit$encode)[names(fit$encode) %in% intersect(read, names(categories))]
   )
   lapply(columns, null_if_empty)
 }
 
 # A model may distinguish fewer classes than the label has levels, or none.
-model_levels <- function(model, levels, call) {
+model_levels <- function(model, levels, call, with_logit = FALSE) {
   if (length(levels)) {
-    known <- call_python(pybackend(call)$bridge$match_levels, model, as.list(levels), call = call)
+    known <- call_python(
+      pybackend(call)$bridge$match_levels,
+      model,
+      as.list(levels),
+      with_logit,
+      call = call
+    )
     if (!is.null(known)) as.list(known)
   }
 }

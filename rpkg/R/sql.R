@@ -41,7 +41,8 @@
 #' @param key Columns that are shown beside the predictions.
 #' @param features The column of arrays that the model takes (SQLite: of JSON text); or a column for
 #'   each number; or a named list of either for several inputs. `NULL`: those of the training.
-#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model.
+#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model. Numbers are as the
+#'   model gives them: SQL does not make logits probabilities.
 #' @param levels Names of the classes. `NULL`: those of the training, or else their numbers.
 #' @param weights Name of the table of weights that the query reads.
 #' @param version The version to take away; `NULL`: all of them.
@@ -196,6 +197,15 @@ check_question <- function(model, table, key, features, type, levels, call) {
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE, call = call)
   levels <- check_strings(levels, allow_null = TRUE, call = call)
   if (is_fit && is.null(features)) {
+    if (!is.null(model$preparation)) {
+      abort_input(
+        c(
+          "`features` is needed: a formula or a recipe has computed those of the training, in R.",
+          i = "SQL does not: pass a column of arrays of what they give."
+        ),
+        call = call
+      )
+    }
     if (length(model$tensors) || length(model$categories)) {
       abort_input(
         c(

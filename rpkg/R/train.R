@@ -13,16 +13,17 @@
 #'     Spark application. Its executors need Python with TensorFlow, not R;
 #'   * a PySpark `SparkSession`, classic or Connect, held by reticulate;
 #'   * hosts that ssh reaches: [hosts()].
-#' @param model A compiled Keras model, built through reticulate or the R package keras3, or an R
-#'   function without arguments that returns one, which is called in this session (with `seed`, if
-#'   given, as Keras's seed).
+#' @param model A compiled Keras model, built through reticulate or the R package keras3; a
+#'   [tfdist_fit], to train on from it (see [update.tfdist_fit()]); or an R function without
+#'   arguments that returns a model, which is called in this session (with `seed`, if given, as
+#'   Keras's seed).
 #' @param data The rows to train on:
 #'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is
 #'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
 #'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
 #'     factor `y` becomes codes that start at 0;
-#'   * a data frame with the column `label`; the other columns, or those that `features` names, must
-#'     be numeric or logical and together make up one matrix;
+#'   * a data frame with the column `label`; the other columns, or those that `features` names,
+#'     together make up one matrix. Factors and text are one-hot in it (see [data_options()]);
 #'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
 #'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
 #'     numbers, ML vectors, bytes or text;
@@ -35,24 +36,29 @@
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
+#' @param formula Instead of `label` and `features`: a formula, such as `y ~ a + b`, `y ~ .` or
+#'   `y ~ . - id`, or a recipe. See the section on both.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
 #'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
 #'   back without its compile settings); its layers must be Keras's own. It travels like the
 #'   function of [barrier_apply()], with the same requirements for the workers' machines.
-#' @param label Name of the label column of a data frame, table or files. Text becomes 0, 1, 2, ...
-#'   in sorted order, unless `data_options` lists its values as `categories`; the fit keeps them as
-#'   `levels`.
-#' @param features Names of the feature columns, which side by side form one input of the model;
-#'   `NULL` uses all other columns. A named list forms several inputs, by their names in the model:
-#'   `list(left = c("a", "b"), right = "image")`. In a table or files, a text column that is an
-#'   input of its own gives strings.
+#' @param label The label column of a data frame, table or files: a string, or a bare name as in
+#'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
+#'   lists its values as `categories`; the fit keeps them as `levels`.
+#' @param features The feature columns, which side by side form one input of the model: strings, or
+#'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
+#'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
+#'   inputs, by their names in the model: `list(left = c(a, b), right = image)`. In a table or
+#'   files, a text column that is an input of its own gives strings, unless `data_options` says
+#'   `encode`. A variable that holds strings is looked up if no column has its name; `all_of()`
+#'   makes sure of it.
 #' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
 #'   equally.
 #' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
 #'   for its defaults.
 #' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
-#'   (see [join_workers()]).
+#'   (see [join_workers()]). The default is an option, see [tfdist_options].
 #' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()] or
 #'   on [kubernetes()]: `workers` is the number to begin with, and a worker that is lost, or told to
 #'   end (SIGTERM), is done without as long as so many are left. The processes of the others go on.
@@ -74,7 +80,8 @@
 #'   before any shuffling, that is kept for validation: a number from 0 to below 1.
 #' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs
 #'   with these numbers.
-#' @param callbacks List of Keras callbacks (Python objects), which run in the workers.
+#' @param callbacks List of Keras callbacks (Python objects), which run in the workers, and of what
+#'   [observer()] returns: R functions that are called in this session, and may stop the training.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not together with a weight
@@ -113,33 +120,59 @@
 #' @param roles With `strategy`, how many processes have which role, such as
 #'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
 #'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
+#' @param tensorboard Where to write what TensorBoard shows: the figures of each epoch, those of the
+#'   first worker's rows every 50 steps, and the graph. A folder of this machine, on any cluster: the
+#'   first worker sends what it writes to this session, at each epoch's end and every 10 seconds.
+#'   `TRUE`: a new folder in `logs`. A URI that TensorFlow can write to: the worker writes there
+#'   itself. See [view_tensorboard()] and `tensorboard` of the fit; for a profile pass a
+#'   `keras3::callback_tensorboard()` among the `callbacks`. `NULL`: nothing.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
-#' @param verbose 0: silent; 1: a line for each epoch; 2: also what the workers print.
+#' @param verbose 0: silent; 1: progress; 2: also what the workers print. Progress is a bar with the
+#'   loss, rows per second and the time that is left, in an interactive console, and elsewhere a
+#'   line for each epoch: see [tfdist_options].
 #' @param timeout Seconds that workers wait for each other to start, and after which a worker counts
 #'   as lost that was stopped or whose machine does not answer. A slow one is waited for (six hours
 #'   at most), and named once a minute.
 #'
 #' @return A [tfdist_fit] object.
 #'
+#' @section Formulas and recipes:
+#' A formula of names alone selects columns of a data frame, a table or files; text and factors are
+#' one-hot, with a column for each level and no intercept, which is the model's bias. On a data
+#' frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
+#' `model.matrix()`. What the training data fix (levels, the mean in `scale()`) is kept in the fit,
+#' and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
+#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused:
+#' use `dplyr::mutate()` first.
+#'
+#' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
+#' unless it is prepared already; its outcome is the label, its predictors are the features, and
+#' case weights weigh the rows. The fit keeps it and applies it to later data frames. Spark tables
+#' are refused, since recipes are R code for data frames.
+#'
+#' The columns are expanded in their order, a one-hot column into `column_level` for each of its
+#' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
+#' refused before the training, with these names. A value that the training did not have is an error
+#' later.
+#'
 #' @section Errors:
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
 #' the classes of errors and what they carry.
 #'
-#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [save_model()];
+#' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
 #' @export
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
-#' keras <- reticulate::import("keras")
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' library(keras3)
 #' new_model <- function() {
-#'   input <- keras$Input(reticulate::tuple(4L))
-#'   model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
-#'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
-#'   model$compile(optimizer = "adam", loss = loss, metrics = list("accuracy"))
-#'   model
+#'   keras_model_sequential(input_shape = 4) |>
+#'     layer_dense(16, activation = "relu") |>
+#'     layer_dense(3, activation = "softmax") |>
+#'     compile("adam", "sparse_categorical_crossentropy", metrics = "accuracy")
 #' }
-#' fit <- barrier_train("local", new_model, iris, label = "Species", workers = 2, epochs = 3)
+#' fit <- barrier_train("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
 #' fit
 #' predict(fit, head(iris))
 #'
@@ -173,13 +206,14 @@ barrier_train <- function(
   sc,
   model = NULL,
   data = NULL,
+  formula = NULL,
   ...,
   model_fn = NULL,
   label = "label",
   features = NULL,
   weight = NULL,
   data_options = NULL,
-  workers = NULL,
+  workers = getOption("tfdist.workers"),
   min_workers = NULL,
   max_workers = NULL,
   epochs = 1L,
@@ -202,34 +236,64 @@ barrier_train <- function(
   restarts = 0,
   strategy = NULL,
   roles = NULL,
+  tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = 1,
+  verbose = getOption("tfdist.verbose", 1),
   timeout = 300
 ) {
   check_dots_empty(...)
   route <- check_sc(sc)
   check_one_model(model, model_fn)
   check_options(exchange, c("exchange", "local_steps"))
-  columns <- column_spec(label, features, weight, data_options)
-  settings <- check_arguments(training_settings)
+  is_fit <- inherits(model, "tfdist_fit")
+  check_no_formula(formula, is_fit)
+  given <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label) else if (is_fit) scored_label(model),
+      features = if (!missing(features)) rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
+    ),
+    formula,
+    data_options,
+    data
+  )
+  columns <- complete_columns(given, model)
+  settings <- complete_settings(check_arguments(training_settings), model)
   check_epochs(settings)
+  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
-  columns$features <- data$features %||% columns$features
-  columns$levels <- label_levels(data)
+  check_fit_levels(data, columns$levels)
+  columns <- narrow_columns(columns, data)
   validation <- check_data(validation_data, columns, route, allow_null = TRUE)
   check_validation_split(settings$validation_split, data, validation)
   check_levels(data, validation)
-  check_has_columns(columns, data, validation)
+  check_has_columns(given, data, validation)
   check_can_resume(settings)
   settings$class_weight <- class_weight_codes(class_weight, data)
+
+  informs <- settings$verbose > 0L && !is_fit
+  informs <- informs && is.null(columns$categories[[columns$label]])
+  if (informs) {
+    inform_levels(columns$levels)
+  }
 
   call <- rlang::current_env()
   model <- list(model = model, model_fn = model_fn)
   result <- run_training(route, model, data, validation, columns, exchange, settings, call)
-  fit <- new_fit(result, columns, custom_objects, safe_mode)
-  if (is.null(columns$categories[[label]])) {
+  columns$feature_names <- data$feature_names
+  columns$encode_of_data <- data$encode
+  fit <- new_fit(
+    result,
+    columns,
+    settings$custom_objects,
+    settings$safe_mode,
+    c(settings, list(exchange = exchange)),
+    match.call()
+  )
+  if (informs && is.null(columns$levels)) {
+    # Text in a table or in files, whose values only the workers see.
     inform_levels(fit$levels)
   }
   fit
@@ -241,6 +305,7 @@ training_settings <- c(
   "steps_per_epoch",
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
   c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
+  "tensorboard",
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 
@@ -253,8 +318,12 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
   }
+  if (!runs_r) {
+    check_inputs(model, data$feature_names, call)
+  }
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)
+  settings$callbacks <- as_python_callbacks(settings$callbacks, call)
   settings$exchange <- as_python_options(exchange, call)
   settings$checkpoint <- as_python_options(settings$checkpoint, call)
   settings$scale_lr <- as_python_options(settings$scale_lr, call)
@@ -312,60 +381,6 @@ check_epochs <- function(settings, call = caller_env()) {
           settings$epochs
         ),
         i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
-      ),
-      call = call
-    )
-  }
-}
-
-check_validation_split <- function(split, data, validation, call = caller_env()) {
-  if (split == 0) {
-    return(invisible())
-  }
-  if (!is.null(validation)) {
-    abort_input(
-      c(
-        "`validation_split` and `validation_data` cannot be used together.",
-        i = "Use one of them."
-      ),
-      call = call
-    )
-  }
-  source <- switch(data$kind, table = "a Spark table", path = "files", "function" = "a function")
-  if (!is.null(source)) {
-    advice <- if (data$kind == "table") {
-      "Split it with `sparklyr::sdf_random_split()`, and pass the second part as `validation_data`."
-    } else {
-      "Pass the rows to validate on as `validation_data`."
-    }
-    abort_input(
-      c(
-        sprintf("`validation_split` needs arrays or a data frame, and `data` is %s.", source),
-        i = advice
-      ),
-      call = call
-    )
-  }
-}
-
-check_shuffled <- function(data, shuffle, call = caller_env()) {
-  if (!identical(shuffle, "global")) {
-    return(invisible())
-  }
-  if (data$kind == "function") {
-    abort_input(
-      c(
-        "`shuffle = \"global\"` cannot reorder the batches of the function `data`.",
-        i = "Shuffle in the function, with `dataset$shuffle()`."
-      ),
-      call = call
-    )
-  }
-  if (data$kind == "table") {
-    abort_input(
-      c(
-        "`shuffle = \"global\"` needs all rows in every worker, and `data` is a Spark table.",
-        i = "Use `shuffle = TRUE`: Spark spreads the rows over the workers at random anyway."
       ),
       call = call
     )

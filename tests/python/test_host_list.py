@@ -63,5 +63,5 @@ def test_hostfiles_of_horovod_and_open_mpi_are_read(tmp_path: Path) -> None:
 def test_ranks_fill_hosts_in_order() -> None:
     a, b, c = parse_hosts("a:2,b:2,c")
     assert ranks_by_host([a, b, c], 3) == [(a, range(2)), (b, range(2, 3))]
-    with pytest.raises(InputError, match=r"workers=6, but a:2,b:2,c:1 has 5 slots"):
+    with pytest.raises(InputError, match=r"`workers` is 6, but a:2,b:2,c:1 has 5 slots"):
         ranks_by_host([a, b, c], 6)

@@ -82,11 +82,14 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
             dense_model,
             rows,
             workers=2,
-            epochs=2,
+            epochs=4,
             seed=3,
             shuffle="global",
             validation_split=0.2,
-            callbacks=[KillAt(1, 1, 2, tmp_path / "mark")],
+            callbacks=[
+                KillAt(1, 1, 2, tmp_path / "mark"),
+                pybackend.Observer(on_epoch_end=lambda epoch, logs: epoch == 2),
+            ],
             checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
             restarts=1 - number,
         )
@@ -97,6 +100,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
     digests = {worker.weights_sha256 for result in results for worker in result.workers}
     assert len(digests) == 1
     assert results[0].history == results[1].history
+    assert [result.epochs for result in results] == [2, 2]
 
 
 def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
@@ -126,7 +130,7 @@ def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
     found = pybackend.barrier_run(hosts, describe, workers=3)
     assert found == [[0, a, half, "hi"], [1, a, half, "hi"], [2, b, str(cores), "hi"]]
     assert len(pybackend.barrier_run(hosts, describe)) == 4
-    with pytest.raises(InputError, match="workers=5, but a:2,b:2 has 4 slots"):
+    with pytest.raises(InputError, match="`workers` is 5, but a:2,b:2 has 4 slots"):
         pybackend.barrier_run(hosts, describe, workers=5)
 
 

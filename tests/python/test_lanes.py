@@ -192,3 +192,39 @@ def test_outcomes_are_counted(build: Path, tmp_path: Path, capfd: Any, monkeypat
     assert '"test-a.R: one": 6.0' in (tmp_path / "durations.json").read_text()
     monkeypatch.setenv("TFDIST_TEST_REQUIRE", "1")
     assert conclude(ended[1:], 3) == 1  # nothing failed, but tests were skipped
+
+
+ONCE = """
+from pathlib import Path
+def test_good(): pass
+def test_first_time():
+    seen = Path(__file__).with_name("seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert was_seen
+"""
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_few_that_failed_are_run_again(
+    build: Path, tmp_path: Path, capfd: Any, always: bool
+) -> None:
+    import lane
+    from lane_again import run_again
+    from lane_results import conclude
+
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "test_it.py").write_text(ONCE + "def test_bad(): assert False\n" * always)
+    (own / "pytest.ini").write_text("[pytest]\n")
+    report = f"--junitxml={build}/it.xml"
+    command = (sys.executable, "-m", "pytest", "-q", report, str(own / "test_it.py"))
+    one = lane.run_lane(lane.Lane("it", command, 60), 1.0, tmp_path)
+    assert one.problem == "exit status 1"
+    (ended,) = run_again([one], 1.0, tmp_path)
+    assert conclude([ended], 3) == always
+    shown = capfd.readouterr().out
+    assert ended.unstable == (() if always else ("test_it::test_first_time",))
+    assert ("UNSTABLE test_it::test_first_time" in shown) is not always
+    passed, failed = (1, 2) if always else (2, 0)
+    assert shown.endswith(f"{passed} passed, {failed} failed, 0 skipped\n")

@@ -288,9 +288,10 @@ def wait_for_end(pid: int) -> None:
 def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     barrier_train(None, build_dense, rows, workers=2, epochs=2, batch_size=64)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("epoch 1/2  loss ")
+    assert lines[0].startswith("Starting 2 workers")
+    assert lines[1].startswith("epoch 1/2  loss ")
     assert "accuracy" in lines[1]
-    assert len(lines) == 2
+    assert len(lines) == 3
 
 
 @pytest.mark.launcher(False)

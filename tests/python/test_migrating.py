@@ -22,8 +22,8 @@ def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
     parts = {
         page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES
     }
-    # The recipe of sparklyr is R's, and has a test of its own.
-    assert [name for name, blocks in parts.items() if not blocks] == ["spark-apply"]
+    # These are for users of R, and have tests of their own.
+    assert [name for name, blocks in parts.items() if not blocks] == ["keras3", "spark-apply"]
     # One process, and so one session of Spark, for all of them.
     for name, blocks in parts.items():
         (tmp_path / f"{name}.py").write_text("\n".join(blocks))

@@ -66,6 +66,11 @@ def numbers(frame: Any, *names: str) -> Any:
     return np.array([[row[name] for name in names] for row in found])
 
 
+def softmax(logits: Any) -> Any:
+    """What the loss of `dense_model` makes of its numbers."""
+    return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+
 def trained(model: Any, levels: list[Any] | None) -> TrainResult:
     """The result of a training that has left the model as it is."""
     return TrainResult(
@@ -121,14 +126,14 @@ def test_images_in_bytes(spark: Any) -> None:
 def test_a_training_s_levels_name_the_classes(table: Any, rows: Any, dense_model: Any) -> None:
     result = trained(dense_model, LEVELS)
     found = predict_spark(result, table, features=FEATURES)
-    expected = dense_model.predict(rows[0][:60], verbose=0)
+    expected = softmax(dense_model.predict(rows[0][:60], verbose=0))
     columns = [f".pred_{level}" for level in LEVELS]
     np.testing.assert_allclose(numbers(found, *columns), expected, atol=1e-6)
     classes = numbers(found, ".pred_class")[:, 0]
     assert classes.tolist() == [LEVELS[code] for code in expected.argmax(axis=1)]
     # Spark computes with them as with any other column.
-    sure = found.filter("`.pred_class` = 'yes' AND `.pred_may be` < 0")
-    assert sure.count() == ((expected.argmax(axis=1) == 2) & (expected[:, 1] < 0)).sum()
+    sure = found.filter("`.pred_class` = 'yes' AND `.pred_may be` < 0.2")
+    assert sure.count() == ((expected.argmax(axis=1) == 2) & (expected[:, 1] < 0.2)).sum()
 
     chosen = {"class": [".pred_class"], "prob": columns, "raw": [".pred"], None: found.columns[-4:]}
     for kind, names in chosen.items():
@@ -186,6 +191,28 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
         predict_spark(model, table, features=FEATURES)
 
 
+def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
+    rows = [(0, 0.5, "b"), (1, 1.5, "a"), (2, -1.0, "c")]
+    data = spark.createDataFrame(rows, "id int, size double, color string")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    found = replace(
+        trained(model, None),
+        features=["size", "color"],
+        tensors=None,
+        categories={"color": ["a", "b", "c"]},
+        encode={"color": "one_hot"},
+    )
+    expected = model.predict(
+        np.array([[0.5, 0, 1, 0], [1.5, 1, 0, 0], [-1, 0, 0, 1]]), verbose=0
+    ).reshape(-1)
+    predicted = numbers(predict_spark(found, data), ".pred")
+    np.testing.assert_allclose(np.reshape(predicted, -1), expected, atol=1e-6)
+    other = spark.createDataFrame([(0, 0.5, "pink")], data.schema)
+    with pytest.raises(Exception, match=r"column 'color' holds 'pink' in .*none of its categories"):
+        predict_spark(found, other).collect()
+
+
 def test_text_and_rows_of_any_length(spark: Any) -> None:
     words = ["one", "two", "three", "né", ""]
     values = [(i, words[i % 5], [1.0 + i] * (i % 5)) for i in range(23)]
@@ -229,9 +256,12 @@ def test_a_model_of_a_class_of_its_own(table: Any, rows: Any) -> None:
         predict_spark(model, table, features=FEATURES)
     expected = model.predict(rows[0][:60], verbose=0)
     found = predict_spark(model, table, features=FEATURES)
-    np.testing.assert_allclose(numbers(found, ".pred_0", ".pred_1"), expected, atol=1e-6)
-    model.compile("sgd", "mse")  # so these are no classes
-    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    np.testing.assert_allclose(numbers(found, ".pred")[:, 0], expected, atol=1e-6)
+    # Scores tell classes apart, if these are named, but are no probabilities.
+    named = predict_spark(model, table, features=FEATURES, levels=["a", "b"])
+    assert named.columns[-2:] == ["label", ".pred_class"]
+    with pytest.raises(InputError, match=r"type='prob' needs probabilities, .*gives scores"):
+        predict_spark(model, table, features=FEATURES, type="prob")
 
 
 def test_nothing_runs_before_spark_is_asked(spark: Any, table: Any, dense_model: Any) -> None:
@@ -267,7 +297,8 @@ class Counted(keras.layers.Layer):
 
 def test_a_process_loads_a_model_once(table: Any, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    model = keras.Sequential([keras.Input((8,)), Counted(str(made)), keras.layers.Dense(3)])
+    softmax = keras.layers.Dense(3, activation="softmax")
+    model = keras.Sequential([keras.Input((8,)), Counted(str(made)), softmax])
     found = predict_spark(model, table.repartition(6), features=FEATURES)
     for _ in range(2):
         assert found.filter("`.pred_0` > `.pred_1`").count() < 60
@@ -322,7 +353,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     ("arguments", "message"),
     [
         ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
-        ({"features": None}, r"shape \(8,\), but `features` are 10 columns"),
+        ({"features": None}, r"shape \(8,\)\), but the features are 10: id, f0"),
         ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model has 3 classes"),
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
@@ -349,10 +380,14 @@ def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
     assert said.tolist() == [["no", "yes"][int(p > 0.5)] for p in expected[:, 0]]
     plain = predict_spark(model, table, features=FEATURES, type="class")
     assert numbers(plain, ".pred_class")[:, 0].tolist() == (expected[:, 0] > 0.5).tolist()
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
-    assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
     model.compile(loss="mse")
     assert predict_spark(model, table, features=FEATURES).columns[-1] == ".pred"
+    logit = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    logit.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    expected = 1 / (1 + np.exp(-logit.predict(rows[0][:60], verbose=0)))
+    found = predict_spark(logit, table, features=FEATURES, type="prob")
+    got = numbers(found, ".pred_0", ".pred_1")
+    np.testing.assert_allclose(got, np.concatenate([1 - expected, expected], axis=1), atol=1e-6)
     # Several labels that may all hold are no classes.
     several = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="sigmoid")])
     several.compile(loss="binary_crossentropy")

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from pybackend.api.progress import epoch_line, printer
-from pybackend.job.messages import EpochEnded, PrintedLine, Reported, Waits
+from pybackend.api.display_choice import told_to
+from pybackend.api.live import Live, Speed, show_seconds
+from pybackend.api.observer import Observers
+from pybackend.api.progress import epoch_line, following, printer
+from pybackend.job.codec import encode
+from pybackend.job.job import Job
+from pybackend.job.messages import (
+    EpochEnded,
+    Note,
+    PrintedLine,
+    Reported,
+    StepEnded,
+    Waits,
+    read_event,
+    sent_by,
+)
+from pybackend.launchers.local import LocalLauncher
 
 EPOCH = EpochEnded(1, 3, 4.06, {"loss": 0.29123, "accuracy": 0.9145, "f1": [0.5, 0.25]})
 LINE = PrintedLine("hello", rank=1)
@@ -36,3 +59,141 @@ def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: A
         show(event)
     (line,) = capsys.readouterr().out.splitlines()
     assert "wait for worker 1, for 62 s" in line
+
+
+STEP = StepEnded(1, 3, 5, 20, 160, 0.5, {"loss": 0.75})
+
+
+def test_a_step_travels_as_other_events_do() -> None:
+    assert sent_by(read_event(encode(STEP)), 2, "a") == replace(STEP, rank=2, host="a")
+    assert sent_by(Reported(), 2, "a") == Reported(rank=2)
+
+
+def test_steps_are_reported_only_if_somebody_wants_them(caplog: Any) -> None:
+    def reports(verbose: int, kind: Any = "train") -> bool:
+        job = Job(kind, workers=2, verbose=verbose)
+        with following(LocalLauncher(), job, Observers()) as (own, _):
+            return own.reports_steps
+
+    assert not reports(0)
+    assert not reports(1)  # lines
+    with caplog.at_level(logging.DEBUG, "tfdist"):
+        assert reports(0)
+        assert not reports(0, "predict")
+    with told_to(lambda kind, fields: kind == "is_live"):
+        assert reports(1)
+        assert not reports(0)
+
+
+def test_a_silent_training_is_logged_with_rank_and_host(caplog: Any, capsys: Any) -> None:
+    job = Job("train", workers=2, verbose=0)
+    with (
+        caplog.at_level(logging.DEBUG, "tfdist"),
+        following(LocalLauncher(), job, Observers()) as (_, on_event),
+    ):
+        for event in (STEP, EPOCH, Note("careful"), replace(LINE)):
+            on_event(replace(event, host="node1"))
+    assert capsys.readouterr() == ("", "")
+    records = [record for record in caplog.records if record.name == "tfdist"]
+    texts = [record.getMessage() for record in records]
+    assert texts[0].startswith("Starting 2 workers")
+    assert texts[1:] == [
+        "worker 0 on node1: epoch 1, step 5/20  loss 0.7500",
+        f"worker 0 on node1: {epoch_line(EPOCH)}",
+        "worker 0 on node1: careful",
+        "worker 1 on node1: hello",
+    ]
+    levels = [record.levelname for record in records]
+    assert levels == ["INFO", "DEBUG", "INFO", "INFO", "DEBUG"]
+    assert [(record.rank, record.host) for record in records[1:]] == [(0, "node1")] * 3 + [
+        (1, "node1")
+    ]
+    assert records[2].logs["loss"] == EPOCH.logs["loss"]
+    assert not logging.getLogger("tfdist").handlers
+
+
+def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
+    told: list[Any] = []
+
+    def tell(kind: str, fields: Any) -> bool:
+        told.append((kind, fields.get("text") or fields.get("step")))
+        return True
+
+    job = Job("train", workers=2)
+    with (
+        told_to(tell),
+        following(LocalLauncher(), job, Observers()) as (_, on_event),
+    ):
+        for event in (STEP, Note("careful"), EPOCH, LINE):
+            on_event(event)
+    assert [kind for kind, _ in told] == ["is_live", "begin", "step", "line", "epoch", "end"]
+    assert told[2:5] == [("step", 5), ("line", "note: careful"), ("epoch", epoch_line(EPOCH))]
+    assert capsys.readouterr() == ("", "")
+    # Of a session that cannot show them, steps are for observers alone.
+    told.clear()
+    with (
+        told_to(lambda kind, fields: told.append(kind)),
+        following(LocalLauncher(), job, Observers()) as (_, on_event),
+    ):
+        on_event(STEP)
+    assert told == ["is_live", "begin", "end"]
+
+
+def test_a_bar_shows_step_loss_speed_and_time_left_below_the_lines() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    live = Live(False, console)
+    with live:
+        live.begin("Starting 2 workers ...", Job("train", workers=2))
+        live.step(STEP)
+        live.step(replace(STEP, step=10, rows=320, seconds=1.0))
+        live.line("note: [brackets] stay")
+        live.epoch(EPOCH, epoch_line(EPOCH))
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    assert "2 workers  epoch 1/3" in shown
+    assert re.search(r"step 10/20  loss 0\.7500  320 rows/s  ETA 0:05", shown)
+    assert shown.index("note: [brackets] stay") < shown.index("epoch 1/3  loss 0.2912")
+    assert "note: [brackets] stay\n" in shown.replace("\r", "")
+
+
+def test_a_time_left_is_that_of_all_epochs() -> None:
+    speed = Speed()
+    assert speed.describe(STEP) == []
+    speed.note(STEP)
+    later = replace(STEP, step=15, rows=480, seconds=1.5)
+    speed.note(later)
+    assert speed.describe(later) == ["320 rows/s", "ETA 0:04"]
+    assert [show_seconds(s) for s in (4.4, 65, 7265)] == ["0:04", "1:05", "2:01:05"]
+
+
+def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
+    program = """if True:
+        from pybackend.api.observer import Observers
+        from pybackend.api.progress import following
+        from pybackend.job.job import Job
+        from pybackend.job.messages import EpochEnded, StepEnded
+        from pybackend.launchers.local import LocalLauncher
+        with following(LocalLauncher(), Job("train", workers=2), Observers()) as (job, on_event):
+            assert job.reports_steps
+            on_event(StepEnded(1, 1, 5, 20, 160, 0.5, {"loss": 0.75}))
+            print("printed by a script")
+            on_event(EpochEnded(1, 1, 4.0, {"loss": 0.5}))
+        """
+    parent, child = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=child, env=variables) as process:
+        os.close(child)
+        shown = b""
+        while True:
+            try:
+                if not (part := os.read(parent, 65536)):
+                    break
+            except OSError:  # Linux's way to say that the other end is closed
+                break
+            shown += part
+    os.close(parent)
+    assert process.returncode == 0
+    text = shown.decode()
+    # What erases the bar comes last: nothing of it stays.
+    assert "step 5/20" in text
+    assert text.rstrip().endswith("\x1b[2K") or text.rindex("\x1b[2K") > text.rindex("━")
+    assert text.index("printed by a script") < text.rindex("━")

@@ -32,6 +32,7 @@ from pybackend import (
     Checkpoint,
     ClusterError,
     InputError,
+    Observer,
     WorkerContext,
     WorkerFailedError,
     barrier_run,
@@ -111,8 +112,16 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
         "seed": 5,
         "validation_data": (x[:101], y[:101]),
     }
-    cluster = barrier_train(spark, build_dense, (x, y), **arguments)
-    assert "epoch 2/2" in capsys.readouterr().out  # live, from the executors
+    seen: list[int] = []
+
+    def watch(epoch: int, logs: Any) -> bool:
+        seen.append(epoch)
+        return epoch == 2
+
+    longer = {**arguments, "epochs": 5, "callbacks": [Observer(watch, lambda step, logs: None)]}
+    cluster = barrier_train(spark, build_dense, (x, y), **longer)
+    assert "epoch 2/5" in capsys.readouterr().out  # live, from the executors
+    assert seen == [1, 2]
     local = barrier_train(None, build_dense, (x, y), **arguments, verbose=0)
     assert largest_difference(cluster.model, local.model) <= 1e-6
     assert cluster.history["val_accuracy"] == pytest.approx(local.history["val_accuracy"])

@@ -96,6 +96,10 @@ def classifier() -> Any:
     return model
 
 
+def softmax(scores: Any) -> Any:
+    return keras.ops.convert_to_numpy(keras.ops.softmax(scores))
+
+
 X = np.random.default_rng(2).normal(size=(4, 3)).astype("float32")
 
 
@@ -104,7 +108,7 @@ def test_classes_have_their_names_and_numbers(database: Connection, classifier: 
     levels = ["o'ne", 't"wo', "thr\\ee é"]
     found = compute(database, classifier, fill_arrays(database, [X]), levels=levels)
     assert [row[1] for row in found] == [levels[place] for place in scores.argmax(axis=1)]
-    np.testing.assert_allclose([row[2:] for row in found], scores, atol=1e-5)
+    np.testing.assert_allclose([row[2:] for row in found], softmax(scores), atol=1e-5)
     found = compute(database, classifier, fill_arrays(database, [X]), type="class")
     assert [row[1:] for row in found] == [(place,) for place in scores.argmax(axis=1)]
 
@@ -117,6 +121,11 @@ def test_one_probability_is_that_of_the_second_class(database: Connection) -> No
     found = compute(database, model, fill_arrays(database, [X]), levels=["no", "yes"])
     assert [row[1] for row in found] == ["yes" if p > 0.5 else "no" for p in second]
     np.testing.assert_allclose([row[2:] for row in found], np.c_[1 - second, second], atol=1e-6)
+    model.layers[-1].activation = keras.activations.linear
+    logits = keras.Sequential([keras.Input((3,)), model.layers[-1]])
+    logits.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    found = compute(database, logits, fill_arrays(database, [X]), type="prob")
+    np.testing.assert_allclose([row[1:] for row in found], np.c_[1 - second, second], atol=1e-6)
 
 
 def test_rows_without_all_numbers_have_no_prediction(database: Connection, classifier: Any) -> None:
@@ -145,7 +154,7 @@ def test_features_may_be_columns_of_their_own(database: Connection, classifier: 
     rows = [[str(n), *map(repr, map(float, x))] for n, x in enumerate(X)]
     table = fill(database, columns, [*rows, ["4", "1.0", "NULL", "2.0"]])
     found = compute(database, classifier, table, features=names, type="prob")
-    np.testing.assert_allclose([row[1:] for row in found[:4]], scores, atol=1e-5)
+    np.testing.assert_allclose([row[1:] for row in found[:4]], softmax(scores), atol=1e-5)
     assert found[4][1:] == (None, None, None)
 
 
@@ -158,7 +167,8 @@ def test_the_query_may_be_part_of_another(database: Connection, classifier: Any)
         )
         database.create_weights(weights, made.parts)
         one = database.execute(f"SELECT * FROM ({made.query}) AS q WHERE id = 2")
-    np.testing.assert_allclose(one[0][2:], classifier.predict(X[2:3], verbose=0)[0], atol=1e-5)
+    expected = softmax(classifier.predict(X[2:3], verbose=0))[0]
+    np.testing.assert_allclose(one[0][2:], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

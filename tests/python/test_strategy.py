@@ -18,7 +18,7 @@ from conftest import build_dense
 from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
-from pybackend import InputError, TrainResult, barrier_train
+from pybackend import InputError, Observer, TrainResult, barrier_train
 from pybackend.job.job import Job
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
@@ -68,7 +68,14 @@ def test_one_worker_takes_the_steps_of_one_process() -> None:
         return model
 
     result = train(
-        build, (x, y, weights), workers=None, roles=ROLES, epochs=3, batch_size=32, shuffle=False
+        build,
+        (x, y, weights),
+        workers=None,
+        roles=ROLES,
+        epochs=5,
+        batch_size=32,
+        shuffle=False,
+        callbacks=[Observer(on_epoch_end=lambda epoch, logs: epoch == 3)],
     )
     # Rows are dealt to ranks in turn, and the worker has those of the chief first.
     order = np.concatenate([np.arange(rank, 480, 3) for rank in range(3)])

@@ -93,9 +93,9 @@ def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSl
     if workers > slots:
         listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
         raise InputError(
-            f"workers={workers}, but {listed} has {slots} slot{'s' if slots != 1 else ''}: use "
-            f"workers={slots}, or give "
-            "hosts more slots (one for each GPU, or for each few cores)"
+            f"`workers` is {workers}, but {listed} has {slots} slot{'s' if slots != 1 else ''}: "
+            f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few "
+            "cores)"
         )
     placed, first = [], 0
     for host in hosts:

@@ -24,7 +24,16 @@ from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, argument_of
 from pybackend.model.structure import digest_config
 
 # What may differ: only the first process writes files, and the rest is about this process alone.
-_OWN = {"seed", "is_seeded", "model_uri", "verbose", "timeout"}
+_OWN = {
+    "seed",
+    "is_seeded",
+    "model_uri",
+    "tensorboard",
+    "verbose",
+    "timeout",
+    "reports_steps",
+    "is_observed",
+}
 # Fields that are not arguments, and the argument that they follow from.
 _ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
 _ROWS = "rows of "

@@ -41,6 +41,7 @@ from pybackend.launchers.joined.gathering import (
     find_meeting,
     open_server,
 )
+from pybackend.launchers.joined.inbox import Inbox
 from pybackend.launchers.joined.joining import find_place
 from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member
@@ -150,8 +151,15 @@ def _lead(call: Call, notice: Notice) -> Outcome:
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
         gang = Gang(call, AtItself(call, meeting))
-        others = _Others(call, meeting)
-        report, model = member.work(gang, (), call.emit, None, server, others.give_up, notice)
+        others, inbox = _Others(call, meeting), Inbox(call.emit)
+
+        def give_up() -> str | None:
+            inbox.pass_on()
+            return others.give_up()
+
+        options = (None, server, give_up, notice, inbox.poll_order)
+        report, model = member.work(gang, (), inbox, *options)
+        inbox.pass_on()
         if gang.error is not None:
             raise gang.error
         report = _at_own_end(report, notice)
@@ -183,11 +191,16 @@ def _follow(call: Call, notice: Notice) -> Outcome:
         )
         client.start_beating(SHORTEST_SILENCE)
 
+        inbox = Inbox(call.emit)
+
         def give_up() -> str | None:
+            inbox.pass_on()
             return f"{place.name(0)} has ended the call" if client.has_ended else None
 
         gang = Gang(call, AtTheFirst(call, client))
-        report, _ = member.work(gang, (), call.emit, None, server, give_up, notice)
+        options = (None, server, give_up, notice, inbox.poll_order)
+        report, _ = member.work(gang, (), inbox, *options)
+        inbox.pass_on()
         if gang.error is not None:
             raise gang.error
         report = _at_own_end(report, notice)

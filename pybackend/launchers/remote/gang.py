@@ -130,8 +130,8 @@ class _Gang:
             elif rank in self._reports:  # it was said to have failed
                 return
             self._reports[rank] = report
-        else:
-            self._failures(event)
+        elif answer := self._failures(event):
+            self._meeting.order(answer, event.rank)
 
     def _add(self, failures: Iterable[Failure]) -> None:
         """Add failures of workers of which nothing is known yet."""

@@ -105,7 +105,9 @@ def take_part(
         if not member.loopback:
             hosts[rank] = find_own_address(task.hosts, rank, reached)
         group = RemoteGroup(rank, hosts, cores, gpus, meeting)
-        report, model = member.work(group, [folder], meeting, notice=notice)
+        report, model = member.work(
+            group, [folder], meeting, notice=notice, orders=meeting.poll_order
+        )
         if model is not None:
             meeting.send(MODEL + model[0], model[1])
         meeting.send(REPORT, encode(report).encode())

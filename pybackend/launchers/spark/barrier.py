@@ -28,6 +28,7 @@ from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier_task import (
+    NO_OBSERVING,
     SCHEMA,
     SET_COLUMN,
     Blobs,
@@ -114,6 +115,8 @@ class SparkLauncher:
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
             server = _meeting_server(stack, session, token, job)
+            if server is None and job.is_observed:
+                raise ClusterError(NO_OBSERVING)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
             task = Task(member, cores_of_task(session, job.workers))
@@ -322,7 +325,9 @@ def _collect(
             return error
 
     def handle(seconds: float) -> None:
-        failures(events.get(timeout=seconds))
+        event = events.get(timeout=seconds)
+        if (answer := failures(event)) and server:
+            server.order(answer, event.rank)
 
     def pause() -> None:
         with suppress(queue.Empty):

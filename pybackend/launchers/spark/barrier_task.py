@@ -17,6 +17,7 @@ from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.packed import Layout, spool_blobs
 from pybackend.data.spool import SpoolWriter
+from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.member import Member
@@ -28,6 +29,11 @@ SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks which data set a row belongs to when training and validation rows travel together.
 SET_COLUMN = "__tfdist_set__"
 _PIECE_BYTES = 8 << 20
+NO_OBSERVING = (
+    "observers need connections from Spark's workers to the driver, and at least one worker cannot "
+    "reach it. Set spark.driver.host to the address by which executors reach the driver, and "
+    "spark.driver.bindAddress to the one to listen on; or leave the observers out"
+)
 # A driver that does not answer by then is out of reach: the tasks meet by Spark's own allGather.
 _DRIVER_SECONDS = 3.0
 
@@ -35,7 +41,10 @@ _DRIVER_SECONDS = 3.0
 class BarrierGroup:
     """A gang as Spark's barrier knows it, which meets at the driver if all members reach it."""
 
-    def __init__(self, context: Any, meeting: MeetingClient, cores: int) -> None:
+    def __init__(
+        self, context: Any, meeting: MeetingClient, cores: int, needs_driver: bool = False
+    ) -> None:
+        self._needs_driver = needs_driver
         self._context = context
         self._meeting = meeting
         self.rank: int = context.partitionId()
@@ -48,6 +57,8 @@ class BarrierGroup:
     def gather(self, message: str) -> list[str]:
         """See `Group`."""
         everyone = self._meeting.gather(message)
+        if everyone is None and self._needs_driver:
+            raise ClusterError(NO_OBSERVING)
         if everyone is None:  # costs a second
             everyone = list(self._context.allGather(message))
         return everyone
@@ -77,8 +88,16 @@ class Task:
             )
         with MeetingClient(member.driver, member.token, rank, _DRIVER_SECONDS) as meeting:
             meeting.start_beating(find_silence(member.job.timeout))
-            group = BarrierGroup(context, meeting, self.cores)
-            report, model = member.work(group, batches, meeting)
+            is_observed = member.job.is_observed
+
+            def give_up() -> str | None:
+                is_lost = is_observed and meeting.has_ended
+                return "the driver, which observes the training, was lost" if is_lost else None
+
+            group = BarrierGroup(context, meeting, self.cores, is_observed)
+            report, model = member.work(
+                group, batches, meeting, give_up=give_up, orders=meeting.poll_order
+            )
             if report.failure is not None:
                 fail_task(report.failure, meeting)
         yield from rows_to_return(report, model)

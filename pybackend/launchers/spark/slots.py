@@ -38,10 +38,9 @@ def check_slots(session: Any, workers: int) -> int:
         slots, fixed = _count_available(session)
     if slots < workers:
         raise ClusterError(
-            f"workers={workers}, but this Spark session runs at most {slots} "
-            f"task{'s' if slots != 1 else ''} at a time "
-            f"(master {_master(session)}): use workers={max(slots, 1)} or fewer, or "
-            "start the session with more executors or cores"
+            f"`workers` is {workers}, but this Spark session runs at most {slots} "
+            f"task{'s' if slots != 1 else ''} at a time (master {_master(session)}): use at most "
+            f"{max(slots, 1)}, or start the session with more executors or cores"
         )
     return slots
 

@@ -92,6 +92,12 @@ class SparklyrWorkers:
     ) -> Outcome:
         """See `Launcher`; ``on_event`` is called from a thread, as R has this one."""
         session = self.session
+        if job.is_observed:
+            raise InputError(
+                "workers that sparklyr starts, for functions written in R, cannot be observed: "
+                "spark_apply() has this R session to itself until they end. Leave the observers "
+                "out, or pass a model and data that are no R functions"
+            )
         check_slots(session, job.workers)
         if job.resources.gpus:
             raise InputError(

@@ -1,8 +1,3 @@
-test_that("a fit prints and summarises", {
-  expect_snapshot(example_fit())
-  expect_snapshot(summary(example_fit()))
-})
-
 test_that("the history is long, training beside validation", {
   history <- as.data.frame(example_fit())
   expect_named(history, c("epoch", "metric", "value", "data"))
@@ -68,31 +63,53 @@ test_that("workers are a data frame", {
 test_that("fields are accessed by name", {
   fit <- example_fit()
   expect_identical(fit[["epochs"]], 2L)
-  expect_null(fit$nothing)
-})
-
-test_that("prediction checks its rows before Python is used", {
-  fit <- example_fit()
-  fit$features <- c("a", "b")
+  expect_null(fit$label)
   expect_snapshot(error = TRUE, {
-    predict(fit, data.frame(a = 1))
-    predict(fit, data.frame(a = 1, b = NA_real_))
-    predict(fit, data.frame(a = 1, b = "x"))
-    predict(fit, "rows")
-    predict(fit, matrix(1:4, 2), batch_size = 0)
-    predict(fit, matrix(1:4, 2), batchsize = 4)
+    fit$nothing
+    # No part of a name is taken for it.
+    fit$hist
+    fit[["work"]]
   })
 })
 
-test_that("the size of base64 text is computed in bytes", {
-  expect_identical(base64_size("QUJD"), 3L)
-  expect_identical(base64_size("QUI="), 2L)
-  expect_identical(base64_size("QQ=="), 1L)
+test_that("no name of tfdist is one of keras3, so both may be attached in either order", {
+  skip_if_not_installed("keras3")
+  taken <- unlist(lapply(c("keras3", "tensorflow", "generics", "stats"), getNamespaceExports))
+  expect_identical(intersect(getNamespaceExports("tfdist"), taken), character())
 })
 
-test_that("score columns are named by the levels if their number fits", {
-  scores <- matrix(1:6, 2)
-  expect_identical(colnames(name_columns(scores, c("a", "b", "c"))), c("a", "b", "c"))
-  expect_null(colnames(name_columns(scores, c("a", "b"))))
-  expect_null(colnames(name_columns(scores, NULL)))
+test_that("a fit works with keras3 attached, before tfdist or after", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  path <- withr::local_tempfile(fileext = ".rds")
+  model <- dense_model()
+  fit <- example_fit(levels = levels(iris$Species))
+  fit["model_base64"] <- list(model_to_base64(model))
+  fit["model_sha256"] <- list(NULL)
+  fit["decoded"] <- list(new.env(parent = emptyenv()))
+  saveRDS(fit, path)
+  expected <- evaluate_in_session(
+    fit,
+    list(x = as.matrix(iris[1:4]), y = iris$Species),
+    32L,
+    rlang::current_env()
+  )
+  use <- "
+    saved <- readRDS(commandArgs(TRUE))
+    path <- write_model(saved, tempfile(fileext = '.keras'))
+    folder <- tempfile()
+    export_savedmodel(saved, folder)
+    stopifnot(file.exists(path, file.path(folder, 'saved_model.pb')))
+    figures <- evaluate(saved, as.matrix(iris[1:4]), iris$Species)
+    stopifnot(identical(figures, generics::evaluate(saved, iris, label = 'Species')))
+    stopifnot(nrow(predict(saved, iris[1:3, 1:4])) == 3)
+    cat(format(figures, digits = 15), sep = '\n')
+  "
+  for (packages in list(c("tfdist", "keras3"), c("keras3", "tfdist"))) {
+    attach <- paste0("suppressMessages(library(", packages, "));", collapse = "")
+    script <- withr::local_tempfile(lines = c(attach, use), fileext = ".R")
+    said <- system2(file.path(R.home("bin"), "Rscript"), c(script, path), stdout = TRUE)
+    expect_null(attr(said, "status"))
+    expect_equal(as.double(utils::tail(said, 2L)), unname(expected), tolerance = 1e-6)
+  }
 })

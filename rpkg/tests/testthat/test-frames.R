@@ -16,7 +16,6 @@ test_that("columns that cannot be used are rejected by name", {
   expect_snapshot(error = TRUE, {
     check(iris, label = "kind")
     check(iris, features = c("Sepal.Width", "weight"))
-    check(iris, label = "Sepal.Width")
     check(iris, features = c("Sepal.Width", "Species"))
     check(iris["Species"])
     check(iris[0, ])

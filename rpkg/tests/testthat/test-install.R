@@ -13,28 +13,47 @@ test_that("pip is asked for the wheel or checkout with its extras", {
   checkout <- withr::local_tempdir("checkout")
   file.create(file.path(checkout, "pyproject.toml"))
   checkout <- normalizePath(checkout)
-  expect_identical(python_requirement(checkout, "cpu"), paste0(checkout, "[cpu]"))
-  expect_identical(python_requirement(checkout, NULL), checkout)
+  expect_identical(python_requirements(checkout, "cpu"), paste0(checkout, "[cpu]"))
+  expect_identical(python_requirements(checkout, NULL), checkout)
+  expect_identical(
+    python_requirements(checkout, c("cpu", "spark")),
+    c(paste0(checkout, "[cpu,spark]"), "pyspark<4.3")
+  )
   expect_no_error(check_source(checkout))
 })
 
-test_that("without a wheel the package index is asked for the same version", {
-  local_mocked_bindings(bundled_wheel = function() NULL)
-  expect_identical(
-    python_requirement(NULL, c("cpu", "spark")),
-    sprintf("tfdist[cpu,spark]==%s", own_version())
-  )
+test_that("an installed package holds a wheel, or the sources, or neither", {
+  folder <- withr::local_tempdir("python")
+  expect_null(bundled_python(""))
+  expect_null(bundled_python(folder))
+  # What a symbolic link becomes where it is not known.
+  writeLines("../../../pybackend", file.path(folder, "pybackend"))
+  file.create(file.path(folder, "pyproject.toml"))
+  expect_null(bundled_python(folder))
+  unlink(file.path(folder, "pybackend"))
+  dir.create(file.path(folder, "pybackend"))
+  file.create(file.path(folder, "pybackend", "__init__.py"))
+  expect_identical(bundled_python(folder), folder)
+  wheel <- file.path(folder, sprintf("tfdist-%s-py3-none-any.whl", own_version()))
+  file.create(wheel)
+  expect_identical(bundled_python(folder), wheel)
+})
+
+test_that("without a Python half the three ways to one are named", {
+  local_mocked_bindings(bundled_python = function() NULL)
+  expect_snapshot(error = TRUE, install_tfdist())
 })
 
 test_that("the environment is created if it is missing, then filled", {
   calls <- list()
   local_mocked_bindings(
-    bundled_wheel = function() NULL,
-    create_environment = function(envname, python) calls$create <<- list(envname, python)
+    bundled_python = function() "/",
+    find_python = function(python) python,
+    create_environment = function(envname, python) calls$create <<- list(envname, python),
+    run_pip = function(...) calls$pip <<- list(...)
   )
   local_mocked_bindings(
     virtualenv_exists = function(envname) FALSE,
-    virtualenv_install = function(envname, packages, ...) calls$install <<- list(packages, ...),
     virtualenv_python = function(envname) file.path("/envs", envname, "bin", "python"),
     py_available = function(...) FALSE,
     .package = "reticulate"
@@ -44,5 +63,5 @@ test_that("the environment is created if it is missing, then filled", {
     transform = function(lines) gsub(own_version(), "<version>", lines, fixed = TRUE)
   )
   expect_identical(calls$create, list("other", "3.12"))
-  expect_identical(calls$install$pip_options, "--no-index")
+  expect_identical(calls$pip, list("/envs/other", "/[cpu]", "--no-index"))
 })

@@ -3,9 +3,9 @@ test_that("arguments are checked before Python is used", {
     model_to_base64("model")
     model_from_base64(3)
     model_from_base64("abc", sha256 = "12")
-    save_model(1:3, "model.h5")
-    save_model("QUJD", "model.rds")
-    save_model("QUJD", "no/such/directory/model.h5")
+    write_model(1:3, "model.h5")
+    write_model("QUJD", "model.rds")
+    write_model("QUJD", "no/such/directory/model.h5")
   })
 })
 
@@ -31,10 +31,10 @@ test_that("a model survives the round trip through text and file", {
   again <- model_from_base64(text)
   expect_equal(again$get_weights(), model$get_weights())
   path <- withr::local_tempfile(fileext = ".h5")
-  expect_identical(save_model(text, path), path)
+  expect_identical(write_model(text, path), path)
   keras <- reticulate::import("keras")
   expect_equal(keras$saving$load_model(path)$get_weights(), model$get_weights())
-  expect_invisible(save_model(model, withr::local_tempfile(fileext = ".keras")))
+  expect_invisible(write_model(model, withr::local_tempfile(fileext = ".keras")))
 })
 
 test_that("broken text is a serialization error", {

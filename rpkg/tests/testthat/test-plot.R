@@ -13,8 +13,39 @@ test_that("R's own graphics draw the same", {
   expect_identical(graphics::par("mfrow"), before)
 })
 
-test_that("other engines are rejected", {
-  expect_snapshot(error = TRUE, plot(example_fit(), engine = "lattice"))
+test_that("the plot shows the metrics that are asked for, and a legend where it tells lines apart", {
+  skip_if_not_installed("ggplot2")
+  plot <- ggplot2::autoplot(example_fit(), metrics = "accuracy")
+  expect_identical(nrow(ggplot2::layer_data(plot)), 4L)
+  expect_identical(plot$theme$legend.position, "top")
+  alone <- ggplot2::autoplot(example_fit(validation = FALSE))
+  expect_identical(alone$theme$legend.position, "none")
+})
+
+test_that("smooth lines go through the figures", {
+  fit <- example_fit(validation = FALSE)
+  fit$history <- list(loss = c(5, 3, 4, 2, 3, 1))
+  fit["numbered"] <- list(NULL)
+  history <- plotted_history(fit, NULL, TRUE)
+  expect_equal(history$line, stats::lowess(1:6, fit$history$loss, f = 0.4, iter = 0)$y)
+  expect_identical(history$value, fit$history$loss)
+  # Two figures are no curve.
+  expect_identical(
+    plotted_history(example_fit(), NULL, TRUE)$line,
+    as.data.frame(example_fit())$value
+  )
+})
+
+test_that("bad arguments are rejected", {
+  none <- example_fit()
+  none$history <- list()
+  expect_snapshot(error = TRUE, {
+    plot(example_fit(), engine = "lattice")
+    plot(example_fit(), metrics = "val_loss")
+    plot(example_fit(), smooth = "yes")
+    plot(example_fit(), metric = "loss")
+    plot(none)
+  })
 })
 
 test_that("the axis marks whole epochs", {

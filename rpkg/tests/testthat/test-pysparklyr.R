@@ -27,7 +27,7 @@ test_that("a connection of pysparklyr trains as this machine does", {
     fit_weights(whole("local", rows)),
     tolerance = 1e-6
   )
-  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
+  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 4L))
 
   # Any dplyr pipeline is a table.
   pipeline <- dplyr::mutate(dplyr::filter(table, label < 2L), a = a * 2)
@@ -44,8 +44,8 @@ test_that("a connection of pysparklyr trains as this machine does", {
   beside <- dplyr::collect(dplyr::arrange(predict(from_table, table), a, b, c, d))
   sorted <- rows[order(rows$a, rows$b, rows$c, rows$d), ]
   expect_equal(
-    unname(as.matrix(beside[paste0(".pred_", 0:2)])),
-    predict(from_table, sorted),
+    as.matrix(beside[paste0(".pred_", 0:2)]),
+    as.matrix(predict(from_table, sorted)[paste0(".pred_", 0:2)]),
     tolerance = 1e-6
   )
 

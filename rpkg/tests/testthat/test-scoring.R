@@ -66,7 +66,7 @@ test_that("several workers compute what one process computes", {
 
   scores <- barrier_predict("local", fit, rev(iris), workers = 3, batch_size = 16)
   expect_identical(colnames(scores), levels(iris$Species))
-  expect_equal(scores, predict(fit, iris), tolerance = 1e-5)
+  expect_equal(scores, predict(fit, iris, type = "raw"), tolerance = 1e-5)
 })
 
 test_that("models and functions are scored as fits are", {

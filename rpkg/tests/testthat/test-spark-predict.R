@@ -22,13 +22,9 @@ iris_fit <- function() {
 test_that("arguments for Spark tables are rejected elsewhere", {
   rows <- iris_rows()
   expect_error(
-    predict(example_fit(), rows, type = "class"),
-    "`type` works only with Spark tables",
-    class = "tfdist_error_input"
-  )
-  expect_error(
     predict(example_fit(), rows, features = "a"),
-    "`features` works only with Spark tables"
+    "`features` works only with Spark tables",
+    class = "tfdist_error_input"
   )
 })
 
@@ -44,23 +40,28 @@ binary_model <- function() {
 
 test_that("levels are used if the model distinguishes as many classes", {
   skip_if_no_pybackend()
-  known <- function(model, levels) model_levels(model, levels, rlang::current_env())
+  known <- function(...) model_levels(..., call = rlang::current_env())
   model <- binary_model()
   expect_identical(known(model, c("no", "yes")), list("no", "yes"))
   expect_null(known(model, NULL))
   expect_null(known(dense_model(), c("no", "yes")))
   model$compile(loss = "mse")
   expect_null(known(model, c("no", "yes")))
+  keras <- reticulate::import("keras")
+  model$compile(loss = keras$losses$BinaryCrossentropy(from_logits = TRUE))
+  expect_null(known(model, c("no", "yes")))
+  expect_identical(known(model, c("no", "yes"), with_logit = TRUE), list("no", "yes"))
 })
 
 expect_same_predictions <- function(fit, found) {
   rows <- iris_rows()
   expected <- predict(fit, rows)
+  probabilities <- unname(as.matrix(expected[-1]))
   found <- dplyr::arrange(dplyr::collect(found), id)
   expect_identical(names(found)[7:10], c(".pred_class", paste0(".pred_", levels(rows$kind))))
   numbers <- unname(as.matrix(found[paste0(".pred_", levels(rows$kind))]))
-  expect_equal(numbers, unname(expected), tolerance = 1e-6)
-  expect_identical(found$.pred_class, levels(rows$kind)[max.col(expected)])
+  expect_equal(numbers, probabilities, tolerance = 1e-6)
+  expect_identical(found$.pred_class, as.character(expected$.pred_class))
   expect_identical(found$kind, as.character(rows$kind))
 }
 
@@ -74,11 +75,11 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_same_predictions(fit, found)
 
   # Verbs of dplyr go on from there.
-  expected <- table(colnames(predict(fit, iris_rows()))[max.col(predict(fit, iris_rows()))])
+  expected <- table(as.character(predict(fit, iris_rows())$.pred_class))
   counted <- dplyr::collect(dplyr::count(found, .pred_class))
   expect_equal(sum(counted$n), 150)
   expect_identical(sort(counted$.pred_class), sort(names(expected)))
-  few <- dplyr::filter(found, kind == "setosa", .pred_setosa > -100)
+  few <- dplyr::filter(found, kind == "setosa", .pred_setosa >= 0)
   few <- dplyr::mutate(few, right = .pred_class == kind)
   expect_identical(nrow(dplyr::collect(few)), 50L)
 
@@ -87,13 +88,17 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_identical(setdiff(colnames(piped), colnames(table)), ".pred_class")
   expect_identical(sparklyr::sdf_nrow(piped), 10)
   raw <- dplyr::collect(predict(fit, dplyr::filter(table, id == 1L), type = "raw"))
-  expect_equal(unlist(raw$.pred), unname(predict(fit, iris_rows()[1, ])[1, ]), tolerance = 1e-6)
+  expect_equal(
+    unlist(raw$.pred),
+    unname(predict(fit, iris_rows()[1, ], type = "raw")[1, ]),
+    tolerance = 1e-6
+  )
 
   binary <- fit
   binary$levels <- c("no", "yes")
   binary$decoded <- rlang::env(model = binary_model())
   found <- dplyr::collect(dplyr::arrange(predict(binary, table), id))
-  yes <- predict(binary, iris_rows())[, 1]
+  yes <- predict(binary, iris_rows(), type = "raw")[, 1]
   expect_equal(found$.pred_yes, yes, tolerance = 1e-6)
   expect_equal(found$.pred_no, 1 - yes, tolerance = 1e-6)
   expect_identical(found$.pred_class, ifelse(yes > 0.5, "yes", "no"))

@@ -29,8 +29,9 @@ test_that("a local connection trains as this machine does", {
   route <- check_sc(sc)
   expect_identical(route$kind, "sparklyr")
 
-  train <- function(sc, data, ...) {
-    barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
+  train <- function(sc, data, ..., verbose = 0) {
+    model <- dense_model()
+    barrier_train(sc, model, data, ..., workers = 2, epochs = 2, seed = 1, verbose = verbose)
   }
   here <- train("local", iris_arrays())
   spark <- train(sc, iris_arrays())
@@ -52,7 +53,7 @@ test_that("a local connection trains as this machine does", {
   )
   from_frame <- barrier_train(session, dense_model(2L), frame, workers = 1, verbose = 0)
   expect_identical(from_frame$features, c("a", "b"))
-  expect_identical(dim(predict(from_frame, data.frame(b = 1, a = 2))), c(1L, 3L))
+  expect_identical(dim(predict(from_frame, data.frame(b = 1, a = 2))), c(1L, 4L))
 
   # A table reaches the workers through a view that is removed afterwards.
   before <- list_views(session)
@@ -62,7 +63,7 @@ test_that("a local connection trains as this machine does", {
   table <- sparklyr::sdf_copy_to(sc, rows, "iris_rows", overwrite = TRUE)
   from_table <- train(sc, table)
   expect_identical(sum(from_table$workers$rows), 150L)
-  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 3L))
+  expect_identical(dim(predict(from_table, rows[1:5, ])), c(5L, 4L))
   expect_scored_as_here(sc, session, from_table, table, rows, before)
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
@@ -74,13 +75,13 @@ test_that("a local connection trains as this machine does", {
   kinds <- dplyr::tbl(sc, dplyr::sql("SELECT a, b, c, d, n, kind FROM iris_kinds"))
   few <- dplyr::filter(kinds, a > 4.4 | kind != "setosa")
   expect_message(
-    by_kind <- train(sc, few, label = "kind", weight = "n", data_options = data_options()),
+    by_kind <- train(sc, few, label = "kind", weight = "n", verbose = 1),
     "setosa = 0"
   )
   expect_identical(sum(by_kind$workers$rows), sum(rows$a > 4.4 | rows$kind != "setosa"))
   expect_identical(by_kind$levels, levels(iris$Species))
   expect_identical(by_kind$features, c("a", "b", "c", "d"))
-  expect_identical(colnames(predict(by_kind, rows[1:2, ])), by_kind$levels)
+  expect_identical(levels(predict(by_kind, rows[1:2, ])$.pred_class), by_kind$levels)
   # Part of the classes has the codes of the training, as text and as numbers.
   last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
   coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)

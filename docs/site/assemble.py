@@ -1,0 +1,143 @@
+"""Writes the sources of the site. usage: assemble.py WORK
+
+WORK has the folders `vignettes` and `pkgdown` that scripts/docs.sh has filled, and gets `source`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import chart
+import python_pages
+import r_pages
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# Where the site has what lies elsewhere in the repository.
+PLACES = {
+    "README.md": "guides/overview.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "examples/README.md": "guides/examples.md",
+    "docs/coming-from.md": "coming-from/index.md",
+    "docs/architecture.md": "project/architecture.md",
+    "docs/migrating": "coming-from/index.md",
+}
+# The guides in their order, which those that are not named here follow.
+GUIDES = {
+    "overview": "Overview",
+    "data": "Data",
+    "exactness": "What is exact",
+    "scaling": "Scaling",
+    "strategies": "Strategies",
+    "security": "Security",
+    "examples": "Examples",
+    "particles": "Example: particles",
+}
+_NAMED_BY_PATH = re.compile(r"\[(docs/\S+\.md)\](?=\(\1\))")
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def place_of(path: str) -> str | None:
+    """The page of the site that shows a file of the repository."""
+    if path in PLACES:
+        return PLACES[path]
+    folder, _, name = path.rpartition("/")
+    if name == "README.md" and folder.startswith("examples/"):
+        return f"guides/{folder.removeprefix('examples/')}.md"
+    return {"docs": f"guides/{name}", "docs/migrating": f"coming-from/{name}"}.get(folder)
+
+
+def move_links(text: str, path: str, page: str) -> str:
+    """The text of a file of the repository, with links that lead to the site.
+
+    What is no page of it, such as a notebook, is a file to download.
+    """
+
+    def move(link: re.Match[str]) -> str:
+        target = os.path.normpath(os.path.join(os.path.dirname(path), link[1]))
+        if not (ROOT / target).exists():
+            raise SystemExit(f"{path} links to {link[1]}, which is not there")
+        place = place_of(target) or f"files/{target}"
+        return f"]({os.path.relpath(place, os.path.dirname(page))}{link[2] or ''})"
+
+    def name(link: re.Match[str]) -> str:
+        return f"[{(ROOT / link[1]).read_text().splitlines()[0].removeprefix('# ')}]"
+
+    return _LINK.sub(move, _NAMED_BY_PATH.sub(name, text))
+
+
+def _contents(entries: list[str], *options: str) -> str:
+    return "\n".join(["", "", "```{toctree}", *options, "", *entries, "```", ""])
+
+
+def copy_files(source: Path) -> None:
+    """The files to which the documents link."""
+    for path in source.rglob("*.md"):
+        for link in _LINK.finditer(path.read_text()):
+            place = os.path.relpath(path.parent / link[1], source)
+            if place.startswith("files/") and not (source / place).exists():
+                (source / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / place.removeprefix("files/"), source / place)
+
+
+def write_documents(source: Path) -> None:
+    """The Markdown files of the repository."""
+    patterns = ("*.md", "docs/*.md", "docs/migrating/*.md", "examples/**/README.md")
+    files = [str(path.relative_to(ROOT)) for one in patterns for path in sorted(ROOT.glob(one))]
+    for path in files:
+        page = place_of(path)
+        if page is None:
+            continue
+        text = move_links((ROOT / path).read_text(), path, page)
+        if path == "README.md":  # whose title is the site's
+            text = text.replace("# tfdist", "# Overview", 1)
+        if page == "coming-from/index.md":
+            names = sorted(path.stem for path in ROOT.glob("docs/migrating/*.md"))
+            text += _contents(names, ":hidden:")
+        (source / page).parent.mkdir(parents=True, exist_ok=True)
+        (source / page).write_text(text)
+
+
+def write_start(source: Path) -> None:
+    """The landing page, with the README's first example and the chart, and the sections' starts."""
+    example = re.search(r"```python\n.*?```", (ROOT / "README.md").read_text(), re.S)
+    assert example is not None
+    steps = chart.read_steps()
+    filled = {
+        "@example@": example[0],
+        "@measured@": chart.MEASURED.removeprefix("step, "),
+        "@machine@": chart.name_machine(),
+    }
+    text = (HERE / "index.md").read_text()
+    for mark, value in filled.items():
+        text = text.replace(mark, value)
+    (source / "index.md").write_text(text)
+    (source / "chart.svg").write_text(chart.draw(steps))
+    (source / "runs.svg").write_text((HERE / "runs.svg").read_text())
+    there = sorted(path.stem for path in (source / "guides").glob("*.md"))
+    guides = [f"{title} <{page}>" for page, title in GUIDES.items() if page in there]
+    guides += [page for page in there if page not in GUIDES]
+    (source / "guides/index.md").write_text("# Guides" + _contents(guides))
+    parts = ["changelog", "architecture", "contributing"]
+    project = (HERE / "project.md").read_text() + _contents(parts, ":hidden:")
+    (source / "project/index.md").write_text(project)
+
+
+def main(work: Path) -> None:
+    """Write all sources into WORK/source."""
+    source = work / "source"
+    source.mkdir()
+    r_pages.write_pages(work, source / "r")
+    python_pages.write_pages(source / "python")
+    write_documents(source)
+    write_start(source)
+    copy_files(source)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

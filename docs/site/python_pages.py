@@ -1,0 +1,157 @@
+"""Pages of the Python half: a reference that Sphinx fills from docstrings, and the commands."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pybackend
+
+# Each entry is a page: "title: names", or a name alone, which is then the title, too.
+GROUPS = {
+    "Train": [
+        "barrier_train",
+        "train_mnist",
+        "TrainResult",
+        "Reports of workers: WorkerReport StepTimes Gang",
+    ],
+    "Use a model": [
+        "barrier_evaluate",
+        "barrier_predict",
+        "predict_spark",
+        "Models as files: load_model save_model",
+        "Models as text and bytes: model_to_base64 model_from_base64 model_to_bytes "
+        "model_from_bytes sha256_of",
+    ],
+    "Machines": [
+        "hosts",
+        "slurm",
+        "kubernetes",
+        "join",
+        "TF_CONFIG: make_tf_config read_tf_config ClusterSpec",
+    ],
+    "Options of a training": [
+        "DataOptions",
+        "Exchange, LocalSteps: Exchange LocalSteps",
+        "Checkpoints: Checkpoint load_checkpoint",
+        "Resources",
+        "ScaleLearningRate",
+    ],
+    "Data": ["TFRecord files: write_tfrecords read_tfrecords", "mnist", "replay_batches"],
+    "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
+    "Databases": ["Models in databases: deploy_model undeploy_model", "to_sql"],
+    "Plan": ["bench_scale: bench_scale ScalingResult"],
+    "Errors": [
+        "Errors: TfdistError InputError ClusterError WorkerFailedError PeerLostError "
+        "SerializationError DatabaseError RError UnverifiedFileWarning"
+    ],
+    "From other packages": [
+        "TFDistributor",
+        "Stages of Spark ML: ml.KerasEstimator ml.KerasModel",
+        "MirroredStrategyRunner: spark_tensorflow_distributor.MirroredStrategyRunner",
+        "tfos.TFCluster",
+        "tfos.TFNode",
+        "tfos.TFParallel",
+        "tfos.pipeline",
+        "tfos.dfutil",
+    ],
+}
+
+
+def _find(name: str) -> Any:
+    module, _, last = f"pybackend.{name}".rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), last)
+    except AttributeError:
+        return importlib.import_module(f"{module}.{last}")
+
+
+def _directive(name: str) -> str:
+    thing = _find(name)
+    if inspect.ismodule(thing):
+        return f".. automodule:: pybackend.{name}\n   :members:\n   :undoc-members:\n"
+    whole = f"pybackend.{name}" if "." in name else name
+    if not inspect.isclass(thing):
+        return f".. autofunction:: {whole}\n"
+    if issubclass(thing, BaseException):
+        return f".. autoexception:: {whole}\n   :members:\n   :show-inheritance:\n"
+    return f".. autoclass:: {whole}\n   :members:\n"
+
+
+def _page(title: str, names: list[str]) -> str:
+    heading = (f"pybackend.{title}" if title == names[0] else title).replace("_", "\\_")
+    parts = [heading, "=" * len(heading), "", ".. py:currentmodule:: pybackend", ""]
+    return "\n".join([*parts, *map(_directive, names)])
+
+
+def _first_sentence(name: str) -> str:
+    text = inspect.getdoc(_find(name)) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def grouped_pages() -> dict[str, dict[str, list[str]]]:
+    """By group and title the names of each page; those without a group are in one of their own."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for group, entries in GROUPS.items():
+        split = [entry.rpartition(": ") for entry in entries]
+        groups[group] = {title or names: names.split() for title, _, names in split}
+    listed = {name for pages in groups.values() for names in pages.values() for name in names}
+    more = [name for name in pybackend.__all__ if name not in listed and name != "__version__"]
+    if more:
+        print(f"Without a group in docs/site/python_pages.py: {', '.join(more)}", file=sys.stderr)
+        groups["More"] = {name: [name] for name in more}
+    return groups
+
+
+def _index(groups: dict[str, dict[str, list[str]]]) -> str:
+    title = "Reference of Python"
+    parts = [title, "=" * len(title), "", ".. py:module:: pybackend", ""]
+    parts += [
+        "``import pybackend`` takes a moment: each name loads what it needs when it is used.",
+        "",
+    ]
+    parts += [".. py:data:: __version__", "", "   The release, e.g. ``0.1.0``.", ""]
+    entries = []
+    for group, pages in groups.items():
+        parts += [group, "-" * len(group), "", ".. list-table::", "   :widths: 35 65", ""]
+        for page_title, names in pages.items():
+            entries.append(f"   {page_title} <{names[0]}>")
+            for name in names:
+                role = "mod" if inspect.ismodule(_find(name)) else "obj"
+                parts.append(f"   * - :py:{role}:`{name} <pybackend.{name}>`")
+                parts.append(f"     - {_first_sentence(name)}")
+        parts.append("")
+    return "\n".join([*parts, ".. toctree::", "   :hidden:", "", *entries, ""])
+
+
+def _ask(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pybackend", *arguments, "--help"]
+    settings = {**os.environ, "COLUMNS": "90", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=settings).stdout
+
+
+def _commands() -> str:
+    shown = _ask()
+    parts = ["# Command line", "", f"```text\n{shown}```", ""]
+    for name in re.findall(r"^    (\S+)", shown, re.M):
+        parts += [f"## tfdist {name}", "", f"```text\n{_ask(name)}```", ""]
+    return "\n".join(parts)
+
+
+def write_pages(source: Path) -> None:
+    """All pages of the Python half below `source`."""
+    (source / "reference").mkdir(parents=True)
+    groups = grouped_pages()
+    for pages in groups.values():
+        for title, names in pages.items():
+            (source / "reference" / f"{names[0]}.rst").write_text(_page(title, names))
+    (source / "reference/index.rst").write_text(_index(groups))
+    (source / "command-line.md").write_text(_commands())
+    start = (Path(__file__).parent / "python.md").read_text()
+    (source / "index.md").write_text(start)

@@ -1,0 +1,94 @@
+"""TensorBoard's files of a training, as rank 0 sends them while it writes them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from pathlib import Path, PurePosixPath
+
+from pybackend.errors import InputError
+from pybackend.job.messages import Emit, Event, EventBytes, Note
+from pybackend.job.tensorboard import is_uri
+
+
+class EventFiles:
+    """Keeps the files of a training in a folder of this machine.
+
+    Parameters
+    ----------
+    folder
+        Absolute; or a URI, to which rank 0 writes by itself; None: there are no files.
+    say
+        Hears, as notes, where the files lie when they come, and what is missing in the end.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be made.
+    """
+
+    def __init__(self, folder: str | None, say: Emit) -> None:
+        self._say = say
+        self._heard: set[int] = set()
+        self._folder = None if folder is None or is_uri(folder) else Path(folder)
+        self._is_complete: bool | None = None
+        self._error: OSError | None = None
+        if self._folder is not None:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"`tensorboard`: {folder!r} cannot be written: {error}") from error
+
+    def __call__(self, event: Event) -> None:
+        """Keep what an event brings for a file."""
+        self._heard.add(event.rank)
+        if not isinstance(event, EventBytes) or self._folder is None:
+            return
+        if self._is_complete is None:
+            self._say(Note(f"`tfdist tensorboard {self._folder}` shows this training"))
+        self._is_complete = event.is_last
+        if event.name and self._error is None:
+            try:
+                self._write(self._folder, event)
+            except OSError as error:  # a full disk is no reason to end the training
+                self._error = error
+
+    def __enter__(self) -> EventFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # only one that has nothing in it is removed
+                self._folder.rmdir()
+
+    def conclude(self) -> None:
+        """After the training: say what is missing, and why."""
+        if (text := self._describe_loss()) is not None:
+            self._say(Note(text))
+
+    def _describe_loss(self) -> str | None:
+        if self._folder is None:
+            return None
+        if self._error is not None:
+            return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+        # Of several processes that join, only the first one hears rank 0, and has the files.
+        if self._is_complete or (self._heard and 0 not in self._heard):
+            return None
+        return (
+            f"not all of TensorBoard's files have come to {self._folder}: the worker of rank 0 has "
+            "no connection to this process while it trains. Name a URI that it reaches"
+        )
+
+    @staticmethod
+    def _write(folder: Path, event: EventBytes) -> None:
+        name = PurePosixPath(event.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise OSError(f"a worker has sent a file named {event.name!r}")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not appended: a worker that trains in another gang sends its files from their beginning.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(event.start)
+            file.write(base64.b64decode(event.data))

@@ -1,0 +1,111 @@
+"""Observers: functions that the session calls while workers train, and that may stop them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pybackend.errors import InputError
+from pybackend.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
+
+OnEnd = Callable[[int, dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Functions that are called in this session while the workers train.
+
+    They go into ``callbacks`` of `barrier_train`, beside Keras's own callbacks, which run on the
+    workers. What returns True stops the training, on all workers after the same step: right after
+    the epoch, or at the next exchange of gradients within it. Anything else that is returned is of
+    no meaning. What a function raises ends the training with that error.
+
+    Of processes that `join`, those of the first one are called. With
+    ``strategy="parameter_server"``, only ends of epochs are observed.
+
+    Parameters
+    ----------
+    on_epoch_end
+        Called as ``on_epoch_end(epoch, logs)`` with the number of the epoch, from 1, and the
+        figures over all rows by name, those of the validation included. The workers wait until it
+        returns.
+    on_step_end
+        Called as ``on_step_end(step, logs)`` a few times a second, not after every step, with the
+        number of the step in its epoch, from 1, and the figures over the first worker's rows of the
+        epoch so far. The workers do not wait for it.
+
+    Raises
+    ------
+    InputError
+        Neither is given, or one cannot be called.
+
+    Examples
+    --------
+    >>> stop = Observer(on_epoch_end=lambda epoch, logs: logs["loss"] < 0.1)
+    """
+
+    on_epoch_end: OnEnd | None = None
+    on_step_end: OnEnd | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, fn in given.items():
+            if fn is not None and not callable(fn):
+                raise InputError(
+                    f"`{name}` must be a function of a number and the figures by name, not {fn!r}"
+                )
+        if not any(given.values()):
+            raise InputError(f"an Observer needs one of {', '.join(given)}")
+
+
+class Observers:
+    """The observers of one training."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+        self._wants_stop = False
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    @property
+    def see_steps(self) -> bool:
+        """Whether any of them wants to hear of steps."""
+        return any(one.on_step_end for one in self._observers)
+
+    def __call__(self, event: Event) -> Answer | None:
+        """Tell them of an event; what the workers are to be told."""
+        if not self._observers or event.rank != 0:
+            return None
+        if isinstance(event, EpochEnded):
+            self._tell([o.on_epoch_end for o in self._observers], event.epoch, event.logs)
+            return StopTraining() if self._wants_stop else GoOn(event.epoch)
+        if isinstance(event, StepEnded):
+            self._tell([o.on_step_end for o in self._observers], event.step, event.logs)
+            return StopTraining() if self._wants_stop else None
+        return None
+
+    def _tell(self, functions: Sequence[OnEnd | None], number: int, logs: Any) -> None:
+        for fn in functions:
+            # Each has a dict of its own, as it may change it.
+            answer = fn(number, dict(logs)) if fn else None
+            # NumPy has a class of its own for the outcome of a comparison.
+            if type(answer).__name__ in ("bool", "bool_") and answer:
+                self._wants_stop = True
+
+
+def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
+    """Observers, and Keras's callbacks; one by itself is a list of one.
+
+    Raises
+    ------
+    InputError
+        The class was passed, not an object.
+    """
+    listed = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    listed = [] if callbacks is None else listed
+    if any(callback is Observer for callback in listed):
+        raise InputError("`callbacks` holds the class Observer: pass an object, Observer(...)")
+    observers = [callback for callback in listed if isinstance(callback, Observer)]
+    return observers, [c for c in listed if not isinstance(c, Observer)]

@@ -1,0 +1,151 @@
+"""How the values of a column become numbers: as codes 0, 1, 2, ..., or one-hot.
+
+Codes are positions among the column's categories, which are found here if the user names none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pybackend.data.columns import ColumnKind, ColumnSpec, list_inputs
+from pybackend.errors import InputError
+
+ONE_HOT = "one_hot"
+MOST_CATEGORIES = 10_000
+# Beyond that a column is rather an identifier: each value would be a number of every row.
+MOST_ONE_HOT = 1_000
+
+Distinct = Callable[[str], Iterable[Any]]
+
+
+def find_categories(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
+) -> ColumnSpec:
+    """Add the categories of a text label, and of features that are encoded.
+
+    Parameters
+    ----------
+    distinct
+        Called with a column whose categories the user has not named; returns its values.
+
+    Raises
+    ------
+    InputError
+        Names the column: it cannot be encoded, has too many values, or its categories should be
+        those of a training and are not given.
+    """
+    spec = _add_label_categories(spec, kinds, distinct)
+    encode = choose_encodings(spec, kinds)
+    categories = dict(spec.categories or {})
+    for column, encoding in encode.items():
+        if column in categories:
+            continue
+        if not spec.finds_levels:
+            raise InputError(_explain_missing(f"column {column!r}", column))
+        most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
+        values = _sort_values(distinct(column))
+        if len(values) > most:
+            raise InputError(
+                f"column {column!r} has more than {most:,} values, too many to encode as "
+                f"{encoding!r}: leave it out of `features`, or "
+                + (
+                    f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
+                    if encoding == ONE_HOT
+                    else "make it an input of its own, which a StringLookup or Hashing layer takes"
+                )
+            )
+        if values:  # without rows, which is reported later, there are none
+            categories[column] = values
+    return replace(spec, categories=categories or None, encode=encode or None)
+
+
+def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
+    """Which feature columns are encoded, and how: ``"one_hot"`` or ``"integer"``.
+
+    Text beside other columns is one-hot, unless `encode` says otherwise; text that is an input by
+    itself remains text. Of columns with `categories`, the codes are fed.
+    """
+    inputs = list_inputs(spec, kinds)
+    features = [column for columns in inputs.values() for column in columns]
+    if isinstance(spec.encode, Mapping):
+        for column in spec.encode:
+            if column not in features:
+                raise InputError(f"`encode` names {column!r}, which is none of the features")
+    chosen: dict[str, str] = {}
+    for columns in inputs.values():
+        for column in columns:
+            encoding = _choose_encoding(spec, column, kinds.get(column), len(columns) == 1)
+            if encoding is not None:
+                chosen[column] = encoding
+    return chosen
+
+
+def encoding_of(spec: ColumnSpec, column: str) -> str:
+    """How a feature column that has categories is encoded."""
+    if isinstance(spec.encode, Mapping):
+        return spec.encode.get(column, "integer")
+    return spec.encode or "integer"
+
+
+def expand_names(column: str, categories: Iterable[Any]) -> list[str]:
+    """What the numbers of a one-hot column are called, in their order: ``column_value``."""
+    return [f"{column}_{value}" for value in categories]
+
+
+def _choose_encoding(
+    spec: ColumnSpec, column: str, kind: ColumnKind | None, is_alone: bool
+) -> str | None:
+    if kind is None:  # reported with the columns that there are
+        return None
+    is_text = kind.holds == "text" and not kind.depth
+    has_categories = column in (spec.categories or {})
+    asked = None
+    if isinstance(spec.encode, Mapping):
+        asked = spec.encode.get(column)
+    elif is_text or has_categories:
+        asked = spec.encode
+    if asked is not None and not has_categories:
+        is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
+        if kind.depth or not (is_text or is_whole):
+            raise InputError(
+                f"`encode` names {column!r}, which has type {kind.name}: expected text or whole "
+                "numbers; for others, name their values in `categories`"
+            )
+    if asked is None and has_categories:
+        return "integer"
+    if asked is None and is_text and not is_alone:
+        return ONE_HOT
+    return asked
+
+
+def _add_label_categories(
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
+) -> ColumnSpec:
+    label = spec.label
+    kind = kinds.get(label) if isinstance(label, str) else None
+    if kind is None or kind.holds != "text" or kind.depth or label in (spec.categories or {}):
+        return spec
+    if not spec.finds_levels:
+        raise InputError(_explain_missing(f"the label column {label!r}", label))
+    values = _sort_values(distinct(label))
+    if len(values) > MOST_CATEGORIES:
+        raise InputError(
+            f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
+            "it is not a label"
+        )
+    if not values:
+        return spec
+    return replace(spec, categories={**(spec.categories or {}), label: values})
+
+
+def _explain_missing(what: str, column: str) -> str:
+    return (
+        f"{what} holds text, and its codes are those of the training: give their values in order, "
+        f"DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as the model"
+    )
+
+
+def _sort_values(values: Iterable[Any]) -> list[Any]:
+    return sorted(value for value in values if value is not None)

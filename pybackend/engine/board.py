@@ -1,0 +1,131 @@
+"""What TensorBoard shows of a training: Keras writes it on rank 0, and it goes to the driver."""
+
+from __future__ import annotations
+
+import base64
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pybackend.errors import InputError
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, EventBytes
+from pybackend.job.tensorboard import is_uri
+
+# Figures of single steps, those of rank 0's rows, come so often.
+_STEPS = 50
+# Within a long epoch, files go to the driver so often.
+_SECONDS = 10.0
+_PART_BYTES = 256 << 10
+# To add to a file of an object store is to write all of it.
+_REMOTE_FLUSH_MILLIS = 120_000
+
+
+def make_board(job: Job, folder: Path, emit: Emit) -> list[Any]:
+    """The callbacks of rank 0 that write for TensorBoard; none if the job does not ask for it.
+
+    Parameters
+    ----------
+    folder
+        The worker's own, which is removed when it ends.
+
+    Raises
+    ------
+    InputError
+        TensorFlow cannot write to the URI.
+    """
+    if job.tensorboard is None:
+        return []
+    if is_uri(job.tensorboard):
+        _check_writable(job.tensorboard)
+        return [_Board(job.tensorboard, _REMOTE_FLUSH_MILLIS)]
+    own = folder / "tensorboard"
+    return [_Board(str(own), 0), _Send(own, emit)]
+
+
+def _check_writable(uri: str) -> None:
+    try:
+        tf.io.gfile.makedirs(uri)
+    except tf.errors.OpError as error:
+        raise InputError(
+            f"`tensorboard`: TensorFlow cannot write to {uri!r} ({error.message}): name a folder "
+            "without a scheme, to which this session writes"
+        ) from error
+
+
+class _Board(keras.callbacks.TensorBoard):
+    """Keras's, but for what it leaves out if it writes figures of some steps.
+
+    Parameters
+    ----------
+    flush_millis
+        What is older than this reaches the file with the next figure.
+    """
+
+    def __init__(self, folder: str, flush_millis: int) -> None:
+        super().__init__(folder, update_freq=_STEPS)
+        self._flush_millis = flush_millis
+
+    @property
+    def summary(self) -> Any:
+        """By which Keras writes."""
+        return _Summary(self._flush_millis)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # Else the epoch's figures are written only if its last step is one of those.
+        with tf.summary.record_if(True):
+            super().on_epoch_end(epoch, logs)
+
+
+class _Summary:
+    """TensorFlow's module for summaries, whose writers flush when they are told to."""
+
+    def __init__(self, flush_millis: int) -> None:
+        self._flush_millis = flush_millis
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf.summary, name)
+
+    def create_file_writer(self, folder: str) -> Any:
+        """See TensorFlow's."""
+        return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
+
+
+class _Send(keras.callbacks.Callback):
+    """Sends what has been added to the files."""
+
+    def __init__(self, folder: Path, emit: Emit) -> None:
+        super().__init__()
+        self._folder = folder
+        self._emit = emit
+        self._sent: dict[str, int] = {}
+        self._last = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if time.monotonic() - self._last > _SECONDS:
+            self._send()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._send()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._send()  # all writers are closed by now
+        self._emit(EventBytes("", 0, "", is_last=True))
+
+    def _send(self) -> None:
+        self._last = time.monotonic()
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file():
+                self._send_file(path)
+
+    def _send_file(self, path: Path) -> None:
+        name = path.relative_to(self._folder).as_posix()
+        with path.open("rb") as file:
+            file.seek(self._sent.get(name, 0))
+            while part := file.read(_PART_BYTES):
+                start = self._sent.get(name, 0)
+                self._emit(EventBytes(name, start, base64.b64encode(part).decode("ascii")))
+                self._sent[name] = start + len(part)

@@ -1,0 +1,87 @@
+"""Callbacks of rank 0 that let the session see the training's steps, and stop it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.engine.feed import Feed
+from pybackend.engine.metrics import to_plain
+from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.job.answers import Answers
+from pybackend.job.job import Job
+from pybackend.job.messages import Emit, StepEnded
+
+# People read no faster, and a step takes milliseconds.
+_REPORT_SECONDS = 0.25
+
+
+class StepReports(keras.callbacks.Callback):
+    """Reports a few steps a second, by what Keras gives its callbacks anyway."""
+
+    def __init__(self, job: Job, feed: Feed | PipelineFeed, world_size: int, emit: Emit) -> None:
+        super().__init__()
+        self._job = job
+        self._feed = feed
+        self._world_size = world_size
+        self._emit = emit
+        self._epoch = 0
+        self._began = 0.0
+        self._due = 0.0
+        self._rows: Any = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._began = epoch, time.perf_counter()
+        total = self._feed.total_rows
+        self._rows = None if total is None else np.cumsum(total)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        now = time.perf_counter()
+        if now < self._due:
+            return
+        self._due = now + _REPORT_SECONDS
+        # The last of several steps per execution may lie beyond the epoch's end.
+        step = min(batch + 1, self._feed.steps)
+        figures = {name: to_plain(value) for name, value in (logs or {}).items()}
+        epochs, seconds = self._job.epochs, now - self._began
+        self._emit(
+            StepEnded(
+                self._epoch + 1,
+                epochs,
+                step,
+                self._feed.steps,
+                self._count_rows(step),
+                seconds,
+                figures,
+            )
+        )
+
+    def _count_rows(self, step: int) -> int:
+        if self._rows is None:
+            return int(self._feed.rows * self._world_size)
+        return int(self._rows[step - 1])
+
+
+class StopWhenAsked(keras.callbacks.Callback):
+    """Stops the training when an observer wants it, right after an epoch or within one.
+
+    It comes after the user's callbacks, and before those by which all ranks stop together.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self._answers = answers
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._answers.forget_epochs()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._answers.is_stop:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._answers.wait_for_epoch(epoch + 1):
+            self.model.stop_training = True

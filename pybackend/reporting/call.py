@@ -1,0 +1,109 @@
+"""Write the report of a training."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pybackend
+from pybackend.api.result import TrainResult
+from pybackend.data.files import write_whole
+from pybackend.errors import InputError, WorkerFailedError
+from pybackend.job.packages import BUILDS, find_version
+from pybackend.reporting.failure import make_failure_page
+from pybackend.reporting.training import make_training_page
+
+
+def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Write the report of a training: one HTML page that needs nothing else, and no network.
+
+    Curves of all figures, what each worker did, where the time of its steps went, failures and
+    restarts, the model, settings and versions; for light and dark, wide and narrow. All numbers are
+    in tables too, and for programs in the element ``tfdist-run``: the JSON of
+    `TrainResult.to_dict` without the model's file, and ``rows_per_second`` of each worker.
+
+    Parameters
+    ----------
+    what
+        A `TrainResult`; or a `WorkerFailedError`, of which the page has each worker's failure.
+    path
+        ``*.html``; it appears complete or not at all.
+    title
+        Of the page; None: the model's name.
+
+    Returns
+    -------
+    Path
+        Of the page.
+
+    Raises
+    ------
+    InputError
+        There is nothing to report, or the path is none of an HTML file or cannot be written.
+    """
+    target = check_page_path(path)
+    if isinstance(what, WorkerFailedError):
+        return _write(target, make_failure_page(what, title or "A training that failed"))
+    if not isinstance(what, TrainResult):
+        raise InputError(
+            f"report() needs a TrainResult or a WorkerFailedError, not {type(what).__name__}"
+        )
+    return write_report(json.loads(what.record), _read_model(what), target, title)
+
+
+def write_report(
+    record: Mapping[str, Any], model: Any, path: str | os.PathLike[str], title: str | None = None
+) -> Path:
+    """As `report`, from a record of a result and its model, if there is one."""
+    target = check_page_path(path)
+    record = {**record, "versions": record.get("versions") or _read_versions(record)}
+    title = title or (f"Training of {model.name}" if model is not None else "Training")
+    return _write(target, make_training_page(record, title, _summarise(model)))
+
+
+def check_page_path(path: Any) -> Path:
+    """Refuse what is no path of an HTML file, before anything is made for it."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"`path` must be the path of the page, not {path!r}")
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"name the page *.html, not {target.name!r}")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"{target} cannot be written: its folder does not exist")
+    return target
+
+
+def _read_model(result: TrainResult) -> Any:
+    """The model, unless it cannot be had here: then the page says so."""
+    try:
+        return result.model
+    except Exception:  # custom code that is not here, a file that is gone
+        return None
+
+
+def _summarise(model: Any) -> str | None:
+    if model is None:
+        return None
+    lines: list[str] = []
+    model.summary(line_length=78, print_fn=lambda text, line_break=True: lines.append(text))
+    return "\n".join(lines).strip("\n")
+
+
+def _read_versions(record: Mapping[str, Any]) -> dict[str, str | None]:
+    """Those of this process, if the record has none."""
+    if (record.get("settings") or {}).get("versions"):
+        return {}
+    found = {"tfdist": pybackend.__version__, "python": platform.python_version()}
+    return {**found, **{name: find_version(name) for name in BUILDS}}
+
+
+def _write(target: Path, page: str) -> Path:
+    try:
+        write_whole(str(target), page.encode())
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {error}") from error
+    return target

@@ -1,0 +1,197 @@
+"""Charts as inline SVG, whose colours are those of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from pybackend.reporting.axes import choose_epochs, choose_ticks, show_number
+
+_WIDTH, _HEIGHT = 460, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
+_ROW, _MOST_HEIGHT = 24.0, 720.0
+_LABEL_HEIGHT = 13.0
+# Of more epochs than these, each would hide its neighbours.
+_MOST_DOTS = 60
+
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of a line chart; ``kind`` is the class that gives it its colour."""
+
+    name: str
+    kind: str
+    x: Sequence[int]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a bar chart: pairs of a kind, which gives the colour, and a value, side by side."""
+
+    label: str
+    parts: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A row of a box chart: minimum, 5th, 25th, 50th, 75th, 95th percentile and maximum."""
+
+    label: str
+    quantiles: Sequence[float]
+
+
+def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
+    """Values by epoch; what is no number leaves a gap.
+
+    Parameters
+    ----------
+    title
+        What the chart shows, for those who cannot see it.
+    key
+        Makes the identifiers of the chart unlike those of others on the page.
+    """
+    known = [value for line in lines for value in line.y if math.isfinite(value)]
+    epochs = [epoch for line in lines for epoch in line.x]
+    ticks = choose_ticks(min(known), max(known)) if known else [0.0, 1.0]
+    first, last = min(epochs), max(epochs)
+    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def at_x(epoch: float) -> float:
+        return _LEFT + (wide * (epoch - first) / (last - first) if last > first else wide / 2)
+
+    def at_y(value: float) -> float:
+        return _TOP + high * (ticks[-1] - value) / (ticks[-1] - ticks[0])
+
+    drawn = [_rule(_LEFT, at_y(tick), _WIDTH - _RIGHT, at_y(tick), "grid") for tick in ticks]
+    drawn += [_text(_LEFT - 7, at_y(tick) + 4, show_number(tick), "end") for tick in ticks]
+    drawn += [
+        _text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in choose_epochs(first, last)
+    ]
+    drawn.append(_text(_LEFT + wide / 2, _HEIGHT - 3, "epoch"))
+    for line in lines:
+        points = [
+            (at_x(x), at_y(y) if math.isfinite(y) else y)
+            for x, y in zip(line.x, line.y, strict=False)
+        ]
+        drawn.append(f'<path class="line {line.kind}" d="{_join(points)}"/>')
+        if len(points) <= _MOST_DOTS:
+            drawn += [
+                f'<circle class="dot {line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3">'
+                f"<title>epoch {x}: {escape(line.name)} {show_number(y)}</title></circle>"
+                for (px, py), x, y in zip(points, line.x, line.y, strict=False)
+                if math.isfinite(py)
+            ]
+    return _svg(title, _HEIGHT, drawn, key)
+
+
+def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
+    """A horizontal bar for each label, of one part or of several."""
+    totals = [sum(value for _, value in bar.parts) for bar in bars]
+    ticks = choose_ticks(0.0, max(totals) or 1.0, 4)
+    rows = _Rows([bar.label for bar in bars], ticks, show)
+    drawn = list(rows.drawn)
+    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+        begin = 0.0
+        for kind, value in bar.parts:
+            x, end = rows.at(begin), rows.at(begin + value)
+            named = f"{bar.label}, {kind}" if len(bar.parts) > 1 else bar.label
+            drawn.append(
+                f'<rect class="bar {kind}" x="{x:.1f}" y="{rows.top(place):.1f}" '
+                f'width="{max(0.0, end - x):.1f}" height="{rows.thick:.1f}">'
+                f"<title>{escape(named)}: {show(value)}</title></rect>"
+            )
+            begin += value
+        if rows.is_labelled(place):
+            drawn.append(rows.value(place, total, show(total)))
+    return _svg(title, rows.height, drawn, key)
+
+
+def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
+    """A box from quartile to quartile with the median, whiskers from 5 % to 95 %, extremes."""
+    highest = max(box.quantiles[5] for box in boxes)
+    far = max(box.quantiles[6] for box in boxes)
+    # One long step must not press all others together: then it is told, not drawn.
+    ticks = choose_ticks(0.0, far if far <= 2 * highest else highest * 1.1, 4)
+    rows = _Rows([box.label for box in boxes], ticks, show)
+    drawn = list(rows.drawn)
+    for place, box in enumerate(boxes):
+        least, low, first, median, third, high, most = box.quantiles
+        top, thick, middle = rows.top(place), rows.thick, rows.top(place) + rows.thick / 2
+        drawn.append(_rule(rows.at(low), middle, rows.at(high), middle, "whisker"))
+        drawn.append(
+            f'<rect class="box" x="{rows.at(first):.1f}" y="{top:.1f}" '
+            f'width="{max(1.0, rows.at(third) - rows.at(first)):.1f}" height="{thick:.1f}">'
+            f"<title>{escape(box.label)}: median {show(median)}, half of the steps from "
+            f"{show(first)} to {show(third)}, nine in ten from {show(low)} to {show(high)}"
+            "</title></rect>"
+        )
+        drawn.append(_rule(rows.at(median), top, rows.at(median), top + thick, "median"))
+        drawn += [
+            f'<circle class="extreme" cx="{rows.at(one):.1f}" cy="{middle:.1f}" r="2">'
+            f"<title>{escape(box.label)}: {name} {show(one)}</title></circle>"
+            for name, one in (("shortest", least), ("longest", most))
+            if one <= ticks[-1]
+        ]
+    return _svg(title, rows.height, drawn, key)
+
+
+class _Rows:
+    """The rows and the horizontal axis of a chart with a row for each label."""
+
+    def __init__(self, labels: Sequence[str], ticks: Sequence[float], show: Show) -> None:
+        self._ticks = ticks
+        self._step = min(_ROW, _MOST_HEIGHT / len(labels))
+        self._every = max(1, math.ceil(_LABEL_HEIGHT / self._step))
+        self.thick = self._step * 0.66
+        self._left = 16 + 6.3 * max(len(label) for label in labels)
+        bottom = _TOP + self._step * len(labels)
+        self.height = bottom + 26
+        self.drawn = [_rule(self.at(t), _TOP - 4, self.at(t), bottom, "grid") for t in ticks]
+        self.drawn += [_text(self.at(t), bottom + 17, show(t)) for t in ticks]
+        self.drawn += [
+            _text(self._left - 7, self.top(place) + self.thick / 2 + 4, label, "end")
+            for place, label in enumerate(labels)
+            if self.is_labelled(place)
+        ]
+
+    def at(self, value: float) -> float:
+        return self._left + (_WIDTH - 46 - self._left) * value / self._ticks[-1]
+
+    def top(self, place: int) -> float:
+        return _TOP + self._step * (place + 0.17)
+
+    def is_labelled(self, place: int) -> bool:
+        return place % self._every == 0
+
+    def value(self, place: int, at: float, text: str) -> str:
+        return _text(self.at(at) + 5, self.top(place) + self.thick / 2 + 4, text, "start")
+
+
+def _join(points: Sequence[tuple[float, float]]) -> str:
+    """A path through the points, with gaps where there is none."""
+    parts, is_down = [], False
+    for x, y in points:
+        if math.isfinite(y):
+            parts.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}")
+        is_down = math.isfinite(y)
+    return " ".join(parts)
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(title: str, height: float, drawn: Sequence[str], key: str) -> str:
+    return (
+        f'<svg role="img" aria-labelledby="{key}" viewBox="0 0 {_WIDTH} {height:.0f}">'
+        f'<title id="{key}">{escape(title)}</title>{"".join(drawn)}</svg>'
+    )

@@ -1,0 +1,130 @@
+"""Pieces of the page: whatever comes from a training is escaped here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pybackend.reporting.axes import show_number
+
+# No request ever leaves the page, and no script runs in it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in a table, and the text by which it is shown."""
+
+    value: float | int | None
+    text: str
+
+
+def make_page(title: str, body: Sequence[str], data: Mapping[str, Any]) -> str:
+    """The page, with its data for programs in the element ``tfdist-run``."""
+    style = Path(__file__).with_name("page.css").read_text()
+    # Within a script element, only this sign could end it.
+    embedded = json.dumps(data).replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + '\n</main>\n<script type="application/json" id="tfdist-run">'
+        + embedded
+        + "</script>\n</body>\n</html>\n"
+    )
+
+
+def make_header(title: str, below: str) -> str:
+    """The title of the page and a line below it."""
+    return f'<header><h1>{escape(title)}</h1><p class="soft">{escape(below)}</p></header>'
+
+
+def make_tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    """Figures at a glance: pairs of the figure and what it is."""
+    made = (
+        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(name)}</span></div>'
+        for figure, name in tiles
+    )
+    return f'<div class="tiles">{"".join(made)}</div>'
+
+
+def make_section(title: str, *parts: str) -> str:
+    """A part of the page; without parts there is none."""
+    shown = "".join(parts)
+    return f"<section><h2>{escape(title)}</h2>{shown}</section>" if shown else ""
+
+
+def make_text(text: str, kind: str = "") -> str:
+    """A paragraph."""
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def make_code(text: str) -> str:
+    """Lines as they are."""
+    return f'<pre tabindex="0">{escape(text)}</pre>'
+
+
+def make_figure(title: str, svg: str, below: str = "", kinds: Sequence[str] = ()) -> str:
+    """A chart with its title, the key of its colours, and what else is to be said."""
+    key = "".join(f'<span class="key {kind}">{kind}</span>' for kind in kinds)
+    return (
+        f"<figure><h3>{escape(title)}</h3>{svg}<figcaption>{key}{escape(below)}</figcaption>"
+        "</figure>"
+    )
+
+
+def make_charts(figures: Sequence[str]) -> str:
+    """Charts beside each other, where there is room."""
+    return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
+
+
+def make_table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: str
+) -> str:
+    """A table of text and numbers; ``data-value`` of a cell is its number in full."""
+    numeric = [
+        any(isinstance(row[n], (int, float, Cell)) for row in rows) for n in range(len(columns))
+    ]
+    head = "".join(
+        f'<th scope="col"{_kind(is_number)}>{escape(name)}</th>'
+        for name, is_number in zip(columns, numeric, strict=True)
+    )
+    body = "".join(
+        f"<tr>{''.join(_cell(*one) for one in zip(row, numeric, strict=True))}</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table id="{key}"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def make_pairs(pairs: Sequence[tuple[str, str]], key: str) -> str:
+    """A table of names and texts."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
+        for name, text in pairs
+    )
+    return (
+        f'<div class="scroll"><table class="pairs" id="{key}"><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _kind(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
+
+
+def _cell(value: Any, is_number: bool) -> str:
+    number, text = value, None
+    if isinstance(value, Cell):
+        number, text = value.value, value.text
+    if isinstance(number, (int, float)):
+        shown = show_number(number) if text is None else text
+        return f'<td class="number" data-value="{number!r}">{escape(shown)}</td>'
+    return f"<td{_kind(is_number)}>{escape('–' if number is None else str(number))}</td>"

@@ -1,0 +1,158 @@
+"""TensorBoard in a process of its own, on this machine, for as long as this process wants it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+from pybackend.api.result import TrainResult
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.tensorboard import FOLDER, is_uri
+
+_SERVES = re.compile(r"http://\S+?:\d+/")
+_START_SECONDS = 120.0
+_END_SECONDS = 5.0
+_SHOWN_LINES = 20
+# It ends when its input does: whatever ends the process that has started it ends that, too.
+_PROGRAM = """
+import os, signal, sys, threading
+
+def follow():
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=follow, daemon=True).start()
+sys.argv[0] = "tensorboard"
+from tensorboard.main import run_main
+run_main()
+"""
+
+
+class TensorBoardView:
+    """A TensorBoard that runs until `close`, or until this process ends.
+
+    Attributes
+    ----------
+    url
+        Where a browser of this machine finds it.
+    folder
+        What it shows.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", _PROGRAM, f"--logdir={folder}"),
+                *("--host=127.0.0.1", "--port=0", "--reload_multifile=true"),
+                *("--reload_interval=5",),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C in a session of R is not meant for it
+        )
+        try:
+            self.url = self._read_url()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self) -> None:
+        """Wait until it ends by itself."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it; nothing of it is left."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> TensorBoardView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TensorBoard of {self.folder} at {self.url}>"
+
+    def _read_url(self) -> str:
+        output: Any = self._process.stdout
+        limit = threading.Timer(_START_SECONDS, self._process.kill)
+        limit.start()
+        said: deque[str] = deque(maxlen=_SHOWN_LINES)
+        try:
+            for line in output:
+                said.append(line)
+                if found := _SERVES.search(line):
+                    threading.Thread(target=_drain, args=(output,), daemon=True).start()
+                    return found[0]
+        finally:
+            limit.cancel()
+        output.close()
+        raise ClusterError(f"TensorBoard has not started:\n{''.join(said).rstrip()}")
+
+
+def view_tensorboard(what: Any = None) -> TensorBoardView:
+    """Start TensorBoard on this machine, at a free port that it chooses, for this machine only.
+
+    Parameters
+    ----------
+    what
+        A `TrainResult`, or a folder; None: ``logs``, where trainings with ``tensorboard=True``
+        write.
+
+    Returns
+    -------
+    TensorBoardView
+        Its ``url``; it ends with ``close()``, or with this process.
+
+    Raises
+    ------
+    InputError
+        TensorBoard is not installed, or there is nothing to show.
+    ClusterError
+        It does not start.
+    """
+    folder = _find_folder(what)
+    if importlib.util.find_spec("tensorboard") is None:
+        raise InputError(
+            f"TensorBoard is not installed for {sys.executable}: pip install 'tfdist[tensorboard]'"
+        )
+    return TensorBoardView(folder)
+
+
+def _find_folder(what: Any) -> str:
+    if isinstance(what, TrainResult):
+        if what.tensorboard is None:
+            raise InputError("this training has written nothing for it: train with `tensorboard`")
+        what = what.tensorboard
+    folder = FOLDER if what is None else what
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InputError(f"TensorBoard shows a TrainResult or a folder, not {folder!r}")
+    folder = os.fspath(folder)
+    if not is_uri(folder) and not os.path.isdir(folder):
+        raise InputError(
+            f"there is no folder {folder!r}: train with tensorboard=True, or name the folder that "
+            "`tensorboard` named"
+        )
+    return folder
+
+
+def _drain(lines: Any) -> None:
+    """Read what nobody needs: a full pipe would stop who writes it."""
+    with lines:
+        for _ in lines:
+            pass

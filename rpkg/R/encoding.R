@@ -1,0 +1,145 @@
+# Factors, text and whole numbers of data frames as codes or one-hot; of tables and files, Python
+# does the same (pybackend/data/encoding.py).
+
+# Beyond that a column is rather an identifier.
+most_one_hot <- 1000L
+
+# The categories and encodings of the feature columns that have any, those of the data added to
+# those that are given or known from a training.
+encode_frame <- function(data, features, columns, arg, call) {
+  features <- unique(unlist(features))
+  check_encoded(columns$encode, features, call)
+  categories <- columns$categories
+  encode <- list()
+  for (name in features) {
+    encoding <- choose_encoding(name, data[[name]], columns)
+    if (is.null(encoding)) {
+      next
+    }
+    encode[[name]] <- encoding
+    categories[[name]] <- categories[[name]] %||%
+      find_values(data[[name]], name, encoding, columns, arg, call)
+  }
+  list(categories = categories, encode = null_if_empty(encode))
+}
+
+check_encoded <- function(encode, features, call) {
+  unused <- setdiff(names(encode), features)
+  if (length(unused)) {
+    abort_input(
+      sprintf("`encode` names \"%s\", which is none of the features.", unused[[1L]]),
+      call = call
+    )
+  }
+}
+
+choose_encoding <- function(name, column, columns) {
+  has_categories <- !is.null(columns$categories[[name]])
+  is_text <- is.factor(column) || is.character(column)
+  asked <- if (!is.null(names(columns$encode))) {
+    as.list(columns$encode)[[name]]
+  } else if (is_text || has_categories) {
+    columns$encode
+  }
+  asked %||%
+    if (has_categories) {
+      "integer"
+    } else if (is_text) {
+      "one_hot"
+    }
+}
+
+find_values <- function(column, name, encoding, columns, arg, call) {
+  if (isFALSE(columns$finds_levels)) {
+    abort_input(
+      c(
+        sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
+        i = "The codes of its values are those of the training, and not known here.",
+        i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
+      ),
+      call = call
+    )
+  }
+  is_whole <- is.numeric(column) && rlang::is_integerish(column)
+  if (!is.factor(column) && !is.character(column) && !is_whole) {
+    abort_input(
+      c(
+        sprintf("`encode` names \"%s\", which is %s.", name, column_kind(column)),
+        i = "Text, factors and whole numbers can be encoded; others need their `categories`."
+      ),
+      call = call
+    )
+  }
+  check_column_missing(column, name, arg, call)
+  values <- column_values(column)
+  if (encoding == "one_hot" && length(values) > most_one_hot) {
+    abort_input(
+      c(
+        sprintf(
+          "Column \"%s\" of `%s` has %d values, too many to encode as \"one_hot\".",
+          name,
+          arg,
+          length(values)
+        ),
+        i = sprintf(
+          "Leave it out, or use `data_options(encode = c(%s = \"integer\"))` and an embedding.",
+          name
+        )
+      ),
+      call = call
+    )
+  }
+  values
+}
+
+# The levels of a factor, or the values, sorted as Python sorts them whatever the locale.
+column_values <- function(column) {
+  if (is.factor(column)) {
+    levels(column)
+  } else {
+    as_comparable_values(sort(unique(column), method = "radix"))
+  }
+}
+
+is_one_hot <- function(name, encode) identical(as.list(encode)[[name]], "one_hot")
+
+# A matrix of a column per value, or of the codes, which start at 0.
+encode_values <- function(column, values, one_hot) {
+  codes <- match_values(column, values)
+  if (one_hot) outer(codes, seq_along(values), `==`) else as.matrix(codes - 1L)
+}
+
+# What the numbers of each input are called, in their order: `column_value` if one-hot.
+name_numbers <- function(data, features, categories, encode) {
+  if (is.list(features)) {
+    return(lapply(features, function(group) name_numbers(data, group, categories, encode)))
+  }
+  unlist(lapply(features, function(name) {
+    if (is_one_hot(name, encode)) {
+      paste0(name, "_", categories[[name]])
+    } else if (is.null(categories[[name]]) && NCOL(data[[name]]) > 1L) {
+      paste0(name, "_", seq_len(NCOL(data[[name]])))
+    } else {
+      name
+    }
+  }))
+}
+
+# Codes that the training data have fixed, for validation data and what comes later.
+narrow_columns <- function(columns, data) {
+  columns$features <- data$features %||% columns$features
+  columns$levels <- label_levels(data) %||% columns$levels
+  columns$categories <- data$categories %||% columns$categories
+  columns$encode <- data$encode %||% columns$encode
+  columns$finds_levels <- FALSE
+  columns$rows <- NULL
+  columns
+}
+
+# Before any worker starts: does the model take as many numbers per row as the features are?
+check_inputs <- function(model, names, call) {
+  if (!is.null(names)) {
+    names <- if (is.list(names)) lapply(names, as.list) else as.list(names)
+    call_python(pybackend(call)$bridge$check_inputs, model, names, call = call)
+  }
+}

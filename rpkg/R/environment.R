@@ -1,0 +1,158 @@
+# TensorFlow has releases for these alone.
+python_range <- ">=3.10,<3.14"
+
+# The Python that the environment is made with: a path.
+find_python <- function(python, call = caller_env()) {
+  found <- reticulate::virtualenv_starter(python %||% python_range)
+  if (is.null(found)) {
+    wanted <- if (is.null(python)) "Python from 3.10 to 3.13" else sprintf("Python %s", python)
+    abort_input(
+      c(
+        sprintf("No %s was found on this machine.", wanted),
+        i = "`reticulate::install_python(\"3.12\")` installs one; or name its path in `python`."
+      ),
+      call = call
+    )
+  }
+  version <- version_of_python(found, call)
+  if (version < "3.10" || version >= "3.14") {
+    abort_input(
+      c(
+        sprintf("%s is Python %s; TensorFlow has releases for 3.10 to 3.13.", found, version),
+        i = "Leave out `python` to use the newest of these on this machine."
+      ),
+      call = call
+    )
+  }
+  found
+}
+
+version_of_python <- function(python, call) {
+  program <- "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+  answer <- suppressWarnings(system2(python, c("-c", shQuote(program)), stdout = TRUE))
+  version <- numeric_version(utils::tail(c("", answer), 1L), strict = FALSE)
+  if (is.na(version)) {
+    abort_input(sprintf("%s is not a Python that runs.", python), call = call)
+  }
+  version
+}
+
+create_environment <- function(envname, python, call = caller_env()) {
+  path <- if (grepl("/", envname, fixed = TRUE)) {
+    path.expand(envname)
+  } else {
+    file.path(path.expand(reticulate::virtualenv_root()), envname)
+  }
+  is_made <- FALSE
+  # Half an environment would be taken for one at the next call.
+  on.exit(if (!is_made) unlink(path, recursive = TRUE))
+  run_logged(
+    python,
+    c("-m", "venv", path),
+    title = sprintf("Creating the environment %s", path),
+    problem = sprintf("Python cannot create the environment %s.", path),
+    call = call
+  )
+  is_made <- TRUE
+}
+
+run_pip <- function(path, requirements, options = NULL, call = caller_env()) {
+  run_logged(
+    file.path(path, "bin", "python"),
+    c("-m", "pip", "install", "--upgrade", "--no-input", "--disable-pip-version-check"),
+    c(options, requirements),
+    title = "Installing the Python half of tfdist",
+    problem = sprintf("pip cannot install the Python half into %s.", path),
+    call = call
+  )
+}
+
+# Runs a program behind one line of progress. What it prints goes to a log, and the log's end into
+# the error if the program fails.
+run_logged <- function(program, ..., title, problem, call = caller_env()) {
+  current <- ""
+  cli::cli_progress_step("{title}{current}", msg_done = "{title}", msg_failed = "{title}")
+  folder <- tempfile("install-tfdist-")
+  dir.create(folder)
+  run <- start_program(c(program, ...), folder)
+  has_ended <- FALSE
+  # An interrupt comes while R sleeps; a console may send Ctrl-C to R alone.
+  on.exit(if (!has_ended) end_program(run))
+  while (!file.exists(run$status)) {
+    Sys.sleep(0.1)
+    for (line in readLines(run$lines, warn = FALSE)) {
+      current <- name_package(line) %||% current
+    }
+    # Elsewhere each of them would be a line of its own.
+    if (cli::is_dynamic_tty()) {
+      cli::cli_progress_update()
+    }
+  }
+  has_ended <- TRUE
+  close_program(run)
+  if (scan(run$status, quiet = TRUE) != 0) {
+    abort_logged(problem, run$log, call)
+  }
+  unlink(folder, recursive = TRUE)
+}
+
+# By a shell that waits for it: in a shell's background a program would ignore Ctrl-C.
+start_program <- function(words, folder) {
+  files <- as.list(file.path(folder, c("log", "pid", "status")))
+  names(files) <- basename(unlist(files))
+  file.create(files$log)
+  quoted <- lapply(files, shQuote)
+  inner <- sprintf("echo $$ >%s; exec %s", quoted$pid, paste(shQuote(words), collapse = " "))
+  # Renamed, so that a status that exists is complete.
+  outer <- sprintf(
+    "sh -c %s >%s 2>&1 </dev/null; echo $? >%s; mv %s %s",
+    shQuote(inner),
+    quoted$log,
+    quoted$pid,
+    quoted$pid,
+    quoted$status
+  )
+  c(files, shell = list(pipe(outer, "r")), lines = list(file(files$log, "r", blocking = FALSE)))
+}
+
+end_program <- function(run) {
+  pid <- if (file.exists(run$pid)) readLines(run$pid, warn = FALSE)
+  if (length(pid)) {
+    tools::pskill(as.integer(pid), tools::SIGINT)
+  }
+  # Closing waits until the program is gone.
+  close_program(run)
+  unlink(dirname(run$log), recursive = TRUE)
+}
+
+close_program <- function(run) {
+  close(run$lines)
+  close(run$shell)
+}
+
+# What pip is at, from a line that it printed; NULL if the line does not tell.
+name_package <- function(line) {
+  doing <- "Collecting|Downloading|Installing collected packages:?|Processing"
+  pattern <- sprintf("^ *(%s) +([^ ,<>=!~;]+).*", doing)
+  if (!grepl(pattern, line)) {
+    return(NULL)
+  }
+  if (startsWith(trimws(line), "Installing")) {
+    return(": unpacking")
+  }
+  file <- basename(sub("[[].*", "", sub(pattern, "\\2", line)))
+  sprintf(": %s", sub("^([^-]+-[^-]+)-.*[.]whl$", "\\1", file))
+}
+
+abort_logged <- function(problem, log, call, lines = 8L) {
+  printed <- if (file.exists(log)) readLines(log, warn = FALSE)
+  abort_tfdist(
+    c(
+      problem,
+      x = paste(c("It ended with:", utils::tail(printed, lines)), collapse = "\n"),
+      i = sprintf("All that it printed is in %s, until R ends.", log)
+    ),
+    "tfdist_error_python",
+    call = call
+  )
+}

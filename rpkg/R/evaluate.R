@@ -1,0 +1,81 @@
+#' Evaluate a fit in this session
+#'
+#' The method for `evaluate()`, of which keras3 and tensorflow have one generic and generics
+#' another. Arrays and data frames are evaluated in this process; tables, files and what else
+#' [barrier_evaluate()] takes by one worker.
+#'
+#' @inheritParams barrier_evaluate
+#' @param object A [tfdist_fit].
+#' @param x,y The features and the labels; or `x` alone, the rows in any form that
+#'   [barrier_evaluate()] takes.
+#' @param label Name of the label column; `NULL`: that of the training.
+#'
+#' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a
+#'   metric has several values.
+#' @exportS3Method generics::evaluate
+#' @rawNamespace S3method(tensorflow::evaluate, tfdist_fit)
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")
+#' digits <- mnist(limit = 640)
+#' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' generics::evaluate(fit, digits$x_test / 255, digits$y_test)
+evaluate.tfdist_fit <- function(
+  object,
+  x,
+  y = NULL,
+  ...,
+  label = NULL,
+  features = NULL,
+  weight = NULL,
+  data_options = NULL,
+  batch_size = 32L
+) {
+  check_dots_empty(...)
+  label <- label %||% object$label %||% "label"
+  data <- if (is.null(y)) x else list(x, y)
+  if (!is.list(data) || is_python(data) || inherits(data, "tbl_spark")) {
+    sc <- if (inherits(data, "tbl_spark")) sparklyr::spark_connection(data) else "local"
+    return(barrier_evaluate(
+      sc,
+      object,
+      data,
+      label = label,
+      features = features,
+      weight = weight,
+      data_options = data_options,
+      workers = 1L,
+      batch_size = batch_size
+    ))
+  }
+  batch_size <- check_count(batch_size)
+  given <- column_spec(label, features, weight, data_options)
+  columns <- complete_columns(given, object)
+  data <- check_data(data, columns, check_sc("local"), arg = if (is.null(y)) "x" else "list(x, y)")
+  check_has_columns(given, data)
+  check_fit_levels(data, columns$levels)
+  evaluate_in_session(object, data, batch_size, rlang::current_env())
+}
+
+evaluate_in_session <- function(fit, data, batch_size, call) {
+  model <- fit_model(fit, call)
+  if (!isTRUE(model$compiled)) {
+    abort_input(
+      c("The model of this fit is not compiled.", i = "Compile `fit$model`, and evaluate that."),
+      call = call
+    )
+  }
+  figures <- call_python(
+    model$evaluate,
+    as_input(data$x, as_feature_array),
+    as_input(data$y, as_label_array),
+    sample_weight = if (!is.null(data$sample_weight)) as_feature_array(data$sample_weight),
+    batch_size = batch_size,
+    verbose = 0L,
+    return_dict = TRUE,
+    call = call
+  )
+  plain_figures(figures[order(names(figures) != "loss")])
+}
+
+plain_figures <- function(figures) {
+  if (all(lengths(figures) == 1L)) unlist(figures) else lapply(figures, as.vector)
+}

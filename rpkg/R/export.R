@@ -1,0 +1,47 @@
+# A fit for other programs and other sessions.
+
+#' Export the model of a fit
+#'
+#' Methods for generics of other packages: `tensorflow::export_savedmodel()`, which keras3 exports
+#' too, writes the model as a SavedModel, for TensorFlow Serving and the like; `bundle::bundle()`
+#' makes one R object of it that another session can read, as `saveRDS()` by itself does, and also
+#' of a fit whose model is in a file (`model_uri`).
+#'
+#' @param object,x A [tfdist_fit].
+#' @param export_dir_base Folder to write.
+#' @param ... For Keras's `model$export()`, such as `format`; not used by `bundle()`.
+#'
+#' @return `export_savedmodel()` its `object`, invisibly; `bundle()` a bundle.
+#' @name export_fit
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
+#' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' tensorflow::export_savedmodel(fit, tempfile("digits-"))
+NULL
+
+#' @rdname export_fit
+#' @exportS3Method tensorflow::export_savedmodel
+export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
+  check_string(export_dir_base)
+  call <- rlang::current_env()
+  model <- fit_model(object, call)
+  call_python(model$export, path.expand(export_dir_base), ..., verbose = FALSE, call = call)
+  invisible(object)
+}
+
+#' @rdname export_fit
+#' @exportS3Method bundle::bundle
+bundle.tfdist_fit <- function(x, ...) {
+  check_dots_empty(...)
+  if (!is.null(x$model_uri)) {
+    call <- rlang::current_env()
+    text <- call_python(pybackend(call)$bridge$read_model_text, x$model_uri, call = call)
+    x["model_uri"] <- list(NULL)
+    x["model_base64"] <- list(text)
+  }
+  x["decoded"] <- list(new.env(parent = emptyenv()))
+  situate <- bundle::situate_constr(function(object) {
+    requireNamespace("tfdist")
+    object
+  })
+  bundle::bundle_constr(object = x, situate = situate, desc_class = "tfdist_fit")
+}

@@ -1,0 +1,179 @@
+# Formulas: `y ~ a + b`, `y ~ . - id`; with `log(a)` or `a:b` on data frames.
+
+formula_columns <- function(formula, data, weight, options, call) {
+  terms <- read_formula(formula, data, weight, options, call)
+  options <- options %||% data_options()
+  # As in lm(), whatever the other columns are.
+  options["encode"] <- list(options$encode %||% "one_hot")
+  response <- attr(terms, "variables")[[2L]]
+  features <- vapply(attr(terms, "term.labels"), bare_name, "", USE.NAMES = FALSE)
+  computed <- c(if (!is.symbol(response)) deparse_line(response), computed_terms(terms, features))
+  if (!length(computed)) {
+    columns <- column_spec(as.character(response), features, weight, options, call)
+    columns$formula <- formula
+    return(columns)
+  }
+  computed <- sprintf("`%s`", computed[[1L]])
+  check_can_prepare(
+    structure(list(computed = computed), class = "tfdist_formula"),
+    data,
+    "data",
+    call
+  )
+  check_formula_encoding(options$encode, computed, call)
+  preparation <- prepare_formula(terms, data, weight, computed, options$categories, call)
+  options["categories"] <- list(NULL)
+  columns <- column_spec(preparation$label, NULL, weight, options, call)
+  columns$formula <- formula
+  columns$preparation <- preparation
+  columns
+}
+
+# The terms of a formula, with all columns but the label and the weight in the place of `.`
+read_formula <- function(formula, data, weight, options, call) {
+  if (!rlang::is_formula(formula, lhs = TRUE)) {
+    abort_input(
+      c("`formula` has no label.", i = "Name it on the left: `y ~ a + b`."),
+      call = call
+    )
+  }
+  # A list of arrays has no label by name; a table is a list with a class.
+  names <- if (!rlang::is_bare_list(data)) column_names(known_columns(data))
+  if (is.null(names) && "." %in% all.vars(formula)) {
+    names <- read_columns(data, options, call)
+  }
+  is_path <- rlang::is_string(data)
+  if (is.null(names) && !is_path) {
+    abort_input(
+      c(
+        sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
+        i = "Pass a data frame, a Spark table or the path of files."
+      ),
+      call = call
+    )
+  }
+  names <- setdiff(names, weight)
+  rows <- rlang::set_names(rep(list(logical()), length(names)), names)
+  terms <- tryCatch(
+    stats::terms(formula, data = structure(rows, class = "data.frame", row.names = integer())),
+    error = function(error) {
+      abort_input(c("`formula` cannot be read.", x = conditionMessage(error)), call = call)
+    }
+  )
+  check_terms(terms, call)
+  terms
+}
+
+check_terms <- function(terms, call) {
+  if (!is.null(attr(terms, "offset"))) {
+    abort_input(
+      c(
+        "`formula` has an offset, which a network does not.",
+        i = "Make the column an input of the model, and add it there."
+      ),
+      call = call
+    )
+  }
+  if (!length(attr(terms, "term.labels"))) {
+    abort_input(
+      c("`formula` names no feature.", i = "Name some on the right: `y ~ a + b`, or `y ~ .`"),
+      call = call
+    )
+  }
+}
+
+# NA for a term that is not the name of a column.
+bare_name <- function(term) {
+  expr <- str2lang(term)
+  if (is.symbol(expr)) as.character(expr) else NA_character_
+}
+
+computed_terms <- function(terms, features) attr(terms, "term.labels")[is.na(features)]
+
+deparse_line <- function(expr) paste(deparse(expr, width.cutoff = 500L), collapse = " ")
+
+check_formula_encoding <- function(encode, computed, call) {
+  if (!identical(encode, "one_hot")) {
+    abort_input(
+      c(
+        sprintf("`encode` is for formulas of columns alone, and `formula` computes %s.", computed),
+        i = "Leave out `encode`: all text is one-hot then."
+      ),
+      call = call
+    )
+  }
+}
+
+# What the training data fix: `predvars`, as of poly() or scale(), and the levels of factors.
+prepare_formula <- function(terms, data, weight, computed, categories, call) {
+  # An intercept is the model's bias, and all levels of factors have columns, with or without one.
+  attr(terms, "intercept") <- 1L
+  attr(terms, "factors") <- pmin(attr(terms, "factors"), 1L)
+  frame <- formula_frame(terms, data, "data", call)
+  terms <- attr(frame, "terms")
+  predictors <- as.list(frame)[-attr(terms, "response")]
+  is_text <- vapply(predictors, function(column) is.factor(column) || is.character(column), NA)
+  levels <- lapply(predictors[is_text], column_values)
+  given <- intersect(names(levels), names(categories))
+  levels[given] <- categories[given]
+  used <- all.vars(stats::delete.response(terms))
+  structure(
+    list(
+      terms = terms,
+      levels = levels,
+      label = names(frame)[[attr(terms, "response")]],
+      weight = weight,
+      variables = intersect(used, names(data)),
+      computed = computed
+    ),
+    class = "tfdist_formula"
+  )
+}
+
+formula_frame <- function(terms, data, arg, call) {
+  tryCatch(
+    stats::model.frame(terms, data, na.action = stats::na.pass),
+    error = function(error) {
+      abort_input(
+        c(sprintf("The formula cannot be applied to `%s`.", arg), x = conditionMessage(error)),
+        call = call
+      )
+    }
+  )
+}
+
+apply_formula <- function(preparation, data, arg, call, with_label) {
+  terms <- preparation$terms
+  if (!with_label) {
+    terms <- stats::delete.response(terms)
+  }
+  frame <- formula_frame(terms, data, arg, call)
+  for (name in names(preparation$levels)) {
+    values <- preparation$levels[[name]]
+    codes <- category_codes(frame, name, values, arg, call)
+    frame[[name]] <- factor(codes, seq_along(values) - 1L, values)
+  }
+  is_flag <- vapply(frame, is.logical, NA)
+  frame[is_flag] <- lapply(frame[is_flag], as.integer)
+  contrasts <- lapply(preparation$levels, one_hot_contrasts)
+  matrix <- stats::model.matrix(
+    stats::delete.response(terms),
+    frame,
+    contrasts.arg = if (length(contrasts)) contrasts
+  )
+  columns <- setdiff(colnames(matrix), "(Intercept)")
+  rows <- as.data.frame(matrix[, columns, drop = FALSE], optional = TRUE)
+  if (with_label) {
+    rows[[preparation$label]] <- stats::model.response(frame)
+  }
+  if (with_label && !is.null(preparation$weight)) {
+    rows[[preparation$weight]] <- data[[preparation$weight]]
+  }
+  rows
+}
+
+# All levels have a column, with the name that one-hot columns have everywhere.
+one_hot_contrasts <- function(values) {
+  size <- length(values)
+  matrix(diag(size), size, dimnames = list(values, paste0("_", values)))
+}

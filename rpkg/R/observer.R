@@ -1,0 +1,99 @@
+#' Observe a training from this session
+#'
+#' Goes into `callbacks` of [barrier_train()], beside Keras's own callbacks, which run on the
+#' workers. Its functions are R functions that run in this session while the workers train; they may
+#' draw, log or keep the figures, and stop the training.
+#'
+#' What returns `TRUE` stops the training, on all workers after the same step: right after the
+#' epoch, or at the next exchange of gradients within it. Any other value is of no meaning. An error
+#' in a function ends the training with that error; its messages are printed at once, whatever
+#' handlers there are, and its warnings are raised after the training.
+#'
+#' @details
+#' Of sessions that join ([join_workers()]), the functions of the first one are called. With
+#' `strategy = "parameter_server"`, only ends of epochs are observed. Workers that sparklyr starts,
+#' because `model_fn` or the function `data` is R code, cannot be observed: `spark_apply()` has this
+#' session to itself meanwhile.
+#'
+#' @param on_epoch_end Function that is called as `on_epoch_end(epoch, logs)` with the number of the
+#'   epoch, from 1, and a list of the figures over all rows, such as `logs$loss`, those of the
+#'   validation included. The workers wait until it returns. `NULL`: none.
+#' @param on_step_end Function that is called as `on_step_end(step, logs)` a few times a second, not
+#'   after every step, with the number of the step in its epoch, from 1, and the figures over the
+#'   first worker's rows of the epoch so far. The workers do not wait for it. `NULL`: none.
+#'
+#' @return An object for `callbacks`.
+#' @export
+#' @examples
+#' losses <- c()
+#' watch <- observer(on_epoch_end = function(epoch, logs) {
+#'   losses[epoch] <<- logs$loss
+#'   logs$loss < 0.1
+#' })
+#' watch
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' keras <- reticulate::import("keras")
+#' new_model <- function() {
+#'   input <- keras$Input(reticulate::tuple(4L))
+#'   model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
+#'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
+#'   model$compile(optimizer = "adam", loss = loss)
+#'   model
+#' }
+#' fit <- barrier_train("local", new_model, iris, label = "Species", epochs = 3, callbacks = watch)
+#' losses
+observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
+  check_observing(on_epoch_end)
+  check_observing(on_step_end)
+  if (is.null(on_epoch_end) && is.null(on_step_end)) {
+    abort_input("`observer()` needs `on_epoch_end`, `on_step_end`, or both.")
+  }
+  fields <- list(on_epoch_end = on_epoch_end, on_step_end = on_step_end)
+  new_options(fields, "tfdist_observer")
+}
+
+check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.null(x)) {
+    return(invisible(NULL))
+  }
+  if (!is.function(x) || is_python(x)) {
+    abort_expected(x, "an R function", TRUE, arg, call)
+  }
+  taken <- names(formals(x))
+  if (length(taken) < 2L && !"..." %in% taken) {
+    number <- if (arg == "on_epoch_end") "epoch" else "step"
+    abort_input(
+      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, number),
+      call = call
+    )
+  }
+  invisible(x)
+}
+
+is_observer <- function(x) inherits(x, "tfdist_observer")
+
+# Observers as Python has them, among Keras's callbacks.
+as_python_callbacks <- function(callbacks, call) {
+  if (is.null(callbacks)) {
+    return(NULL)
+  }
+  lapply(callbacks, function(callback) {
+    if (!is_observer(callback)) {
+      return(callback)
+    }
+    functions <- lapply(unclass(callback), as_python_observing)
+    do.call(call_python, c(list(pybackend(call)$Observer, call = call), functions))
+  })
+}
+
+as_python_observing <- function(f) {
+  if (is.null(f)) {
+    return(NULL)
+  }
+  function(number, logs) {
+    # On its way through Python an error would lose its class.
+    withCallingHandlers(isTRUE(keep_conditions(f(number, logs))), error = function(error) {
+      the$observer_error <- error
+    })
+  }
+}

@@ -1,0 +1,160 @@
+#' Multilayer perceptrons of tidymodels
+#'
+#' When parsnip is loaded, tfdist is an engine of `parsnip::mlp()`, for classification and
+#' regression: `mlp(hidden_units = 16, epochs = 20) |> set_engine("tfdist", workers = 2)`. These
+#' functions are what parsnip calls; there is no need to call them.
+#'
+#' @details
+#' `hidden_units`, `penalty` (of the squared weights), `dropout`, `epochs`, `activation` and
+#' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] takes `sc` (`"local"` if it is
+#' left out), `workers`, and the other arguments of [barrier_train()]. Factors are one-hot; numbers
+#' are used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
+#' `"prob"`, or `"numeric"`. `extract_fit_engine()` of the result is a [tfdist_fit].
+#'
+#' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
+#' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There
+#'   may be several `hidden_units`, for a layer each.
+#' @param sc,workers,verbose,... As in [barrier_train()].
+#' @param object A [tfdist_fit].
+#' @param new_data A data frame.
+#'
+#' @return `train_mlp()` a [tfdist_fit], `score_mlp()` a matrix of the model's numbers.
+#' @keywords internal
+#' @name parsnip_engine
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mlp(iris[1:4], iris$Species, epochs = 2, workers = 1)
+#' score_mlp(fit, iris[1:2, 1:4])
+NULL
+
+#' @rdname parsnip_engine
+#' @export
+train_mlp <- function(
+  x,
+  y,
+  hidden_units = 5L,
+  penalty = 0,
+  dropout = 0,
+  epochs = 20L,
+  activation = "relu",
+  learn_rate = 0.01,
+  sc = "local",
+  workers = NULL,
+  verbose = 0,
+  ...
+) {
+  hidden_units <- vapply(hidden_units, function(units) check_count(units, arg = "hidden_units"), 1L)
+  check_string(activation)
+  check_positive(learn_rate)
+  label <- ".outcome"
+  columns <- column_spec(label, names(x), NULL, data_options(encode = "one_hot"))
+  data <- x
+  data[[label]] <- y
+  rows <- check_frame(data, columns, "data", rlang::current_env())
+  layers <- list(
+    units = hidden_units,
+    activation = activation,
+    penalty = penalty,
+    dropout = dropout
+  )
+  model <- function() {
+    build_mlp(length(rows$feature_names), layers, nlevels(rows$y), learn_rate)
+  }
+  # The levels of an outcome need no word: parsnip keeps them.
+  withCallingHandlers(
+    barrier_train(
+      sc,
+      model,
+      data,
+      label = ".outcome",
+      data_options = data_options(encode = "one_hot"),
+      workers = workers,
+      epochs = epochs,
+      verbose = verbose,
+      ...
+    ),
+    tfdist_message_levels = function(message) rlang::cnd_muffle(message)
+  )
+}
+
+#' @rdname parsnip_engine
+#' @export
+score_mlp <- function(object, new_data) {
+  rows <- as_input(check_newdata(new_data, object), as_feature_array)
+  call_python(fit_model(object)$predict, rows, verbose = 0L)
+}
+
+# Without classes, the model gives one number.
+build_mlp <- function(inputs, layers, classes, learn_rate) {
+  keras <- reticulate::import("keras")
+  model <- keras$Sequential()
+  model$add(keras$Input(reticulate::tuple(as.integer(inputs))))
+  for (units in layers$units) {
+    shrink <- if (layers$penalty > 0) keras$regularizers$L2(layers$penalty)
+    dense <- keras$layers$Dense(units, layers$activation, kernel_regularizer = shrink)
+    model$add(dense)
+    if (layers$dropout > 0) {
+      model$add(keras$layers$Dropout(layers$dropout))
+    }
+  }
+  if (classes) {
+    model$add(keras$layers$Dense(classes, activation = "softmax"))
+  } else {
+    model$add(keras$layers$Dense(1L))
+  }
+  loss <- if (classes) "sparse_categorical_crossentropy" else "mean_squared_error"
+  model$compile(optimizer = keras$optimizers$Adam(learn_rate), loss = loss)
+  model
+}
+
+# parsnip may be loaded before or after this package.
+register_engine <- function(...) {
+  engines <- parsnip::get_from_env("mlp")
+  if ("tfdist" %in% engines$engine) {
+    return(invisible())
+  }
+  for (mode in c("classification", "regression")) {
+    parsnip::set_model_engine("mlp", mode, "tfdist")
+    parsnip::set_dependency("mlp", "tfdist", "tfdist", mode)
+    parsnip::set_fit(
+      "mlp",
+      mode,
+      "tfdist",
+      list(
+        interface = "data.frame",
+        protect = c("x", "y"),
+        func = c(pkg = "tfdist", fun = "train_mlp"),
+        defaults = list()
+      )
+    )
+    parsnip::set_encoding(
+      "mlp",
+      mode,
+      "tfdist",
+      list(
+        predictor_indicators = "none",
+        compute_intercept = FALSE,
+        remove_intercept = FALSE,
+        allow_sparse_x = FALSE
+      )
+    )
+  }
+  # The names of arguments, and dials's functions that say what is worth trying.
+  arguments <- c("hidden_units", "penalty", "dropout", "epochs", "activation", "learn_rate")
+  for (name in arguments) {
+    parsnip::set_model_arg("mlp", "tfdist", name, name, list(pkg = "dials", fun = name), FALSE)
+  }
+  set_scores <- function(mode, type, post) {
+    arguments <- list(object = quote(object$fit), new_data = quote(new_data))
+    func <- c(pkg = "tfdist", fun = "score_mlp")
+    value <- list(pre = NULL, post = post, func = func, args = arguments)
+    parsnip::set_pred("mlp", mode, "tfdist", type, value)
+  }
+  set_scores("classification", "class", function(scores, object) {
+    factor(object$lvl[max.col(scores, "first")], levels = object$lvl)
+  })
+  set_scores("classification", "prob", function(scores, object) {
+    colnames(scores) <- object$lvl
+    as.data.frame(scores, optional = TRUE)
+  })
+  set_scores("regression", "numeric", function(scores, object) scores[, 1L])
+}

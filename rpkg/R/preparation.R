@@ -1,0 +1,97 @@
+# The 4th argument of barrier_train(), a formula or a recipe. Names of columns alone are a
+# selection, on all data that have columns. Everything else is applied to data frames: to those of
+# the training, and in the same way to all later ones, for which the fit keeps it.
+
+# A column_spec(), from the arguments of a call. `given` are quosures of `label`, `features` and
+# `weight`, in which those that the call leaves out are NULL.
+choose_columns <- function(given, formula, data_options, data, call = caller_env()) {
+  check_options(data_options, "data_options", "data_options", call)
+  if (inherits(data, "recipe")) {
+    abort_input(
+      c("`data` is a recipe.", i = "Write `barrier_train(sc, model, data_frame, recipe)`."),
+      call = call
+    )
+  }
+  if (is.null(formula)) {
+    given$label <- given$label %||% "label"
+    chosen <- select_columns(given, data, data_options, call)
+    return(column_spec(chosen$label, chosen$features, chosen$weight, data_options, call))
+  }
+  check_formula(formula, given, call)
+  if (inherits(formula, "recipe")) {
+    return(recipe_columns(formula, data, data_options, call))
+  }
+  weight <- select_columns(list(label = "label", weight = given$weight), data, data_options, call)
+  formula_columns(
+    formula,
+    data,
+    check_string(weight$weight, TRUE, "weight", call),
+    data_options,
+    call
+  )
+}
+
+# What a fit was trained on is how it reads data frames from then on.
+check_no_formula <- function(formula, is_fit, call = caller_env()) {
+  if (is_fit && !is.null(formula)) {
+    abort_input(
+      c(
+        "`model` is a fit, which knows its columns, so `formula` must be left out.",
+        i = "To choose others, pass its model: `fit$model`."
+      ),
+      call = call
+    )
+  }
+}
+
+check_formula <- function(formula, given, call) {
+  is_recipe <- inherits(formula, "recipe")
+  if (!is_recipe && !rlang::is_formula(formula)) {
+    abort_expected(formula, "a formula such as `y ~ a + b`, or a recipe", TRUE, "formula", call)
+  }
+  unused <- c("label", "features", if (is_recipe) "weight")
+  is_given <- function(quo) rlang::is_quosure(quo) && !rlang::quo_is_null(quo)
+  unused <- unused[vapply(given[unused], is_given, NA)]
+  if (length(unused)) {
+    what <- if (is_recipe) "The recipe" else "`formula`"
+    role <- if (is_recipe) ", by their roles" else ""
+    abort_input(
+      c(
+        sprintf("%s names the columns, so `%s` must be left out.", what, unused[[1L]]),
+        i = sprintf("Choose the columns in one of the two%s.", role)
+      ),
+      call = call
+    )
+  }
+}
+
+# The rows of a data frame as the training has prepared its own. Without `with_label`, only what the
+# features need must be there.
+prepare_rows <- function(preparation, data, arg, call, with_label = FALSE) {
+  check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
+  if (inherits(preparation, "tfdist_recipe")) {
+    bake_rows(preparation, data, arg, call, with_label)
+  } else {
+    apply_formula(preparation, data, arg, call, with_label)
+  }
+}
+
+# Of other data than data frames, with what to do instead.
+check_can_prepare <- function(preparation, data, arg, call) {
+  if (is.null(preparation) || is.data.frame(data)) {
+    return(invisible())
+  }
+  is_table <- inherits(data, "tbl_spark")
+  what <- if (is_table) "is a Spark table" else sprintf("is %s", describe(data))
+  if (inherits(preparation, "tfdist_recipe")) {
+    reason <- "A recipe is R code for data frames"
+    advice <- "Fetch the rows with `dplyr::collect()`, or prepare the columns with dplyr's verbs."
+  } else {
+    reason <- sprintf("The formula computes %s with R, from data frames", preparation$computed)
+    advice <- "Add the columns with `dplyr::mutate()` first, and name them in the formula."
+  }
+  if (!is_table) {
+    advice <- "Pass a data frame."
+  }
+  abort_input(c(sprintf("%s, and `%s` %s.", reason, arg, what), i = advice), call = call)
+}

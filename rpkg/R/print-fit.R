@@ -1,0 +1,131 @@
+# What a fit shows of itself.
+
+#' @rdname tfdist_fit
+#' @export
+print.tfdist_fit <- function(x, ...) {
+  check_dots_empty(...)
+  cat(sprintf(
+    "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
+    format_count(nrow(x$workers), "worker"),
+    format_count(x$epochs, "epoch"),
+    format(sum(x$workers$rows), big.mark = ","),
+    x$seconds
+  ))
+  last <- last_figures(x)
+  figures <- as.list(rlang::set_names(formatC(last, digits = 4, format = "f"), names(last)))
+  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  print_aligned(c(figures, details))
+  invisible(x)
+}
+
+# The last figure of each metric.
+last_figures <- function(fit) {
+  c(vapply(fit$history, function(values) utils::tail(values, 1L), 1), unlist(fit$metrics))
+}
+
+print_aligned <- function(texts) {
+  texts <- texts[lengths(texts) > 0L]
+  indent <- max(nchar(names(texts))) + 4L
+  for (name in names(texts)) {
+    lines <- fill_lines(texts[[name]], 88L - indent)
+    starts <- c(paste0("  ", name), rep("", length(lines) - 1L))
+    cat(sprintf("%s%s\n", formatC(starts, width = -indent), lines), sep = "")
+  }
+}
+
+# Items with commas between them, none of them broken.
+fill_lines <- function(items, width) {
+  add <- function(lines, item) {
+    last <- lines[[length(lines)]]
+    if (nchar(last) + nchar(item) + 2L <= width) {
+      return(c(lines[-length(lines)], paste0(last, ", ", item)))
+    }
+    c(lines[-length(lines)], paste0(last, ","), item)
+  }
+  Reduce(add, items[-1L], items[[1L]])
+}
+
+# Settings that are not the defaults; those in the first line and those of no result are left out.
+format_settings <- function(fit) {
+  settings <- fit$settings
+  left_out <- c("workers", "epochs", "seed", "verbose", "timeout")
+  defaults <- formals(barrier_train)
+  is_shown <- function(name) {
+    name == "batch_size" ||
+      !identical(as.character(settings[[name]]), plain_default(defaults[[name]]))
+  }
+  names <- Filter(is_shown, setdiff(names(settings), left_out))
+  values <- vapply(settings[names], format_setting, "")
+  seed <- sprintf("seed = %s", fit$seed %||% "not set")
+  c(sprintf("%s = %s", names, values), seed)
+}
+
+plain_default <- function(default) if (!is.null(default)) as.character(default)
+
+format_setting <- function(value) {
+  if (inherits(value, "tfdist_options")) {
+    return(sprintf("%s()", sub("^tfdist_", "", class(value)[[1L]])))
+  }
+  if (is.numeric(value) && is.null(names(value))) {
+    text <- format(value, trim = TRUE, big.mark = "")
+    return(if (length(text) == 1L) text else sprintf("c(%s)", toString(text)))
+  }
+  shorten(paste(deparse(value), collapse = " "))
+}
+
+# How evenly rows, steps and waiting were spread.
+format_balance <- function(workers) {
+  if (nrow(workers) < 2L) {
+    return(character())
+  }
+  c(
+    sprintf("%s rows", format_range(workers$rows)),
+    sprintf("%s steps", format_range(workers$steps)),
+    if (!anyNA(workers$waited)) {
+      sprintf("%s s waiting", format_range(workers$waited, function(x) sprintf("%.1f", x)))
+    }
+  )
+}
+
+format_range <- function(x, as_text = function(x) format(x, big.mark = ",", trim = TRUE)) {
+  ends <- unique(vapply(range(x), as_text, ""))
+  paste(ends, collapse = " to ")
+}
+
+format_count <- function(n, noun) {
+  sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
+}
+
+#' @rdname tfdist_fit
+#' @export
+summary.tfdist_fit <- function(object, ...) {
+  check_dots_empty(...)
+  print(object)
+  cat(sprintf("\nModel: %s, ", object$model_format))
+  if (is.null(object$model_uri)) {
+    cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
+  } else {
+    cat(sprintf("in %s, ", object$model_uri))
+  }
+  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
+  print(wide_history(object), row.names = FALSE, digits = 4)
+  cat("\nWorkers\n")
+  print(object$workers, row.names = FALSE, digits = 3)
+  if (isTRUE(nrow(object$gangs) > 1L)) {
+    cat("\nWho trained from which epoch on\n")
+    print(object$gangs, row.names = FALSE, right = FALSE)
+  }
+  if (!is.null(object$straggler)) {
+    cat(sprintf(
+      "The others waited %.1f s for worker %d\n",
+      object$straggler$seconds,
+      object$straggler$rank
+    ))
+  }
+  invisible(object)
+}
+
+base64_size <- function(text) {
+  end <- substring(text, nchar(text) - 1L)
+  nchar(text) %/% 4L * 3L - lengths(regmatches(end, gregexpr("=", end, fixed = TRUE)))
+}

@@ -1,0 +1,128 @@
+# What shows the progress of calls of Python: a function that Python calls, on this very thread,
+# with the kind of what has happened and a list about it.
+new_progress <- function() {
+  bar <- NULL
+  speed <- new_speed()
+  end_bar <- function() {
+    if (!is.null(bar)) {
+      cli::cli_progress_done(id = bar$id, .envir = bar)
+      bar <<- NULL
+    }
+  }
+  show_step <- function(event) {
+    if (is.null(bar)) {
+      bar <<- start_bar(event)
+      speed <<- new_speed()
+    }
+    bar$figures <- paste(c(describe_loss(event), speed(event)), collapse = "  ")
+    cli::cli_progress_update(set = event$step, id = bar$id, force = TRUE, .envir = bar)
+  }
+  show <- function(kind, event) {
+    switch(
+      kind,
+      is_live = return(is_live_console()),
+      begin = ,
+      line = show_line(event$text),
+      step = show_step(event),
+      epoch = {
+        end_bar()
+        show_line(event$text)
+      },
+      end = end_bar()
+    )
+    invisible()
+  }
+  function(kind, event = list()) keep_conditions(show(kind, event))
+}
+
+# For code that Python calls: were a message or a warning to reach a handler of whoever has called
+# Python, such as that of tryCatch(), R would jump over Python's frames, and Python would crash
+# later. So messages are printed here, and warnings wait until Python has returned.
+keep_conditions <- function(code) {
+  withCallingHandlers(
+    code,
+    message = function(message) {
+      cat(conditionMessage(message), file = message_connection())
+      rlang::cnd_muffle(message)
+    },
+    warning = function(warning) {
+      the$warnings <- c(the$warnings, list(warning))
+      rlang::cnd_muffle(warning)
+    }
+  )
+}
+
+# A document has what is printed to standard output.
+message_connection <- function() {
+  if (is_knitting()) stdout() else cli::cli_output_connection()
+}
+
+is_knitting <- function() isTRUE(getOption("knitr.in.progress"))
+
+signal_kept_warnings <- function() {
+  kept <- the$warnings
+  the$warnings <- list()
+  lapply(kept, warning)
+}
+
+# Whether what the console shows can be changed; not in a document or a script.
+is_live_console <- function() {
+  rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting()
+}
+
+# Above a bar, if there is one: cli keeps that at the bottom.
+show_line <- function(text) {
+  if (is_live_console()) {
+    cli::cli_verbatim(text)
+  } else {
+    cat(text, "\n", sep = "")
+  }
+}
+
+# The environment of a bar for an epoch; cli evaluates its format there.
+start_bar <- function(event) {
+  bar <- rlang::env(
+    epoch = sprintf("epoch %d/%d", event$epoch, event$epochs),
+    figures = ""
+  )
+  # The bar itself is as wide as half of a narrow console.
+  done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
+  bar$id <- cli::cli_progress_bar(
+    total = event$steps,
+    format = paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}"),
+    clear = TRUE,
+    auto_terminate = FALSE,
+    .auto_close = FALSE,
+    .envir = bar
+  )
+  bar
+}
+
+describe_loss <- function(event) if (is.numeric(event$loss)) sprintf("loss %.4f", event$loss)
+
+# Rows a second, and the time until the last step of all, from the last reports of an epoch.
+new_speed <- function(most = 20L) {
+  recent <- list()
+  function(event) {
+    recent <<- utils::tail(c(recent, list(event)), most)
+    first <- recent[[1L]]
+    steps <- event$step - first$step
+    seconds <- event$seconds - first$seconds
+    if (steps <= 0 || seconds <= 0) {
+      return(NULL)
+    }
+    left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
+    rows <- format(round((event$rows - first$rows) / seconds), big.mark = ",")
+    c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
+  }
+}
+
+format_seconds <- function(seconds) {
+  seconds <- as.integer(round(seconds))
+  hours <- seconds %/% 3600L
+  rest <- sprintf("%d:%02d", seconds %/% 60L %% 60L, seconds %% 60L)
+  if (hours > 0L) {
+    rest <- sprintf("%d:%02d:%02d", hours, seconds %/% 60L %% 60L, seconds %% 60L)
+  }
+  rest
+}

@@ -1,0 +1,60 @@
+# Recipes, of the package recipes: prepared by the training data, and applied to all later ones.
+
+recipe_columns <- function(recipe, data, options, call) {
+  check_installed("recipes", "A recipe", call)
+  check_can_prepare(structure(list(), class = "tfdist_recipe"), data, "data", call)
+  is_prepped <- recipes::fully_trained(recipe)
+  if (!is_prepped) {
+    recipe <- run_recipe(recipes::prep(recipe, training = data, retain = TRUE), "data", call)
+  }
+  roles <- summary(recipe)
+  role_of <- function(role) roles$variable[roles$role %in% role]
+  label <- role_of("outcome")
+  if (length(label) != 1L) {
+    abort_input(
+      c(
+        sprintf("The recipe has %d outcomes, but the model needs one label.", length(label)),
+        i = "Name it in the recipe: `recipe(y ~ ., data)`."
+      ),
+      call = call
+    )
+  }
+  weight <- null_if_empty(role_of("case_weights"))
+  columns <- column_spec(label, role_of("predictor"), weight, options, call)
+  if (!is_prepped) {
+    # Steps with `skip = TRUE` are for the rows of the training only.
+    columns$rows <- plain_weights(recipes::bake(recipe, new_data = NULL), weight)
+  }
+  recipe$template <- recipe$template[0L, ]
+  columns$preparation <- structure(
+    list(recipe = recipe, label = label, weight = weight),
+    class = "tfdist_recipe"
+  )
+  columns
+}
+
+bake_rows <- function(preparation, data, arg, call, with_label) {
+  recipe <- preparation$recipe
+  if (!with_label) {
+    return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
+  }
+  rows <- run_recipe(recipes::bake(recipe, data), arg, call)
+  plain_weights(rows, preparation$weight)
+}
+
+# hardhat's weights are a class of their own.
+plain_weights <- function(rows, weight) {
+  if (!is.null(weight) && !is.null(rows[[weight]])) {
+    rows[[weight]] <- as.double(rows[[weight]])
+  }
+  rows
+}
+
+run_recipe <- function(code, arg, call) {
+  tryCatch(code, error = function(error) {
+    abort_input(
+      c(sprintf("The recipe cannot be applied to `%s`.", arg), x = last_message(error)),
+      call = call
+    )
+  })
+}

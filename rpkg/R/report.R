@@ -1,0 +1,114 @@
+#' Report a training as a page
+#'
+#' Writes one HTML page that needs nothing else, and no network: curves of all figures, what each
+#' worker did and where the time of its steps went, failures and restarts, the model, settings and
+#' versions. It is for light and dark, wide and narrow. All numbers are in tables too, and, for
+#' programs, as JSON in the element `tfdist-run`.
+#'
+#' @param x A [tfdist_fit], also one that `readRDS()` has read; or the error of a training that has
+#'   failed (see [tfdist_error]), whose page has the failure, its traceback and what the worker
+#'   printed last.
+#' @param path The file to write, `*.html`.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param title Title of the page; `NULL`: the model's name.
+#'
+#' @return `path`, invisibly. What the fit does not tell, the page names.
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' fit <- train_mnist("local", workers = 2, epochs = 2, limit = 640, verbose = 0)
+#' report(fit, file.path(tempdir(), "run.html"))
+#'
+#' \dontrun{
+#' tryCatch(
+#'   barrier_train(sc, model, data, workers = 8),
+#'   tfdist_error_worker_failed = function(error) report(error, "failed.html")
+#' )
+#' }
+report <- function(x, path, ..., title = NULL) {
+  check_dots_empty(...)
+  is_failure <- inherits(x, "tfdist_error_worker_failed")
+  if (!is_failure && !inherits(x, "tfdist_fit")) {
+    abort_expected(
+      x,
+      "a `tfdist_fit` or the error of a failed worker",
+      FALSE,
+      "x",
+      rlang::current_env()
+    )
+  }
+  check_page_path(path)
+  check_string(title, allow_null = TRUE)
+  if (is_failure) {
+    report_failure(x, path, title)
+  } else {
+    report_fit(x, path, title)
+  }
+  invisible(path)
+}
+
+report_fit <- function(fit, path, title, call = caller_env()) {
+  backend <- pybackend(call)
+  # The page says so if the model cannot be had: custom code, or a file that is gone.
+  model <- tryCatch(fit_model(fit), error = function(error) NULL)
+  record <- fit$record %||% encode_fit(fit)
+  call_python(backend$bridge$report_record, record, model, path.expand(path), title, call = call)
+}
+
+report_failure <- function(error, path, title, call = caller_env()) {
+  backend <- pybackend(call)
+  call_python(
+    backend$bridge$report_failure,
+    rank = error$rank,
+    host = error$host,
+    exception_type = error$exception_type,
+    message = conditionMessage(error),
+    traceback = error$traceback,
+    log = as.list(error$log),
+    path = path.expand(path),
+    title = title,
+    call = call
+  )
+}
+
+# What a fit without a record knows of its training, as Python's records have it.
+encode_fit <- function(fit) {
+  workers <- lapply(seq_len(nrow(fit$workers)), function(row) {
+    worker <- as.list(fit$workers[row, ])
+    worker[!vapply(worker, is.na, NA)]
+  })
+  known <- list(
+    history = lapply(fit$history, as.list),
+    epochs_of = lapply(epochs_of(fit), as.list),
+    workers = workers,
+    straggler = unname(fit$straggler),
+    metrics = fit$metrics,
+    epochs = fit$epochs,
+    seconds = fit$seconds,
+    seed = fit$seed,
+    features = as.list(fit$features),
+    levels = as.list(fit$levels),
+    model_format = fit$model_format,
+    model_sha256 = fit$model_sha256,
+    model_uri = fit$model_uri,
+    model_bytes = if (nzchar(fit$model_base64)) base64_size(fit$model_base64)
+  )
+  known <- known[!vapply(known, is.null, NA)]
+  as.character(jsonlite::toJSON(known, auto_unbox = TRUE, digits = NA, na = "string"))
+}
+
+check_page_path <- function(path, arg = caller_arg(path), call = caller_env()) {
+  check_string(path, arg = arg, call = call)
+  if (!grepl("[.]html?$", path, ignore.case = TRUE)) {
+    abort_input(sprintf("`%s` must end in .html, not be %s.", arg, describe(path)), call = call)
+  }
+  if (!dir.exists(dirname(path.expand(path)))) {
+    abort_input(
+      c(
+        sprintf("`%s` cannot be written: there is no folder %s.", arg, dirname(path)),
+        i = "Create it with `dir.create()`, or name another one."
+      ),
+      call = call
+    )
+  }
+  invisible(path)
+}

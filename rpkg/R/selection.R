@@ -1,0 +1,152 @@
+# Columns chosen as with tidyselect: `label = Species`, `features = c(a, starts_with("x"))`, `-id`.
+# Strings, and variables that hold them, name columns, too.
+
+# The strings that `label`, `features` and `weight` stand for; `given` are quosures by these names.
+# `options` are data_options().
+select_columns <- function(given, data, options, call) {
+  columns <- known_columns(data)
+  read <- function() columns %||% read_columns(data, options, call)
+  label <- select_one(given$label, columns, read, "label", call)
+  weight <- select_one(given$weight, columns, read, "weight", call)
+  others <- c(if (rlang::is_string(label)) label, if (rlang::is_string(weight)) weight)
+  list(
+    label = label,
+    features = select_features(given$features, columns, read, others, call),
+    weight = weight
+  )
+}
+
+# The columns of data that R knows, as a data frame or as names; NULL for those of files and arrays.
+known_columns <- function(data) {
+  if (inherits(data, "tbl_spark")) {
+    colnames(data)
+  } else if (is.data.frame(data)) {
+    data
+  } else if (is_python_frame(data)) {
+    as.character(unlist(reticulate::py_to_r(reticulate::import_builtins()$list(data$columns))))
+  } else if (is.list(data) && !is_python(data) && length(data) && is.data.frame(data[[1L]])) {
+    data[[1L]]
+  }
+}
+
+# Names of the columns of files, which Python reads.
+read_columns <- function(data, options, call) {
+  if (!rlang::is_string(data) || !nzchar(data)) {
+    return(NULL)
+  }
+  spec <- as_list_or_null(options$tfrecord_spec)
+  path <- check_data_path(data, "data", call)
+  as.character(unlist(call_python(pybackend(call)$bridge$list_columns, path, spec, call = call)))
+}
+
+select_one <- function(quo, columns, read, arg, call) {
+  plain <- evaluate_strings(quo, column_names(columns))
+  if (plain$found) {
+    return(plain$value)
+  }
+  found <- select_by_tidyselect(quo, read(), arg, call)
+  if (length(found) != 1L) {
+    count <- if (length(found)) sprintf("%d: %s", length(found), list_names(found)) else "none"
+    abort_input(
+      sprintf("`%s = %s` must select one column, not %s.", arg, rlang::as_label(quo), count),
+      call = call
+    )
+  }
+  found
+}
+
+# `others`, the label and the weight, are meant by a selection of "all but" only if it names them.
+select_features <- function(quo, columns, read, others, call, arg = "features") {
+  if (rlang::is_quosure(quo) && rlang::quo_is_call(quo, "list")) {
+    parts <- rlang::call_args(quo)
+    env <- rlang::quo_get_env(quo)
+    names <- sprintf("%s$%s", arg, rlang::names2(parts))
+    return(Map(
+      function(part, name) {
+        part <- rlang::as_quosure(part, env)
+        select_features(part, columns, read, others, call, name)
+      },
+      parts,
+      names
+    ))
+  }
+  plain <- evaluate_strings(quo, column_names(columns))
+  if (plain$found) {
+    return(plain$value)
+  }
+  found <- select_by_tidyselect(quo, read(), arg, call)
+  setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
+}
+
+column_names <- function(columns) if (is.data.frame(columns)) names(columns) else columns
+
+# What names columns without looking at the data: strings, what evaluates to them, and one bare
+# name.
+evaluate_strings <- function(quo, known) {
+  if (!rlang::is_quosure(quo)) {
+    return(list(found = TRUE, value = quo))
+  }
+  expr <- rlang::quo_get_expr(quo)
+  selects <- intersect(all.names(expr), selection_helpers)
+  if (length(selects) || any(all.vars(expr) %in% known)) {
+    is_column <- is.symbol(expr) && !length(selects)
+    return(list(found = is_column, value = if (is_column) as.character(expr)))
+  }
+  value <- tryCatch(rlang::eval_tidy(quo), error = function(error) quo)
+  is_plain <- is.null(value) || is.character(value) || (is.list(value) && !is_python(value))
+  if (is.symbol(expr) && !is_plain) {
+    return(list(found = TRUE, value = as.character(expr)))
+  }
+  is_plain <- is_plain || (is.numeric(value) && is.null(known)) || !is.language(expr)
+  list(found = is_plain && !rlang::is_quosure(value), value = value)
+}
+
+selection_helpers <- c(
+  c("starts_with", "ends_with", "contains", "matches", "num_range", "everything", "last_col"),
+  c("one_of", "all_of", "any_of", "where")
+)
+
+select_by_tidyselect <- function(quo, columns, arg, call) {
+  if (is.null(columns)) {
+    abort_input(
+      c(
+        sprintf(
+          "`%s = %s` selects columns, and the names of those of `data` are not known.",
+          arg,
+          rlang::as_label(quo)
+        ),
+        i = "Name them as strings, if `data` has columns at all."
+      ),
+      call = call
+    )
+  }
+  names <- column_names(columns)
+  data <- if (is.data.frame(columns)) columns else rlang::set_names(as.list(names), names)
+  selected <- tryCatch(
+    tidyselect::eval_select(
+      quo,
+      data,
+      allow_rename = FALSE,
+      allow_predicates = is.data.frame(columns)
+    ),
+    error = function(error) {
+      abort_input(
+        c(
+          sprintf("`%s = %s` does not select columns of `data`.", arg, rlang::as_label(quo)),
+          x = last_message(error),
+          i = sprintf("Its columns are %s.", list_names(names))
+        ),
+        call = call
+      )
+    }
+  )
+  names[selected]
+}
+
+# What an error of another package says, without the calls that led to it.
+last_message <- function(error) {
+  while (!is.null(error$parent)) {
+    error <- error$parent
+  }
+  gsub("\\s+", " ", cli::ansi_strip(conditionMessage(error)))
+}

@@ -1,0 +1,40 @@
+#' Options of tfdist
+#'
+#' Set with [options()], for a session or in `.Rprofile`. A value that cannot be used is an error of
+#' the call that would use it, which names the option.
+#'
+#' * `tfdist.workers`: the number of workers of calls that do not say: the default of `workers` in
+#'   [barrier_train()], [train_mnist()], [barrier_evaluate()], [barrier_predict()],
+#'   [barrier_apply()] and [ml_keras()]. Not used where `roles` says how many there are. `NULL`, the
+#'   default: each function's own number.
+#' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress, 2
+#'   also what the workers print. `NULL`, the default: each function's own level.
+#' * `tfdist.max_function_mb`: how many megabytes an R function may carry to the workers, with the
+#'   variables that it uses. The default is 256.
+#'
+#' Progress is a bar in an interactive console that can change its last line, where
+#' `cli::is_dynamic_tty()` is `TRUE`; cli's own options, such as `cli.progress_bar_style`, say what
+#' it looks like. Elsewhere, in documents and scripts, there is a line for each epoch.
+#'
+#' @name tfdist_options
+#' @examples
+#' old <- options(tfdist.workers = 4, tfdist.verbose = 0)
+#' getOption("tfdist.workers")
+#' options(old)
+NULL
+
+# What errors call an argument: by its option, if the value comes from there.
+name_argument <- function(name, frame) {
+  option <- paste0("tfdist.", name)
+  is_option <- name %in% c("workers", "verbose") && !is.null(getOption(option))
+  # `missing` is about the variables of the function that calls it.
+  is_left_out <- is_option && eval(call("missing", as.name(name)), frame)
+  if (is_left_out) sprintf("options(%s = )", option) else name
+}
+
+# More than this is a mistake: rows travel as `data`, or the workers read them.
+max_closure_bytes <- function(call = caller_env()) {
+  megabytes <- getOption("tfdist.max_function_mb", 256)
+  check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )", call = call)
+  megabytes * 2^20
+}

@@ -1,0 +1,76 @@
+#' Look at a training in TensorBoard
+#'
+#' Starts TensorBoard on this machine, for this machine only, at a free port that it chooses, and
+#' opens it in the browser, or in RStudio's viewer. It ends with this session, or by
+#' `view$close()`. A training with `tensorboard = TRUE` can be watched while it runs, from another
+#' session or by `tfdist tensorboard` on the command line.
+#'
+#' The functions `tensorboard()` of the packages keras3 and tensorflow are others; they show the
+#' same folder, `fit$tensorboard`.
+#'
+#' @param x A [tfdist_fit] of a training with `tensorboard`; or a folder, or a URI; `NULL`: the
+#'   folder `logs`, where trainings with `tensorboard = TRUE` write.
+#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param open Whether to open it in the browser.
+#'
+#' @return The running TensorBoard, a Python object with `url`, `folder` and `close()`, invisibly.
+#'   Needs the Python package tensorboard.
+#' @export
+#' @examplesIf FALSE
+#' fit <- train_mnist("local", epochs = 5, tensorboard = TRUE)
+#' view <- view_tensorboard(fit)
+#' view$close()
+view_tensorboard <- function(x = NULL, ..., open = interactive()) {
+  check_dots_empty(...)
+  check_flag(open)
+  folder <- board_folder(x)
+  backend <- pybackend()
+  view <- call_python(backend$view_tensorboard, folder)
+  # Python ends what nothing refers to any more.
+  the$boards <- c(the$boards, view)
+  rlang::inform(sprintf("TensorBoard of %s: %s", view$folder, view$url))
+  if (open) {
+    getOption("viewer", utils::browseURL)(view$url)
+  }
+  invisible(view)
+}
+
+board_folder <- function(x, call = caller_env()) {
+  if (inherits(x, "tfdist_fit")) {
+    if (is.null(x$tensorboard)) {
+      abort_input(
+        c(
+          "This training has written nothing for TensorBoard.",
+          i = "Train with `tensorboard = TRUE`."
+        ),
+        call = call
+      )
+    }
+    return(x$tensorboard)
+  }
+  if (!is.null(x) && !rlang::is_string(x)) {
+    abort_expected(x, "`NULL`, a `tfdist_fit` or a folder", FALSE, "x", call)
+  }
+  if (!is.null(x)) expand_path(x)
+}
+
+# TRUE, or the folder or URI to write to.
+check_tensorboard <- function(x, arg = caller_arg(x), call = caller_env()) {
+  is_place <- rlang::is_string(x) && nzchar(x)
+  if (!is.null(x) && !rlang::is_bool(x) && !is_place) {
+    abort_expected(x, "`NULL`, `TRUE`, a folder or a URI", FALSE, arg, call)
+  }
+  if (is_place) {
+    x <- absolute_path(x)
+    if (file.exists(x) && !dir.exists(x)) {
+      abort_input(
+        c(
+          sprintf("`%s` is a file: %s.", arg, x),
+          i = "Name a folder."
+        ),
+        call = call
+      )
+    }
+  }
+  invisible(x)
+}

@@ -1,0 +1,75 @@
+# A fit for tidymodels: methods for generics of the package generics.
+
+#' Tidy a fit
+#'
+#' Methods for the generics of the package generics, which broom and tidymodels export, too.
+#'
+#' @param x A [tfdist_fit].
+#' @param new_data As `newdata` of [predict.tfdist_fit()]: a data frame or a sparklyr table.
+#' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
+#'
+#' @return Tibbles, if the package tibble is installed, or else data frames.
+#' * `tidy()`: the history, as `as.data.frame()` has it;
+#' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last figure of
+#'   each metric;
+#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` of a Spark
+#'   table.
+#' @name tidy.tfdist_fit
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")
+#' fit <- train_mnist("local", workers = 1, epochs = 2, limit = 640, verbose = 0)
+#' generics::tidy(fit)
+#' generics::glance(fit)
+NULL
+
+#' @rdname tidy.tfdist_fit
+#' @exportS3Method generics::tidy
+tidy.tfdist_fit <- function(x, ...) {
+  check_dots_empty(...)
+  as_rows(as.list(as.data.frame(x)))
+}
+
+#' @rdname tidy.tfdist_fit
+#' @exportS3Method generics::glance
+glance.tfdist_fit <- function(x, ...) {
+  check_dots_empty(...)
+  training <- list(
+    workers = nrow(x$workers),
+    epochs = x$epochs,
+    rows = sum(x$workers$rows),
+    seconds = x$seconds,
+    seed = x$seed %||% NA_integer_
+  )
+  as_rows(c(training, as.list(last_figures(x))))
+}
+
+#' @rdname tidy.tfdist_fit
+#' @exportS3Method generics::augment
+augment.tfdist_fit <- function(x, new_data, ...) {
+  if (inherits(new_data, "tbl_spark")) {
+    return(stats::predict(x, new_data, ...))
+  }
+  if (!is.data.frame(new_data)) {
+    abort_expected(
+      new_data,
+      "a data frame or a Spark table",
+      FALSE,
+      "new_data",
+      rlang::current_env()
+    )
+  }
+  predicted <- stats::predict(x, new_data, ...)
+  if (!is.data.frame(predicted)) {
+    abort_input(c(
+      "`type = \"raw\"` gives an array, not columns.",
+      i = "Leave `type` out, or use \"class\" or \"prob\"."
+    ))
+  }
+  taken <- intersect(names(predicted), names(new_data))
+  if (length(taken)) {
+    abort_input(c(
+      sprintf("`new_data` has a column \"%s\" already.", taken[[1L]]),
+      i = "Rename or remove it."
+    ))
+  }
+  as_rows(c(as.list(new_data), as.list(predicted)), nrow(predicted))
+}

@@ -1,0 +1,124 @@
+# Training on from a fit.
+
+#' Train on from a fit
+#'
+#' `update()` trains the model of a fit for further epochs, with the state of its optimizer. What is
+#' not given is as in the training: settings by their values, data by what the call named, which is
+#' looked up again where `update()` is called. `generics::fit()`, which keras3 exports too, does the
+#' same.
+#'
+#' @param object A [tfdist_fit].
+#' @param ... Arguments of [barrier_train()], by name, that differ from those of the training:
+#'   another `data`, another `sc`. A fit of [train_mnist()], or of data that were a value and not a
+#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which
+#'   belong to one training.
+#' @param epochs How many epochs to train on; `NULL`: as many as there were. They are numbered after
+#'   those of the fit.
+#'
+#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of
+#'   a training that has not been interrupted.
+#' @seealso [barrier_train()], which takes a fit as its `model`, too.
+#' @exportS3Method stats::update
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
+#' digits <- mnist(limit = 640)
+#' data <- list(digits$x_train / 255, digits$y_train)
+#' first <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
+#' fit <- update(first, sc = "local", data = data, epochs = 2, verbose = 0)
+#' as.data.frame(fit)
+update.tfdist_fit <- function(object, ..., epochs = NULL) {
+  given <- as.list(match.call(expand.dots = FALSE)$...)
+  train_on(object, given, epochs, parent.frame(), rlang::current_env())
+}
+
+#' @exportS3Method generics::fit
+fit.tfdist_fit <- function(object, ..., epochs = NULL) {
+  given <- as.list(match.call(expand.dots = FALSE)$...)
+  train_on(object, given, epochs, parent.frame(), rlang::current_env())
+}
+
+train_on <- function(fit, given, epochs, frame, call) {
+  check_update_names(rlang::names2(given), call)
+  epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
+  settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]
+  known <- c(given, settings[setdiff(names(settings), names(given))])
+  known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
+  check_update_known(known, given, frame, call)
+  if (is.null(given$initial_epoch)) {
+    done <- (fit$settings$initial_epoch %||% 0L) + fit$epochs
+    known$initial_epoch <- done
+    epochs <- done + epochs
+  }
+  known$epochs <- epochs
+  eval(as.call(c(quote(tfdist::barrier_train), list(model = fit), known)), frame)
+}
+
+check_update_names <- function(names, call) {
+  takes <- setdiff(names(formals(barrier_train)), c("model", "model_fn", "..."))
+  unknown <- setdiff(names, takes)
+  if (length(unknown)) {
+    what <- if (nzchar(unknown[[1L]])) {
+      sprintf("`%s` is not an argument of `barrier_train()` that can change.", unknown[[1L]])
+    } else {
+      "The arguments of `update()` are given by name."
+    }
+    abort_input(
+      c(what, i = "For example `update(fit, epochs = 10)` or `update(fit, data = rows)`."),
+      call = call
+    )
+  }
+}
+
+# A fit has the names of its data, not the data.
+check_update_known <- function(known, given, frame, call) {
+  for (name in c("sc", "data")) {
+    if (!name %in% names(known)) {
+      abort_input(
+        c(
+          sprintf("This fit does not know the `%s` of its training.", name),
+          i = sprintf("Pass `%s`.", name)
+        ),
+        call = call
+      )
+    }
+  }
+  for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
+    value <- known[[name]]
+    if (is.symbol(value) && !exists(format(value), envir = frame)) {
+      abort_input(
+        c(
+          sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
+          i = sprintf("Pass `%s`.", name)
+        ),
+        call = call
+      )
+    }
+  }
+}
+
+# Arguments of barrier_train() that are values, not names of columns.
+evaluated_names <- c("sc", "data", "validation_data", "callbacks", "custom_objects", "data_options")
+
+# What belongs to one training alone.
+passing_settings <- c(
+  c("callbacks", "custom_objects", "safe_mode"),
+  c("model_uri", "checkpoint", "resume", "restarts")
+)
+
+# The settings of a training as plain values of R, without those that were left out.
+plain_settings <- function(settings) {
+  settings <- settings[setdiff(names(settings), passing_settings)]
+  settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
+}
+
+# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them,
+# may be large, and are not kept.
+plain_call <- function(call) {
+  arguments <- as.list(call)[-1L]
+  left_out <- c("model", "model_fn", "exchange", setdiff(training_settings, evaluated_names))
+  arguments <- arguments[setdiff(names(arguments), left_out)]
+  is_name <- function(argument) {
+    is_one <- is.atomic(argument) && length(argument) == 1L
+    (is.language(argument) || is_one) && utils::object.size(argument) < 1e5
+  }
+  arguments[vapply(arguments, is_name, NA)]
+}

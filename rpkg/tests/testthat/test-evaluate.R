@@ -1,0 +1,23 @@
+test_that("arguments are checked before Python is used", {
+  fit <- example_fit(levels = levels(iris$Species))
+  fit$label <- "Species"
+  expect_snapshot(error = TRUE, {
+    generics::evaluate(fit, iris[1:4])
+    generics::evaluate(fit, as.matrix(iris[1:4]), iris$Species[1:9])
+    generics::evaluate(fit, iris, batchsize = 3)
+    generics::evaluate(fit, iris, batch_size = 0)
+    generics::evaluate(fit, transform(iris, Species = rev(factor(Species == "setosa"))))
+  })
+})
+
+test_that("this session computes what workers compute, and takes a fit's columns", {
+  skip_if_no_pybackend()
+  fit <- train_flowers(iris)
+  figures <- generics::evaluate(fit, rev(iris))
+  expect_named(figures, c("loss", "accuracy"))
+  expect_equal(figures, barrier_evaluate("local", fit, iris, label = "Species")[names(figures)])
+  expect_equal(generics::evaluate(fit, as.matrix(iris[1:4]), iris$Species), figures)
+  model <- fit$model
+  model$compiled <- FALSE
+  expect_error(generics::evaluate(fit, iris), "not compiled", class = "tfdist_error_input")
+})

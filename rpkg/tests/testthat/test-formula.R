@@ -1,0 +1,88 @@
+of <- function(formula, data = iris, ..., options = NULL) {
+  choose_columns(rlang::quos(...), formula, options, data, NULL)
+}
+
+rows <- data.frame(
+  y = c(1, 2, 4, 8, 16, 32),
+  size = c(0.5, 1.5, 2.5, 3.5, 4.5, 5.5),
+  colour = rep(c("red", "blue", "green"), 2),
+  flag = c(TRUE, FALSE),
+  w = 1:6
+)
+
+test_that("a formula of names selects columns", {
+  expect_identical(of(Species ~ Petal.Width + Sepal.Width)$features, names(iris)[c(4, 2)])
+  all_but <- of(Species ~ . - Sepal.Width, weight = Petal.Width)
+  expect_identical(all_but$label, "Species")
+  expect_identical(all_but$features, c("Sepal.Length", "Petal.Length"))
+  expect_identical(all_but$weight, "Petal.Width")
+  expect_identical(all_but$encode, "one_hot")
+  expect_null(all_but$preparation)
+  odd <- data.frame(`my y` = 1, `a b` = 2, check.names = FALSE)
+  expect_identical(of(`my y` ~ ., odd)$features, "a b")
+})
+
+test_that("what a formula computes is that of base R, with a column for each level", {
+  columns <- of(log(y) ~ poly(size, 2) + colour * flag - 1, rows, weight = w)
+  found <- check_frame(rows, columns, "data", NULL)
+  expect_identical(columns$label, "log(y)")
+  expect_equal(unname(found$y), log(rows$y))
+  expect_identical(found$sample_weight, as.double(rows$w))
+  expect_identical(
+    found$feature_names,
+    c(
+      c("poly(size, 2)1", "poly(size, 2)2", "colour_blue", "colour_green", "colour_red", "flag"),
+      c("colour_blue:flag", "colour_green:flag", "colour_red:flag")
+    )
+  )
+  expect_equal(found$x[, 1:2], unclass(poly(rows$size, 2))[, 1:2], ignore_attr = TRUE)
+  expect_equal(found$x[, 3], as.double(rows$colour == "blue"))
+  expect_equal(found$x[, 9], as.double(rows$colour == "red" & rows$flag))
+
+  # Later rows, whatever their levels and their mean, are computed by what the training has fixed.
+  fit <- structure(
+    list(preparation = columns$preparation, features = found$features),
+    class = "tfdist_fit"
+  )
+  expect_equal(check_newdata(rows[2:3, -1], fit), found$x[2:3, ], ignore_attr = TRUE)
+  expect_snapshot(error = TRUE, {
+    check_newdata(transform(rows, colour = "pink"), fit, "newdata", NULL)
+    check_newdata(transform(rows, colour = NA), fit, "newdata", NULL)
+    check_newdata(transform(rows, size = NA_real_), fit, "newdata", NULL)
+    check_newdata(rows["size"], fit, "newdata", NULL)
+  })
+})
+
+test_that("a fit computes of later rows what the training has computed", {
+  skip_if_no_pybackend()
+  train <- function(...) {
+    suppressMessages(barrier_train("local", dense_model(), ..., workers = 1, seed = 1, verbose = 0))
+  }
+  fit <- train(iris, Species ~ log(Sepal.Length) + poly(Petal.Length, 2) + Petal.Width)
+  x <- cbind(log(iris$Sepal.Length), poly(iris$Petal.Length, 2), iris$Petal.Width)
+  by_hand <- train(list(x, iris$Species))
+  expect_identical(fit_weights(fit), fit_weights(by_hand))
+  expect_equal(predict(fit, iris[3:4, ]), predict(by_hand, x[3:4, ]), tolerance = 1e-6)
+  expect_equal(
+    barrier_evaluate("local", fit, iris[1:60, ], workers = 1),
+    barrier_evaluate("local", by_hand, list(x[1:60, ], iris$Species[1:60]), workers = 1),
+    tolerance = 1e-5
+  )
+})
+
+test_that("formulas that cannot be applied are errors", {
+  table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
+  expect_snapshot(error = TRUE, {
+    of("y")
+    of(~size, rows)
+    of(y ~ 1, rows)
+    of(y ~ offset(size) + flag, rows)
+    of(y ~ size, list(1, 2))
+    of(y ~ size, rows, label = y)
+    of(y ~ zz + log(size), rows)
+    of(y ~ log(size), rows, options = data_options(encode = "integer"))
+    check_can_prepare(of(y ~ log(size), rows)$preparation, table, "data", NULL)
+    check_can_prepare(of(y ~ log(size), rows)$preparation, "rows.parquet", "data", NULL)
+  })
+  expect_error(of(y ~ log(size), "rows.parquet"), "computes `log(size)` with R", fixed = TRUE)
+})

@@ -1,0 +1,28 @@
+skip_if_no_parsnip <- function() {
+  if (!requireNamespace("parsnip", quietly = TRUE)) {
+    skip_or_fail("the R package parsnip is missing")
+  }
+}
+
+test_that("tfdist is an engine of parsnip's mlp()", {
+  skip_if_no_parsnip()
+  skip_if_no_pybackend()
+  rows <- transform(iris, place = factor(rep(c("b", "a"), 75)))
+  spec <- parsnip::mlp("classification", hidden_units = 4, epochs = 2, penalty = 0.01)
+  spec <- parsnip::set_engine(spec, "tfdist", workers = 1, seed = 1)
+  fit <- parsnip::fit(spec, Species ~ ., rows)
+  expect_s3_class(fit$fit, "tfdist_fit")
+  expect_identical(tail(fit$fit$feature_names, 2), c("place_a", "place_b"))
+
+  probabilities <- predict(fit, rows[1:5, -5], type = "prob")
+  expect_s3_class(probabilities, "tbl_df")
+  expect_named(probabilities, paste0(".pred_", levels(iris$Species)))
+  expect_equal(rowSums(probabilities), rep(1, 5), tolerance = 1e-6)
+  classes <- predict(fit, rows[1:5, -5])$.pred_class
+  expect_identical(as.character(classes), levels(iris$Species)[max.col(probabilities)])
+
+  spec <- parsnip::set_mode(spec, "regression")
+  numbers <- parsnip::fit(spec, Sepal.Length ~ Sepal.Width + place, rows)
+  found <- predict(numbers, rows[1:5, ])
+  expect_equal(found$.pred, score_mlp(numbers$fit, rows[1:5, c("Sepal.Width", "place")])[, 1])
+})

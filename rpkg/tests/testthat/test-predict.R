@@ -1,0 +1,102 @@
+test_that("prediction checks its rows before Python is used", {
+  fit <- example_fit()
+  fit$features <- c("a", "b")
+  expect_snapshot(error = TRUE, {
+    predict(fit, data.frame(a = 1))
+    predict(fit, data.frame(a = 1, b = NA_real_))
+    predict(fit, data.frame(a = 1, b = "x"))
+    predict(fit, "rows")
+    predict(fit, matrix(1:4, 2), batch_size = 0)
+    predict(fit, matrix(1:4, 2), batchsize = 4)
+  })
+})
+
+test_that("score columns are named by the levels if their number fits", {
+  scores <- matrix(1:6, 2)
+  expect_identical(colnames(name_columns(scores, c("a", "b", "c"))), c("a", "b", "c"))
+  expect_null(colnames(name_columns(scores, c("a", "b"))))
+  expect_null(colnames(name_columns(scores, NULL)))
+})
+
+test_that("types are checked before Python is used", {
+  expect_snapshot(error = TRUE, {
+    predict(example_fit(), matrix(1:4, 2), type = "numeric")
+    predict(example_fit(), data.frame(a = 1), features = "a")
+  })
+})
+
+# A fit whose model is this one.
+fit_of <- function(model, levels = NULL) {
+  fit <- example_fit(levels = levels)
+  fit$decoded <- rlang::env(model = model)
+  fit
+}
+
+softmax <- function(scores) exp(scores) / rowSums(exp(scores))
+
+test_that("data frames get classes and probabilities, arrays the model's numbers", {
+  skip_if_no_pybackend()
+  levels <- levels(iris$Species)
+  fit <- fit_of(dense_model(), levels)
+  rows <- iris[c(1, 51, 101, 102), 1:4]
+  raw <- predict(fit, as.matrix(rows))
+  expect_identical(dimnames(raw), list(NULL, levels))
+  expect_identical(predict(fit, rows, type = "raw"), raw)
+
+  found <- predict(fit, rows)
+  expect_s3_class(found, "tbl_df")
+  expect_named(found, c(".pred_class", paste0(".pred_", levels)))
+  # The loss is `from_logits`.
+  expect_equal(unname(as.matrix(found[-1])), unname(softmax(raw)), tolerance = 1e-6)
+  expect_identical(found$.pred_class, factor(levels[max.col(raw)], levels))
+  expect_identical(predict(fit, as.matrix(rows), type = "class"), found[1])
+  expect_identical(predict(fit, as.matrix(rows), type = "prob"), found[-1])
+  plain <- predict(fit_of(fit$model), rows[1, ])
+  expect_named(plain, c(".pred_class", ".pred_0", ".pred_1", ".pred_2"))
+  expect_identical(levels(plain$.pred_class), c("0", "1", "2"))
+
+  without_tibble <- as_rows(as.list(found), has_tibble = FALSE)
+  expect_identical(class(without_tibble), "data.frame")
+  expect_identical(as.list(without_tibble), as.list(found))
+  expect_identical(dim(without_tibble), c(4L, 4L))
+})
+
+test_that("one probability or one logit tells two classes", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  model <- keras$Sequential(list(keras$Input(reticulate::tuple(4L)), keras$layers$Dense(1L)))
+  model$compile(loss = keras$losses$BinaryCrossentropy(from_logits = TRUE))
+  rows <- iris[c(1, 51, 101), 1:4]
+  fit <- fit_of(model, c("no", "yes"))
+  yes <- stats::plogis(predict(fit, rows, type = "raw")[, 1])
+  found <- predict(fit, rows)
+  expect_equal(found$.pred_yes, yes, tolerance = 1e-6)
+  expect_equal(found$.pred_no, 1 - yes, tolerance = 1e-6)
+  expect_identical(as.character(found$.pred_class), ifelse(yes > 0.5, "yes", "no"))
+
+  # The same layer with a loss that takes its numbers for probabilities, which they are not.
+  model$compile(loss = "binary_crossentropy")
+  expect_named(predict(fit, rows), ".pred_class")
+  expect_snapshot(error = TRUE, predict(fit, rows, type = "prob"))
+  model$add(keras$layers$Activation("sigmoid"))
+  expect_equal(predict(fit, rows, type = "prob")$.pred_yes, yes, tolerance = 1e-6)
+})
+
+test_that("regression gives a column for each output", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  input <- keras$Input(reticulate::tuple(4L))
+  one <- keras$layers$Dense(1L, name = "one")(input)
+  two <- keras$layers$Dense(2L, name = "two")(input)
+  rows <- iris[1:3, 1:4]
+  model <- keras$Model(input, one)
+  model$compile(loss = "mse")
+  found <- predict(fit_of(model), rows)
+  expect_named(found, ".pred")
+  expect_equal(found$.pred, predict(fit_of(model), as.matrix(rows))[, 1])
+  several <- fit_of(keras$Model(input, list(one, two)))
+  found <- predict(several, rows)
+  expect_named(found, c(".pred_one", ".pred_two"))
+  expect_equal(found$.pred_two, predict(several, rows, type = "raw")[[2]])
+  expect_error(predict(several, rows, type = "class"), class = "tfdist_error_input")
+})

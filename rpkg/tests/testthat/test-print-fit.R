@@ -1,0 +1,33 @@
+test_that("a fit prints and summarises", {
+  expect_snapshot(example_fit())
+  expect_snapshot(summary(example_fit()))
+})
+
+test_that("settings that are not the defaults are shown, and how even the work was", {
+  fit <- example_fit()
+  fit$settings <- plain_settings(list(
+    workers = 2L,
+    epochs = 2L,
+    batch_size = 16L,
+    shuffle = TRUE,
+    validation_freq = c(2L, 5L),
+    class_weight = c("0" = 1, "1" = 2.5),
+    scale_lr = "linear",
+    exchange = local_steps(20),
+    verbose = 0L,
+    checkpoint = checkpoint("run-1")
+  ))
+  fit$workers$rows <- c(50L, 49L)
+  expect_snapshot(fit)
+  fit$workers <- fit$workers[1, ]
+  fit$history <- list()
+  fit$seed <- NULL
+  fit["seed"] <- list(NULL)
+  expect_snapshot(fit)
+})
+
+test_that("the size of base64 text is computed in bytes", {
+  expect_identical(base64_size("QUJD"), 3L)
+  expect_identical(base64_size("QUI="), 2L)
+  expect_identical(base64_size("QQ=="), 1L)
+})

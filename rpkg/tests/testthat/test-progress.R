@@ -1,0 +1,72 @@
+step_event <- function(...) {
+  event <- list(epoch = 1L, epochs = 2L, step = 5L, steps = 20L, rows = 160L, seconds = 0.5)
+  utils::modifyList(c(event, list(loss = 0.75)), list(...))
+}
+
+test_that("without a live console progress is lines", {
+  progress <- new_progress()
+  expect_false(progress("is_live"))
+  expect_output(progress("begin", list(text = "Starting")), "^Starting$")
+  expect_output(progress("epoch", list(text = "epoch {1}/2")), "epoch {1}/2", fixed = TRUE)
+  expect_silent(progress("end"))
+})
+
+test_that("speed and the time left follow from the last reports of an epoch", {
+  speed <- new_speed()
+  expect_null(speed(step_event()))
+  later <- step_event(step = 15L, rows = 480L, seconds = 1.5)
+  expect_identical(speed(later), c("320 rows/s", "ETA 0:02"))
+  shown <- vapply(c(4.4, 65, 7265), format_seconds, "")
+  expect_identical(shown, c("0:04", "1:05", "2:01:05"))
+})
+
+test_that("in a live console lines are above a bar with step, loss, speed and time left", {
+  local_mocked_bindings(is_live_console = function() TRUE, message_connection = function() stdout())
+  withr::local_options(cli.dynamic = TRUE, cli.ansi = TRUE, cli.num_colors = 1L, cli.width = 100)
+  shown <- capture.output({
+    progress <- new_progress()
+    progress("begin", list(text = "Starting 2 workers ..."))
+    progress("step", step_event())
+    progress("step", step_event(step = 10L, rows = 320L, seconds = 1))
+    progress("line", list(text = "note: {braces} stay"))
+    progress("epoch", list(text = "epoch 1/2  loss 0.7500"))
+    progress("end")
+  })
+  shown <- paste(cli::ansi_strip(shown), collapse = "\n")
+  expect_match(shown, "epoch 1/2 .* step 10/20  loss 0\\.7500  320 rows/s  ETA 0:0[0-9]")
+  expect_match(shown, "note: {braces} stay", fixed = TRUE)
+})
+
+test_that("messages and warnings of code that Python calls do not leave it by a handler", {
+  local_mocked_bindings(message_connection = function() stdout())
+  left <- "not left"
+  shown <- capture.output(
+    left <- tryCatch(
+      {
+        value <- keep_conditions({
+          message("a message")
+          warning("a warning")
+          "its value"
+        })
+        value
+      },
+      condition = function(condition) "left"
+    )
+  )
+  expect_identical(left, "its value")
+  expect_identical(shown, "a message")
+  expect_warning(signal_kept_warnings(), "a warning")
+  expect_no_warning(signal_kept_warnings())
+})
+
+test_that("a training shows its beginning and its epochs, and nothing at verbose = 0", {
+  skip_if_no_pybackend()
+  train <- function(...) {
+    barrier_train("local", dense_model, iris_arrays(), workers = 1, epochs = 2, ...)
+  }
+  texts <- capture.output(train())
+  expect_match(texts[[1L]], "^Starting 1 worker")
+  expect_match(texts[[2L]], "^epoch 1/2  loss ")
+  expect_match(texts[[3L]], "^epoch 2/2  loss ")
+  expect_silent(train(verbose = 0))
+})

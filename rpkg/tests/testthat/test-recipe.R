@@ -1,0 +1,75 @@
+skip_if_no_recipes <- function() {
+  if (!requireNamespace("recipes", quietly = TRUE)) {
+    skip_or_fail("the R package recipes is missing")
+  }
+}
+
+# One of its packages asks the system for the time zone when it is loaded.
+withr::local_envvar(TZ = "UTC", .local_envir = testthat::teardown_env())
+
+flower_recipe <- function(rows = iris) {
+  recipes::recipe(Species ~ Sepal.Length + Petal.Width + place, rows) |>
+    recipes::step_normalize(recipes::all_numeric_predictors())
+}
+
+placed <- transform(iris, place = rep(c("b", "a"), 75))
+
+test_that("a recipe is prepared by the training data and applied to later ones", {
+  skip_if_no_recipes()
+  columns <- choose_columns(list(), flower_recipe(placed), NULL, placed, NULL)
+  found <- check_frame(placed, columns, "data", NULL)
+  expect_identical(columns$label, "Species")
+  expect_identical(found$feature_names, c("Sepal.Length", "Petal.Width", "place_a", "place_b"))
+  expect_equal(found$x[, 1], as.vector(scale(iris$Sepal.Length)))
+  expect_identical(found$y, iris$Species)
+  fit <- structure(
+    c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
+    class = "tfdist_fit"
+  )
+  expect_equal(check_newdata(placed[7:8, -5], fit), found$x[7:8, ])
+  expect_identical(nrow(columns$preparation$recipe$template), 0L)
+
+  # A recipe that was prepared elsewhere stays as it is.
+  prepared <- recipes::prep(flower_recipe(placed), placed[1:50, ])
+  columns <- choose_columns(list(), prepared, NULL, placed, NULL)
+  x <- check_frame(placed, columns, "data", NULL)$x
+  expect_equal(mean(x[1:50, 1]), 0)
+})
+
+test_that("a fit keeps its recipe, also in a file", {
+  skip_if_no_recipes()
+  skip_if_no_pybackend()
+  train <- function(...) {
+    suppressMessages(barrier_train("local", dense_model(), ..., workers = 1, seed = 1, verbose = 0))
+  }
+  fit <- train(placed, flower_recipe(placed))
+  x <- cbind(scale(iris$Sepal.Length), scale(iris$Petal.Width), placed$place == "a")
+  x <- cbind(x, 1 - x[, 3])
+  by_hand <- train(list(x, iris$Species))
+  expect_equal(fit_weights(fit), fit_weights(by_hand), tolerance = 1e-6)
+
+  path <- withr::local_tempfile()
+  saveRDS(fit, path)
+  expect_equal(predict(readRDS(path), placed[1:5, -5]), predict(fit, placed[1:5, ]))
+  expect_equal(
+    barrier_evaluate("local", fit, placed, workers = 1),
+    barrier_evaluate("local", fit, list(x, iris$Species), workers = 1),
+    tolerance = 1e-5
+  )
+})
+
+test_that("recipes that cannot be applied are errors", {
+  skip_if_no_recipes()
+  table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
+  choose <- function(recipe, data = placed, ...) {
+    choose_columns(rlang::quos(...), recipe, NULL, data, NULL)
+  }
+  expect_snapshot(error = TRUE, {
+    choose(flower_recipe(placed), table)
+    choose(flower_recipe(placed), list(1, 2))
+    choose(flower_recipe(placed), label = Species)
+    choose(recipes::recipe(~., iris))
+    choose(NULL, flower_recipe(placed))
+    choose(flower_recipe(placed), iris["Species"])
+  })
+})

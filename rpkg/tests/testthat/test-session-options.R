@@ -1,0 +1,29 @@
+test_that("options are the defaults of workers and verbose", {
+  call <- function(
+    workers = getOption("tfdist.workers"),
+    roles = NULL,
+    verbose = getOption("tfdist.verbose", 1)
+  ) {
+    check_arguments(c("workers", "roles", "verbose"))
+  }
+  expect_identical(call(), list(workers = NULL, roles = NULL, verbose = 1L))
+  withr::local_options(tfdist.workers = 4, tfdist.verbose = 0)
+  expect_identical(call(), list(workers = 4L, roles = NULL, verbose = 0L))
+  expect_identical(call(workers = 2, verbose = 2)[c(1, 3)], list(workers = 2L, verbose = 2L))
+  # Roles say how many there are.
+  expect_null(call(roles = c(chief = 1, worker = 2))$workers)
+})
+
+test_that("errors name the option, unless the argument is given", {
+  withr::local_options(
+    tfdist.workers = "four",
+    tfdist.verbose = 7,
+    tfdist.max_function_mb = "much"
+  )
+  expect_snapshot(error = TRUE, {
+    train_mnist()
+    train_mnist(workers = 2)
+    train_mnist(workers = 0, verbose = 0)
+    barrier_apply("local", function(ctx) 1, workers = 2, verbose = 0)
+  })
+})

@@ -1,0 +1,39 @@
+# usage: Rscript scripts/r-site.R FOLDER
+# Writes FOLDER/pkgdown: the reference and the news by pkgdown, whose theme the
+# site replaces. In the vignettes of FOLDER/vignettes, functions become links.
+folder <- commandArgs(trailingOnly = TRUE)
+destination <- file.path(normalizePath(folder), "pkgdown")
+
+# pkgdown fetches its theme's scripts from elsewhere, unless the site looks
+# begun.
+dir.create(file.path(destination, "deps"), recursive = TRUE)
+invisible(file.create(file.path(
+  destination,
+  c("pkgdown.yml", "deps/data-deps.txt")
+)))
+
+site <- pkgdown::as_pkgdown("rpkg", override = list(destination = destination))
+topics <- site$topics
+grouped <- unlist(lapply(site$meta$reference, `[[`, "contents"))
+is_grouped <- topics$internal |
+  topics$name %in% grouped |
+  vapply(topics$alias, \(names) any(names %in% grouped), logical(1))
+more <- topics$name[!is_grouped]
+if (length(more) > 0) {
+  message("Without a group in rpkg/_pkgdown.yml: ", toString(more))
+  rest <- list(title = "More", contents = more)
+  site$meta$reference <- c(site$meta$reference, list(rest))
+}
+pkgdown::build_reference(site, examples = FALSE, lazy = FALSE)
+pkgdown::build_news(site)
+
+# Functions of tfdist lead to its reference, and others to their packages'.
+options(
+  downlit.package = "tfdist",
+  downlit.topic_index = setNames(topics$name, topics$name),
+  downlit.topic_path = "../reference/",
+  downlit.article_path = "../articles/"
+)
+for (page in Sys.glob(file.path(folder, "vignettes", "*.html"))) {
+  downlit::downlit_html_path(page, page)
+}

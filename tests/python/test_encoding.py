@@ -1,0 +1,94 @@
+"""Text, and whole numbers that stand for something, as codes or one-hot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pybackend.api.datasets import narrow_columns
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.frames import FrameRows
+from pybackend.data.rows import SpooledRows
+from pybackend.data.sources import FileRows
+from pybackend.errors import InputError
+from pybackend.job.options import DataOptions
+
+FRAME = pd.DataFrame(
+    {
+        "size": [0.5, 1.5, 2.5, 3.5],
+        "color": ["red", "blue", "red", "green"],
+        "year": [2021, 2020, 2021, 2021],
+        "label": [0, 1, 0, 1],
+    }
+)
+ONE_HOT = np.array([[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0]])
+
+
+def read(frame: Any = FRAME, **spec: Any) -> FrameRows:
+    return FrameRows.of(frame, ColumnSpec(**spec), "float32", "data")
+
+
+def test_text_beside_numbers_is_one_hot_in_the_order_of_its_sorted_values() -> None:
+    rows = read(features=["size", "color"])
+    assert rows.columns["x"].dtype == np.float32
+    np.testing.assert_array_equal(rows.columns["x"], np.column_stack([FRAME["size"], ONE_HOT]))
+    summary = rows.summary
+    assert summary["features"] == ["size", "color"]
+    assert summary["feature_names"] == ["size", "color_blue", "color_green", "color_red"]
+    assert summary["categories"] == {"color": ["blue", "green", "red"]}
+    assert summary["encode"] == {"color": "one_hot"}
+
+
+def test_codes_are_for_embeddings_and_whole_numbers_can_be_one_hot() -> None:
+    spec: Any = {"features": {"color": "color", "year": ["year"], "size": ["size"]}}
+    rows = read(**spec, encode={"color": "integer", "year": "one_hot"})
+    np.testing.assert_array_equal(rows.columns["x/color"], [[2], [0], [2], [1]])
+    np.testing.assert_array_equal(rows.columns["x/year"], [[0, 1], [1, 0], [0, 1], [0, 1]])
+    assert rows.columns["x/color"].dtype == rows.columns["x/year"].dtype == np.int32
+    assert rows.summary["feature_names"]["year"] == ["year_2020", "year_2021"]
+    both = read(features=["color"], categories={"color": ["red", "green", "blue"]})
+    np.testing.assert_array_equal(both.columns["x"], [[0], [2], [0], [1]])
+
+
+def test_validation_data_have_the_values_of_the_training() -> None:
+    trained = read(features=["size", "color"])
+    later = FRAME.assign(color=["red", "red", "blue", "blue"])
+    rows = FrameRows.of(later, narrow_columns(trained.spec, trained), "float32", "validation_data")
+    np.testing.assert_array_equal(rows.columns["x"][:, 1:], ONE_HOT[[0, 0, 1, 1]])
+    with pytest.raises(InputError, match=r"column 'color' holds 'pink' in row 0 .*its categories"):
+        FrameRows.of(FRAME.assign(color="pink"), rows.spec, "float32", "validation_data")
+    with pytest.raises(InputError, match="its codes are those of the training"):
+        read(features=["size", "color"], finds_levels=False)
+
+
+def test_files_are_encoded_alike(tmp_path: Path) -> None:
+    FRAME.to_parquet(tmp_path / "rows.parquet")
+    spec = ColumnSpec(features=["size", "color"])
+    files = FileRows.at(tmp_path / "rows.parquet", spec, "float32", "data")
+    files.spool(tmp_path / "spool", 1, 0, True)
+    found = SpooledRows(tmp_path / "spool").take(np.arange(4))["x"]
+    np.testing.assert_array_equal(found, read(features=["size", "color"]).columns["x"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"encode": {"color": "one_hot", "zz": "integer"}}, "'zz', which is none of the features"),
+        ({"encode": {"size": "one_hot"}}, "`encode` names 'size', which has type double"),
+        ({"features": ["size", "name"]}, "'name' has more than 1,000 values, too many to encode"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named(spec: Any, message: str) -> None:
+    many = pd.DataFrame({"name": [str(n) for n in range(1001)], "size": 1.0, "label": 0})
+    with pytest.raises(InputError, match=message):
+        read(many if "name" in spec.get("features", ()) else FRAME, **spec)
+
+
+@pytest.mark.parametrize("encode", ["onehot", {"a": "dummy"}, 1, {1: "one_hot"}])
+def test_other_encodings_are_rejected(encode: Any) -> None:
+    with pytest.raises(InputError, match="`encode` must"):
+        DataOptions(encode=encode)

@@ -1,0 +1,70 @@
+"""Each small example learns what it says; the R blocks of the page for users of keras3 run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import FORGE, R_VARIABLES, needs_r
+
+import pybackend
+
+ROOT = Path(pybackend.__file__).parents[1]
+NAMES = ("several_inputs", "text_classification", "time_series", "transfer_learning")
+
+
+def test_the_examples_come_in_both_languages() -> None:
+    folder, listed = ROOT / "examples", (ROOT / "examples/README.md").read_text()
+    assert sorted(path.stem for path in folder.glob("*.py")) == list(NAMES)
+    assert sorted(path.stem for path in folder.glob("*.R")) == list(NAMES)
+    for name in NAMES:
+        assert f"[{name}.py]({name}.py), [{name}.R]({name}.R)" in listed
+
+
+@pytest.mark.timeout(300)
+def test_the_examples_in_python_learn(tmp_path: Path) -> None:
+    # One process, so that TensorFlow is imported once.
+    programs = [f"runpy.run_path({str(ROOT / 'examples' / name)!r} + '.py')" for name in NAMES]
+    (tmp_path / "all.py").write_text("import runpy\n" + "\n".join(programs))
+    assert_learned(run([sys.executable, "all.py"], tmp_path))
+
+
+@needs_r
+@pytest.mark.timeout(300)
+def test_the_examples_in_r_learn(tmp_path: Path) -> None:
+    page = (ROOT / "docs/migrating/keras3.md").read_text()
+    (tmp_path / "page.R").write_text("\n".join(re.findall(r"```r\n(.*?)```", page, re.S)))
+    programs = [*(ROOT / "examples" / f"{name}.R" for name in NAMES), tmp_path / "page.R"]
+    lines = [f'source("{program}", local = new.env())' for program in programs]
+    (tmp_path / "all.R").write_text("\n".join(lines))
+    assert_learned(run(["Rscript", "all.R"], tmp_path, **R_VARIABLES))
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    """What a program prints whose workers are forked."""
+    FORGE.start()
+    paths = [os.environ["PYTHONPATH"], str(ROOT)]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def assert_learned(shown: str) -> None:
+    """Each example prints its figure, and after a colon that of a guess without a model."""
+    pattern = r"^((?:accuracy|mean error|half of) .*?)([\d.]+)[^;]*; .*: ([\d.]+)"
+    found = re.findall(pattern, shown, re.M)
+    assert len(found) == len(NAMES), shown
+    for what, ours, guess in found:
+        is_accuracy = what.startswith("accuracy")
+        assert float(ours) > float(guess) + 0.1 if is_accuracy else float(ours) < 0.8 * float(guess)

@@ -1,0 +1,187 @@
+"""What TensorBoard shows of a training: the session has it, and a TensorBoard opens it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import build_dense, wait_for
+
+from pybackend import InputError, TrainResult, barrier_train, view_tensorboard
+from pybackend.api.event_files import EventFiles
+from pybackend.cli import main
+from pybackend.job.messages import EpochEnded, EventBytes, Note
+from pybackend.job.tensorboard import check_tensorboard
+
+
+@pytest.fixture(scope="module")
+def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
+    """Of 60 steps by each of two workers."""
+    return barrier_train(
+        "local",
+        build_dense,
+        rows,
+        workers=2,
+        epochs=2,
+        batch_size=7,
+        validation_split=0.2,
+        tensorboard=str(tmp_path_factory.mktemp("board") / "run"),
+        seed=5,
+        verbose=0,
+    )
+
+
+def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of all figures in a folder's event files, by their names."""
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    found = {}
+    for tag in events.Tags()["tensors"]:
+        values = [(one.step, tf.make_ndarray(one.tensor_proto)) for one in events.Tensors(tag)]
+        found[tag] = [(step, float(value)) for step, value in values if value.dtype.kind == "f"]
+    return found
+
+
+def test_the_event_files_have_the_history(result: TrainResult) -> None:
+    assert result.tensorboard is not None
+    folder = Path(result.tensorboard)
+    assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
+    trained, validated = read_scalars(folder / "train"), read_scalars(folder / "validation")
+    for name, values in result.history.items():
+        where = validated if name.startswith("val_") else trained
+        shown = where[f"epoch_{name.removeprefix('val_')}"]
+        assert shown == list(enumerate(pytest.approx(value, rel=1e-6) for value in values))
+    assert [step for step, _ in trained["batch_loss"]] == [50]
+    assert "keras" in trained  # the graph of the model
+
+
+def find_processes(word: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+@pytest.fixture
+def command(result: TrainResult) -> Iterator[tuple[Any, str]]:
+    """The command `tfdist tensorboard`, and the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pybackend", "tensorboard", str(result.tensorboard)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"TensorBoard of {result.tensorboard} at http://127.0.0.1:")
+        yield process, line.split(" at ")[1].split()[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+# Without the forge: the process is the subject.
+@pytest.mark.launcher
+def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
+    command: Any, result: TrainResult
+) -> None:
+    process, url = command
+
+    def ask() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:  # noqa: S310
+            return dict(json.load(answer))
+
+    wait_for(lambda: len(ask()) == 2, 60)
+    tags = ask()
+    assert {"epoch_loss", "epoch_accuracy", "batch_loss"} <= tags["train"].keys()
+    assert {"epoch_loss", "epoch_accuracy"} <= tags["validation"].keys()
+    assert len(find_processes(str(result.tensorboard))) >= 2
+    process.send_signal(signal.SIGKILL)  # which it can do nothing about
+    process.wait()
+    wait_for(lambda: not find_processes(str(result.tensorboard)), 30)
+
+
+def test_files_come_in_parts_and_again(tmp_path: Path) -> None:
+    said: list[Note] = []
+    files = EventFiles(str(tmp_path / "run"), said.append)
+    with files:
+        for start, part in ((0, b"abc"), (3, b"def"), (0, b"abc")):
+            data = base64.b64encode(part).decode()
+            files(EventBytes("train/events", start, data))
+        files.conclude()
+        assert "not all of TensorBoard's files have come" in said.pop().text
+        files(EventBytes("", 0, "", is_last=True))
+        files.conclude()
+        assert [note.text for note in said] == [
+            f"`tfdist tensorboard {tmp_path}/run` shows this training"
+        ]
+    assert (tmp_path / "run/train/events").read_bytes() == b"abcdef"
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_a_worker_cannot_write_elsewhere(name: str, tmp_path: Path) -> None:
+    said: list[Note] = []
+    with EventFiles(str(tmp_path / "run"), said.append) as files:
+        files(EventBytes(name, 0, base64.b64encode(b"x").decode()))
+        files.conclude()
+        assert "could not be written" in said[-1].text
+    assert list(tmp_path.iterdir()) == []  # an empty folder is of no use
+
+
+@pytest.mark.parametrize(("rank", "is_said"), [(0, True), (1, False), (None, True)])
+def test_only_who_hears_rank_0_misses_its_files(
+    rank: int | None, is_said: bool, tmp_path: Path
+) -> None:
+    said: list[Note] = []
+    with EventFiles(str(tmp_path / "run"), said.append) as files:
+        if rank is not None:
+            files(EpochEnded(1, 1, 0.5, {}, rank))
+        files.conclude()
+    assert bool(said) is is_said
+
+
+def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = check_tensorboard(True)
+    assert first is not None
+    assert Path(first).parent == tmp_path / "logs"
+    Path(first).mkdir(parents=True)
+    assert check_tensorboard(True) != first
+    assert check_tensorboard(False) is check_tensorboard(None) is None
+    assert check_tensorboard("run") == str(tmp_path / "run")
+    assert check_tensorboard("gs://bucket/run") == "gs://bucket/run"
+    assert check_tensorboard(f"file://{tmp_path}/run") == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("wrong", [1, "", [], 0.5])
+def test_a_folder_is_a_text(wrong: Any, rows: Any) -> None:
+    with pytest.raises(InputError, match="`tensorboard` must be True, a folder or a URI, not"):
+        barrier_train("local", build_dense, rows, tensorboard=wrong)
+
+
+def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        view_tensorboard(str(tmp_path / "absent"))
+    with pytest.raises(InputError, match="shows a TrainResult or a folder, not 7"):
+        view_tensorboard(7)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file: name a folder"):
+        barrier_train("local", build_dense, rows, tensorboard=tmp_path / "file")
+    assert main(["tensorboard", str(tmp_path / "absent")]) == 1
+    assert "tfdist: there is no folder" in capsys.readouterr().err
