@@ -12,6 +12,7 @@ from typing import Any
 from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
+from pybackend.api.result_text import list_events, list_figures, list_workers
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
 from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch, find_straggler
@@ -310,51 +311,34 @@ class TrainResult:
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""
-        rows = sum(w.rows for w in self.workers)
-        lines = [
-            f"{len(self.workers)} worker{'s' if len(self.workers) != 1 else ''}, {rows} rows, "
-            f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
-            f"seed {self.seed}"
-        ]
-        if self.history:
-            last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in self.history.items() if v)
-            lines.append(f"last epoch: {last}")
-        if self.metrics:
-            lines.append(", ".join(f"{k} {_figure(v)}" for k, v in self.metrics.items()))
-        lines += [
-            f"  worker {self.number_of(w.rank)} on {w.host} (pid {w.pid}): {w.rows} rows, "
-            f"{w.steps} steps, {w.seconds:.1f} s"
-            + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
-            for w in self.workers
-        ]
-        lines += self._list_events()
+        lines = [*self._facts, *list_workers(self._numbered), *self._events]
         return "\n".join(lines)
-
-    def _list_events(self) -> list[str]:
-        """Who has gone and come, and for whom the others have waited."""
-        lines = []
-        for gang in self.gangs[1:]:
-            gone = [f"worker {number} had gone ({why})" for number, why in gang.left.items()]
-            came = [f"worker {number} had joined" for number in gang.joined]
-            lines.append(f"from epoch {gang.epoch} on: {', '.join([*gone, *came])}")
-        if self.straggler is not None:
-            rank, seconds = self.straggler
-            lines.append(f"the others waited {seconds:.1f} s for worker {self.number_of(rank)}")
-        return lines
 
     def _repr_html_(self) -> str:
         """What notebooks show: figures of the last epoch, curves, workers and settings."""
         panels = find_panels(self.history, self.epochs_of)
-        names = [self.number_of(worker.rank) for worker in self.workers]
-        return describe_training(
-            self.summary().splitlines()[: 1 + bool(self.history) + bool(self.metrics)],
-            self._list_events(),
-            panels,
-            dict(zip(names, self.workers, strict=True)),
-            self.settings,
-        )
+        return describe_training(self._facts, self._events, panels, self._numbered, self.settings)
 
-    def number_of(self, rank: int) -> int:
+    @property
+    def _facts(self) -> list[str]:
+        count, rows = len(self.workers), sum(worker.rows for worker in self.workers)
+        first = (
+            f"{count} worker{'s' if count != 1 else ''}, {rows} rows, "
+            f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
+            f"seed {self.seed}"
+        )
+        return [first, *list_figures(self.history, self.metrics)]
+
+    @property
+    def _events(self) -> list[str]:
+        found = self.straggler
+        return list_events(self.gangs, found and (self._number(found[0]), found[1]))
+
+    @property
+    def _numbered(self) -> dict[int, WorkerReport]:
+        return {self._number(worker.rank): worker for worker in self.workers}
+
+    def _number(self, rank: int) -> int:
         """What a worker is called: its rank, unless ranks have changed since it was started."""
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
@@ -400,10 +384,6 @@ class TrainResult:
         ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return encode_record(self.to_dict())
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _as_plain(value: Any) -> Any:

@@ -1,0 +1,44 @@
+"""The result of a training as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pybackend.job.report import Gang, WorkerReport
+
+
+def list_figures(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any]) -> list[str]:
+    """The figures of the last epoch, and further ones."""
+    lines = []
+    if history:
+        last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in history.items() if v)
+        lines.append(f"last epoch: {last}")
+    if metrics:
+        lines.append(", ".join(f"{k} {_figure(v)}" for k, v in metrics.items()))
+    return lines
+
+
+def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
+    """What each worker did, by its number."""
+    return [
+        f"  worker {number} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
+        f"{w.seconds:.1f} s" + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
+        for number, w in workers.items()
+    ]
+
+
+def list_events(gangs: Sequence[Gang], straggler: tuple[int, float] | None) -> list[str]:
+    """Who has gone and come, and for whom, by its number, the others have waited."""
+    lines = []
+    for gang in gangs[1:]:
+        gone = [f"worker {number} had gone ({why})" for number, why in gang.left.items()]
+        came = [f"worker {number} had joined" for number in gang.joined]
+        lines.append(f"from epoch {gang.epoch} on: {', '.join([*gone, *came])}")
+    if straggler is not None:
+        lines.append(f"the others waited {straggler[1]:.1f} s for worker {straggler[0]}")
+    return lines
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
