@@ -342,6 +342,8 @@ def _collect(
 
     with quiet_log(session):
         finished = run_watched(session, collect, pause, on_wait=on_wait)
+    if server and not isinstance(finished, Exception):
+        server.drain(_CAUSE_SECONDS)
     while not events.empty():
         handle(0)
     if isinstance(finished, Exception):
