@@ -74,11 +74,11 @@ check_update_names <- function(names, call) {
 check_update_known <- function(known, given, frame, call) {
   unknown <- setdiff(c("sc", "data"), names(known))
   if (length(unknown)) {
-    quoted <- paste0("`", unknown, "`", collapse = " and ")
+    named <- paste0("`", unknown, "`", collapse = " and ")
     abort_input(
       c(
-        sprintf("This fit does not know %s of its training.", quoted),
-        i = sprintf("Pass %s.", quoted)
+        sprintf("This fit does not know the %s of its training.", named),
+        i = sprintf("Pass %s.", named)
       ),
       call = call
     )
