@@ -58,8 +58,8 @@ def predictions_of(
     )
     if kind == "prob" and classes and not are_certain:
         raise InputError(
-            "type='prob' needs probabilities, and this model gives scores: neither is its last "
-            "layer a softmax (or a sigmoid, for one number), nor its loss one of Keras's with "
+            "type='prob' needs probabilities, but this model gives scores: its last layer is not a "
+            "softmax (or, for one number, a sigmoid), and its loss is none of Keras's with "
             "from_logits=True. Use type='class' or type='raw'"
         )
     chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)

@@ -49,7 +49,9 @@ train_on <- function(fit, given, epochs, frame, call) {
     epochs <- done + epochs
   }
   known$epochs <- epochs
-  eval(as.call(c(quote(tfdist::barrier_train), list(model = fit), known)), frame)
+  # By a name: errors show the call, in which the fit itself would fill pages.
+  scope <- rlang::env(frame, .tfdist_fit = fit)
+  eval(as.call(c(quote(tfdist::barrier_train), list(model = quote(.tfdist_fit)), known)), scope)
 }
 
 check_update_names <- function(names, call) {
@@ -70,16 +72,16 @@ check_update_names <- function(names, call) {
 
 # A fit has the names of its data, not the data.
 check_update_known <- function(known, given, frame, call) {
-  for (name in c("sc", "data")) {
-    if (!name %in% names(known)) {
-      abort_input(
-        c(
-          sprintf("This fit does not know the `%s` of its training.", name),
-          i = sprintf("Pass `%s`.", name)
-        ),
-        call = call
-      )
-    }
+  unknown <- setdiff(c("sc", "data"), names(known))
+  if (length(unknown)) {
+    named <- paste0("`", unknown, "`", collapse = " and ")
+    abort_input(
+      c(
+        sprintf("This fit does not know the %s of its training.", named),
+        i = sprintf("Pass %s.", named)
+      ),
+      call = call
+    )
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]

@@ -9,6 +9,15 @@ test_that("arguments are checked before Python is used", {
   })
 })
 
+test_that("weights alone are not written as a model", {
+  fit <- example_fit()
+  fit$model_format <- "weights.h5"
+  expect_snapshot(error = TRUE, {
+    write_model(fit, "model.h5")
+    write_model(fit, "model.keras")
+  })
+})
+
 test_that("a model function takes no arguments", {
   expect_no_error(check_model(function() 1))
   expect_no_error(check_model(function(units = 3, ...) 1))

@@ -79,6 +79,7 @@ test_that("one probability or one logit tells two classes", {
   expect_named(predict(fit, rows), ".pred_class")
   expect_snapshot(error = TRUE, predict(fit, rows, type = "prob"))
   model$add(keras$layers$Activation("sigmoid"))
+  model$compile(loss = "binary_crossentropy")
   expect_equal(predict(fit, rows, type = "prob")$.pred_yes, yes, tolerance = 1e-6)
 })
 
