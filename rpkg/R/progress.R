@@ -1,21 +1,20 @@
 # What shows the progress of calls of Python: a function that Python calls, on this very thread,
 # with the kind of what has happened and a list about it.
 new_progress <- function() {
-  bar <- NULL
-  speed <- new_speed()
+  now <- rlang::env(bar = NULL, speed = NULL)
   end_bar <- function() {
-    if (!is.null(bar)) {
-      cli::cli_progress_done(id = bar$id, .envir = bar)
-      bar <<- NULL
+    if (!is.null(now$bar)) {
+      cli::cli_progress_done(id = now$bar$id, .envir = now$bar)
+      now$bar <- NULL
     }
   }
   show_step <- function(event) {
-    if (is.null(bar)) {
-      bar <<- start_bar(event)
-      speed <<- new_speed()
+    if (is.null(now$bar)) {
+      now$bar <- start_bar(event)
+      now$speed <- new_speed()
     }
-    bar$figures <- paste(c(describe_loss(event), speed(event)), collapse = "  ")
-    cli::cli_progress_update(set = event$step, id = bar$id, force = TRUE, .envir = bar)
+    now$bar$figures <- paste(c(describe_loss(event), now$speed(event)), collapse = "  ")
+    cli::cli_progress_update(set = event$step, id = now$bar$id, force = TRUE, .envir = now$bar)
   }
   show <- function(kind, event) {
     switch(
@@ -102,10 +101,10 @@ describe_loss <- function(event) if (is.numeric(event$loss)) sprintf("loss %.4f"
 
 # Rows a second, and the time until the last step of all, from the last reports of an epoch.
 new_speed <- function(most = 20L) {
-  recent <- list()
+  kept <- rlang::env(recent = list())
   function(event) {
-    recent <<- utils::tail(c(recent, list(event)), most)
-    first <- recent[[1L]]
+    kept$recent <- utils::tail(c(kept$recent, list(event)), most)
+    first <- kept$recent[[1L]]
     steps <- event$step - first$step
     seconds <- event$seconds - first$seconds
     if (steps <= 0 || seconds <= 0) {
