@@ -1,38 +1,40 @@
 # What shows the progress of calls of Python: a function that Python calls, on this very thread,
 # with the kind of what has happened and a list about it.
 new_progress <- function() {
-  bar <- NULL
-  speed <- new_speed()
-  end_bar <- function() {
-    if (!is.null(bar)) {
-      cli::cli_progress_done(id = bar$id, .envir = bar)
-      bar <<- NULL
-    }
+  now <- rlang::env(bar = NULL, recent = list())
+  function(kind, event = list()) keep_conditions(show_event(now, kind, event))
+}
+
+show_event <- function(now, kind, event) {
+  switch(
+    kind,
+    is_live = return(is_live_console()),
+    begin = ,
+    line = show_line(event$text),
+    step = show_step(now, event),
+    epoch = {
+      end_bar(now)
+      show_line(event$text)
+    },
+    end = end_bar(now)
+  )
+  invisible()
+}
+
+show_step <- function(now, event) {
+  if (is.null(now$bar)) {
+    now$bar <- start_bar(event)
+    now$recent <- list()
   }
-  show_step <- function(event) {
-    if (is.null(bar)) {
-      bar <<- start_bar(event)
-      speed <<- new_speed()
-    }
-    bar$figures <- paste(c(describe_loss(event), speed(event)), collapse = "  ")
-    cli::cli_progress_update(set = event$step, id = bar$id, force = TRUE, .envir = bar)
+  now$bar$figures <- paste(c(describe_loss(event), describe_speed(now, event)), collapse = "  ")
+  cli::cli_progress_update(set = event$step, id = now$bar$id, force = TRUE, .envir = now$bar)
+}
+
+end_bar <- function(now) {
+  if (!is.null(now$bar)) {
+    cli::cli_progress_done(id = now$bar$id, .envir = now$bar)
+    now$bar <- NULL
   }
-  show <- function(kind, event) {
-    switch(
-      kind,
-      is_live = return(is_live_console()),
-      begin = ,
-      line = show_line(event$text),
-      step = show_step(event),
-      epoch = {
-        end_bar()
-        show_line(event$text)
-      },
-      end = end_bar()
-    )
-    invisible()
-  }
-  function(kind, event = list()) keep_conditions(show(kind, event))
 }
 
 # For code that Python calls: were a message or a warning to reach a handler of whoever has called
@@ -101,20 +103,17 @@ start_bar <- function(event) {
 describe_loss <- function(event) if (is.numeric(event$loss)) sprintf("loss %.4f", event$loss)
 
 # Rows a second, and the time until the last step of all, from the last reports of an epoch.
-new_speed <- function(most = 20L) {
-  recent <- list()
-  function(event) {
-    recent <<- utils::tail(c(recent, list(event)), most)
-    first <- recent[[1L]]
-    steps <- event$step - first$step
-    seconds <- event$seconds - first$seconds
-    if (steps <= 0 || seconds <= 0) {
-      return(NULL)
-    }
-    left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
-    rows <- format(round((event$rows - first$rows) / seconds), big.mark = ",")
-    c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
+describe_speed <- function(now, event, most = 20L) {
+  now$recent <- utils::tail(c(now$recent, list(event)), most)
+  first <- now$recent[[1L]]
+  steps <- event$step - first$step
+  seconds <- event$seconds - first$seconds
+  if (steps <= 0 || seconds <= 0) {
+    return(NULL)
   }
+  left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
+  rows <- format(round((event$rows - first$rows) / seconds), big.mark = ",")
+  c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
 }
 
 format_seconds <- function(seconds) {

@@ -7,8 +7,8 @@
 #'   [barrier_train()], [train_mnist()], [barrier_evaluate()], [barrier_predict()],
 #'   [barrier_apply()] and [ml_keras()]. Not used where `roles` says how many there are. `NULL`, the
 #'   default: each function's own number.
-#' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress, 2
-#'   also what the workers print. `NULL`, the default: each function's own level.
+#' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
+#'   2 also what the workers print. `NULL`, the default: each function's own level.
 #' * `tfdist.max_function_mb`: how many megabytes an R function may carry to the workers, with the
 #'   variables that it uses. The default is 256.
 #'

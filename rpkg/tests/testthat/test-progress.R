@@ -12,10 +12,10 @@ test_that("without a live console progress is lines", {
 })
 
 test_that("speed and the time left follow from the last reports of an epoch", {
-  speed <- new_speed()
-  expect_null(speed(step_event()))
+  now <- rlang::env(recent = list())
+  expect_null(describe_speed(now, step_event()))
   later <- step_event(step = 15L, rows = 480L, seconds = 1.5)
-  expect_identical(speed(later), c("320 rows/s", "ETA 0:02"))
+  expect_identical(describe_speed(now, later), c("320 rows/s", "ETA 0:02"))
   shown <- vapply(c(4.4, 65, 7265), format_seconds, "")
   expect_identical(shown, c("0:04", "1:05", "2:01:05"))
 })
