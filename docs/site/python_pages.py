@@ -19,7 +19,7 @@ GROUPS = {
         "barrier_train",
         "train_mnist",
         "TrainResult",
-        "Reports of workers: WorkerReport StepTimes Gang",
+        "Reports of workers: WorkerReport StepTimes Gang Restart",
     ],
     "Use a model": [
         "barrier_evaluate",
@@ -46,6 +46,7 @@ GROUPS = {
     "Data": ["TFRecord files: write_tfrecords read_tfrecords", "mnist", "replay_batches"],
     "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
     "Databases": ["Models in databases: deploy_model undeploy_model", "to_sql"],
+    "Watch a training": ["Observer", "report", "view_tensorboard"],
     "Plan": ["bench_scale: bench_scale ScalingResult"],
     "Errors": [
         "Errors: TfdistError InputError ClusterError WorkerFailedError PeerLostError "

@@ -95,7 +95,7 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
         assert made.data == "a Spark DataFrame, inputs x; labels y"
         assert any("Spark counts them then" in line for line in made.later)
         assert made.settings["versions"]["pyspark"] == session.version
-        with pytest.raises(ClusterError, match=r"workers=3, but this Spark session runs at most 2"):
+        with pytest.raises(ClusterError, match=r"3, but this Spark session runs at most 2"):
             plan(session, dense_model, frame, label="y", workers=3)
         # A result's own methods are for rows that this process holds.
         result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
