@@ -216,6 +216,8 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "workers_by_epoch",
         "gangs",
         "settings",
+        "restarts",
+        "tensorboard",
     }
     coded = result(levels=list(np.array([3, 5])), settings={"batch_size": 8}).to_dict()
     assert json.loads(json.dumps(coded))["levels"] == [3, 5]
