@@ -381,6 +381,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "infer features": (infer(features=[]), "`features` must be names of columns"),
     "infer tensors": (infer(tensors={"a": "uint8"}), "`tensors` of 'a' must be (dtype, shape)"),
     "infer categories": (infer(categories={"a": []}), "`categories` of 'a' must be"),
+    "infer encode": (infer(encode="dummy"), "`encode` must be 'one_hot', 'integer', or map"),
     "infer type": (infer(type="classes"), "`type` must be None, 'class', 'prob' or 'raw'"),
     "infer levels text": (infer(levels="abc"), "`levels` must be a list of names"),
     "infer levels twice": (infer(levels=["1", 1]), "`levels` must be different names"),
