@@ -122,7 +122,7 @@ def write_start(source: Path) -> None:
     there = sorted(path.stem for path in (source / "guides").glob("*.md"))
     guides = [f"{title} <{page}>" for page, title in GUIDES.items() if page in there]
     guides += [page for page in there if page not in GUIDES]
-    (source / "guides/index.md").write_text("# Guides" + _contents(guides))
+    (source / "guides/index.md").write_text("# Guides" + _contents(guides, ":maxdepth: 1"))
     parts = ["changelog", "architecture", "contributing"]
     project = (HERE / "project.md").read_text() + _contents(parts, ":hidden:")
     (source / "project/index.md").write_text(project)

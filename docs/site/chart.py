@@ -14,7 +14,7 @@ WIDTH = 400
 _ROW = 46
 _BAR = 16
 # The rest of the width is for the number after the longest bar.
-_LONGEST = 290
+_LONGEST = 280
 
 
 def read_steps() -> dict[str, float]:
