@@ -47,7 +47,7 @@ GROUPS = {
     "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
     "Databases": ["Models in databases: deploy_model undeploy_model", "to_sql"],
     "Watch a training": ["Observer", "report", "view_tensorboard"],
-    "Plan": ["bench_scale: bench_scale ScalingResult"],
+    "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult"],
     "Errors": [
         "Errors: TfdistError InputError ClusterError WorkerFailedError PeerLostError "
         "SerializationError DatabaseError RError UnverifiedFileWarning"
