@@ -133,8 +133,7 @@ def to_sql(
         number each, as Oracle needs it; or a mapping from the model's inputs to either. None: the
         columns of the training, if ``model`` is a `TrainResult`.
     type, levels
-        As in `predict_spark`; names of columns are those there, but numbers are as the model gives
-        them: SQL does not make logits probabilities.
+        As in `predict_spark`; names of columns are those there.
     weights
         Name of the table of weights.
     has_vectors

@@ -41,8 +41,8 @@
 #' @param key Columns that are shown beside the predictions.
 #' @param features The column of arrays that the model takes (SQLite: of JSON text); or a column for
 #'   each number; or a named list of either for several inputs. `NULL`: those of the training.
-#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model. Numbers are as the
-#'   model gives them: SQL does not make logits probabilities.
+#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model, as in
+#'   [predict.tfdist_fit()].
 #' @param levels Names of the classes. `NULL`: those of the training, or else their numbers.
 #' @param weights Name of the table of weights that the query reads.
 #' @param version The version to take away; `NULL`: all of them.

@@ -41,7 +41,7 @@ phrases <- c(
   "\\bdf\\.repartition\\(([0-9]+)\\)" = "sparklyr::sdf_repartition(data, \\1)",
   "\\bdata\\.take\\(([0-9]+)\\)" = "its first \\1 batches",
   "\\bmodel\\.predict\\(\\)" = "`predict()`",
-  "\\bmodel\\.save\\b" = "save_model()",
+  "\\bmodel\\.save\\b" = "write_model()",
   "\\bkeras\\.callbacks\\.Callback\\b" = "callback of keras3",
   "\\bkeras\\.losses\\.MeanSquaredError\\(\\)" = "keras3::loss_mean_squared_error()",
   "\\bkeras\\.Sequential\\b" = "keras_model_sequential()",
