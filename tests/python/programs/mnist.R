@@ -8,4 +8,4 @@ place <- if (!is.null(given$launcher)) {
 }
 fit <- do.call(tfdist::train_mnist, c(list(place), given$arguments))
 rank <- Sys.getenv("RANK", given$index)
-tfdist::save_model(fit, file.path(given$folder, paste0(rank, ".h5")))
+tfdist::write_model(fit, file.path(given$folder, paste0(rank, ".h5")))
