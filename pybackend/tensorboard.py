@@ -21,7 +21,9 @@ _END_SECONDS = 5.0
 _SHOWN_LINES = 20
 # It ends when its input does: whatever ends the process that has started it ends that, too.
 _PROGRAM = """
-import os, signal, sys, threading
+import sys
+del sys.path[0]  # the directory in which the user works
+import os, signal, threading
 
 def follow():
     sys.stdin.buffer.read()

@@ -93,7 +93,12 @@ def check_smoothing(smooth: Any) -> float:
 
 
 def _cut(figures: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
-    """One curve, or one for each of a metric's several values."""
+    """One curve, or one for each of a metric's several values.
+
+    None if a callback has added figures to some epochs only: which, the history does not say.
+    """
+    if len(figures) != len(epochs):
+        return
     is_validation = key.startswith(_VALIDATION)
     label = "validation" if is_validation else "training"
     if not isinstance(figures[0], Sequence):

@@ -33,8 +33,10 @@ class EventFiles:
         self._heard: set[int] = set()
         self._folder = None if folder is None or is_uri(folder) else Path(folder)
         self._is_complete: bool | None = None
-        self._error: OSError | None = None
+        self._error: OSError | ValueError | None = None
+        self._made: list[Path] = []
         if self._folder is not None:
+            self._made = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -51,16 +53,17 @@ class EventFiles:
         if event.name and self._error is None:
             try:
                 self._write(self._folder, event)
-            except OSError as error:  # a full disk is no reason to end the training
+            # Neither a full disk nor what was altered on its way is a reason to end the training.
+            except (OSError, ValueError) as error:
                 self._error = error
 
     def __enter__(self) -> EventFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            with contextlib.suppress(OSError):  # only one that has nothing in it is removed
-                self._folder.rmdir()
+        with contextlib.suppress(OSError):  # only what was made here and has nothing in it goes
+            for folder in self._made:
+                folder.rmdir()
 
     def conclude(self) -> None:
         """After the training: say what is missing, and why."""
@@ -91,4 +94,4 @@ class EventFiles:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.seek(event.start)
-            file.write(base64.b64decode(event.data))
+            file.write(base64.b64decode(event.data, validate=True))

@@ -190,9 +190,10 @@ def plan(arguments: Mapping[str, Any]) -> Plan:
     """Show what `barrier_train` would start, to whom it would go, and who gets which rows.
 
     All that `barrier_train` checks before it starts anything is checked. No process is started, and
-    Spark runs no job but those that `barrier_train` needs before: the values of a label of text, if
-    ``data_options`` does not list its ``categories``. A data set of batches is read, files
-    are opened to count their rows, and a session of Spark is asked for its slots.
+    Spark runs no job but those that `barrier_train` needs before: the values of a label of text,
+    and of features that are encoded, if ``data_options`` does not list their ``categories``. A data
+    set of batches is read, files are opened to count their rows, and a session of Spark is asked
+    for its slots.
 
     Parameters
     ----------

@@ -13,6 +13,7 @@ from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
 from pybackend.api.result_text import list_events, list_figures, list_workers
+from pybackend.data.columns import as_plain
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
 from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch, find_straggler
@@ -364,7 +365,7 @@ class TrainResult:
             "straggler": list(self.straggler) if self.straggler else None,
             "metrics": self.metrics,
             "model_uri": self.model_uri,
-            "levels": None if self.levels is None else [_as_plain(one) for one in self.levels],
+            "levels": None if self.levels is None else as_plain(self.levels),
             "features": self.features,
             "settings": self.settings,
             "categories": self.categories,
@@ -384,8 +385,3 @@ class TrainResult:
         ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return encode_record(self.to_dict())
-
-
-def _as_plain(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
-    return value.item() if hasattr(value, "item") else value

@@ -130,10 +130,12 @@ class TableRows:
         groups = {input_name(group.key): list(group.columns) for group in self._list_inputs()}
         names = self.feature_names
         return {
-            "levels": None if levels is None else list(levels),
+            "levels": None if levels is None else as_plain(levels),
             "features": groups.get("", groups),
             "tensors": self._select_inputs(self.spec.tensors),
-            "categories": self._select_inputs(categories),
+            "categories": self._select_inputs(
+                {name: as_plain(values) for name, values in categories.items()}
+            ),
             "encode": self._select_inputs(self.spec.encode),
             "feature_names": names.get("", names) if any(names.values()) else None,
         }
@@ -210,6 +212,11 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
         if known in seen:
             raise InputError(f"`{name}` has two columns {column!r}: rename one")
         seen.add(known)
+
+
+def as_plain(values: Any) -> list[Any]:
+    """Values of a column as Python's own numbers and text."""
+    return [value.item() if hasattr(value, "item") else value for value in values]
 
 
 def list_names(names: Names) -> list[str]:

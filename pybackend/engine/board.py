@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pybackend.errors import InputError
@@ -88,6 +89,14 @@ class _Summary:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(tf.summary, name)
+
+    def scalar(self, name: str, data: Any, step: Any = None) -> None:
+        """See TensorFlow's; a metric of several values has a curve for each, counted from 1."""
+        figures = np.asarray(data)
+        if figures.ndim == 0:
+            tf.summary.scalar(name, data, step=step)
+        for number, figure in enumerate(figures.ravel() if figures.ndim else (), start=1):
+            tf.summary.scalar(f"{name}_{number}", figure, step=step)
 
     def create_file_writer(self, folder: str) -> Any:
         """See TensorFlow's."""

@@ -124,7 +124,9 @@ def _find_activation(model: Any) -> str | None:
     if isinstance(layer, keras.layers.Softmax):
         return "softmax"
     activation = getattr(layer, "activation", None)
-    return getattr(activation, "__name__", None)
+    # Of other functions, such as TensorFlow's own softmax, nobody knows what a name means.
+    is_keras = str(getattr(activation, "__module__", "")).startswith("keras.")
+    return getattr(activation, "__name__", None) if is_keras else None
 
 
 def _is_probability(model: Any) -> bool:

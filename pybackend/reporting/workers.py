@@ -20,10 +20,16 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
     workers = record.get("workers") or []
     if not workers:
         return
+    # As everywhere, workers of an elastic training are called by their numbers, which they keep.
+    gangs = record.get("gangs") or []
+    numbers = gangs[-1]["workers"] if len(gangs) > 1 else range(len(workers))
+    workers = [{**worker, "number": numbers[worker["rank"]]} for worker in workers]
     straggler = record.get("straggler")
     if straggler:
         rank, seconds = straggler
-        yield make_text(f"The others waited {show_seconds(seconds)} for worker {rank}.", "bad")
+        yield make_text(
+            f"The others waited {show_seconds(seconds)} for worker {numbers[rank]}.", "bad"
+        )
     yield make_charts(list(_draw(workers)))
     yield make_table("What each worker did", _DONE, [_list_done(one) for one in workers], "workers")
     timed = [worker for worker in workers if worker.get("step_times")]
@@ -38,7 +44,7 @@ _STEPS = ("worker", "timed steps", *PARTS, "shortest", "median", "95 % are below
 
 def _list_done(worker: Worker) -> list[Any]:
     return [
-        worker["rank"],
+        worker["number"],
         worker["host"],
         str(worker["pid"]),
         worker["rows"],
@@ -53,7 +59,7 @@ def _list_times(worker: Worker) -> list[Any]:
     times = worker["step_times"]
     quantiles = times.get("quantiles") or [None] * 21
     return [
-        worker["rank"],
+        worker["number"],
         times["steps"],
         *(_seconds(times[part]) for part in PARTS),
         *(_seconds(quantiles[place]) for place in (0, 10, 19, 20)),
@@ -106,7 +112,7 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
 
 
 def _name(worker: Worker) -> str:
-    return f"worker {worker['rank']}"
+    return f"worker {worker['number']}"
 
 
 def _show_rate(value: float) -> str:
