@@ -35,6 +35,11 @@ def test_a_panel_has_training_and_validation_of_a_metric() -> None:
     assert f1.curves[1].values == [0.2, 0.3, 0.4, 0.5]
 
 
+def test_figures_of_some_epochs_only_are_left_out() -> None:
+    panels = find_panels({"loss": [2.0, 1.0, 0.5, 0.1], "extra": [1.0]}, epochs_of)
+    assert [panel.name for panel in panels] == ["loss"]
+
+
 def test_metrics_are_chosen_by_name_and_in_order() -> None:
     assert [panel.name for panel in find_panels(HISTORY, epochs_of, ["f1", "loss"])] == [
         "f1",

@@ -169,6 +169,8 @@ def test_wrong_arguments(what: Any, path: Any, said: str, tmp_path: Path) -> Non
 
 
 RANGES = [(0.0, 1.0), (0.21, 1.19), (5.0, 5.0), (0.0, 0.0), (-3e-7, 2e-7), (1e9, 3e9)]
+# Losses that are equal but for the order of a sum, and such as are nearly zero.
+RANGES += [(0.693147180559945, 0.6931471805599453), (1e-13, 3e-13)]
 
 
 @pytest.mark.parametrize(("low", "high"), RANGES)

@@ -18,6 +18,7 @@ from conftest import build_dense, wait_for
 from pybackend import InputError, TrainResult, barrier_train, view_tensorboard
 from pybackend.api.event_files import EventFiles
 from pybackend.cli import main
+from pybackend.job.job import make_job
 from pybackend.job.messages import EpochEnded, EventBytes, Note
 from pybackend.job.tensorboard import check_tensorboard
 
@@ -154,6 +155,40 @@ def test_only_who_hears_rank_0_misses_its_files(
             files(EpochEnded(1, 1, 0.5, {}, rank))
         files.conclude()
     assert bool(said) is is_said
+
+
+def test_what_cannot_be_kept_ends_no_training(tmp_path: Path) -> None:
+    said: list[Note] = []
+    with EventFiles(str(tmp_path / "logs" / "run"), said.append) as files:
+        for name, start, data in (("a", 0, "no base64!"), ("a", 1 << 70, ""), ("a\0b", 0, "")):
+            files(EventBytes(name, start, data))
+        files.conclude()
+    assert "could not be written" in said[-1].text
+
+
+def test_what_was_there_stays_and_what_was_made_goes(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for folder in ("mine", "mine/logs/run", "other/run"):
+        with EventFiles(str(tmp_path / folder), print):
+            assert (tmp_path / folder).is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+
+    from pybackend.engine.board import make_board
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    job = make_job("train", {"workers": 1, "tensorboard": str(tmp_path)})
+    callbacks = make_board(job, tmp_path / "own", lambda event: None)
+    x, y = np.ones((6, 4), "float32"), np.eye(3, dtype="float32")[[0, 1, 2, 0, 1, 2]]
+    history = model.fit(x, y, verbose=0, callbacks=callbacks).history
+    found = read_scalars(tmp_path / "own" / "tensorboard" / "train")
+    for number, figure in enumerate(history["f1_score"][0], start=1):
+        assert found[f"epoch_f1_score_{number}"][0][1] == pytest.approx(float(figure))
 
 
 def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
