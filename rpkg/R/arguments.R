@@ -51,6 +51,8 @@ check_argument <- function(x, name, call, arg = name) {
 
 # A number of epochs, or the numbers of the epochs that end with a validation.
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
+  # A fit has the epochs as a list.
+  x <- unlist(x)
   is_whole <- length(x) > 0L && rlang::is_integerish(x, finite = TRUE) && all(x >= 1)
   if (!is_whole) {
     expected <- "a whole number of at least 1, or a vector of the epochs to validate after"

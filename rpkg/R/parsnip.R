@@ -14,7 +14,7 @@
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There
 #'   may be several `hidden_units`, for a layer each.
-#' @param sc,workers,verbose,... As in [barrier_train()].
+#' @param sc,verbose,... As in [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
 #'
@@ -38,8 +38,7 @@ train_mlp <- function(
   activation = "relu",
   learn_rate = 0.01,
   sc = "local",
-  workers = NULL,
-  verbose = 0,
+  verbose = getOption("tfdist.verbose", 0),
   ...
 ) {
   hidden_units <- vapply(hidden_units, function(units) check_count(units, arg = "hidden_units"), 1L)
@@ -67,7 +66,6 @@ train_mlp <- function(
       data,
       label = ".outcome",
       data_options = data_options(encode = "one_hot"),
-      workers = workers,
       epochs = epochs,
       verbose = verbose,
       ...

@@ -12,8 +12,9 @@
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text
-#'   needs the levels of a fit, or `categories` in `data_options`. Of a fit by a formula or a
-#'   recipe, it is known.
+#'   needs the levels of a fit, or `categories` in `data_options`. If it is left out, the label of
+#'   the fit's training is meant; if the data do not have that column, or `model` is no fit, the
+#'   column `label`.
 #' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or
 #'   else all columns that no other argument names.
 #' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are
@@ -62,7 +63,7 @@ barrier_evaluate <- function(
   settings <- scoring_settings(model)
   given <- choose_columns(
     list(
-      label = if (!missing(label)) rlang::enquo(label) else scored_label(model),
+      label = if (!missing(label)) rlang::enquo(label) else scored_label(model, data),
       features = rlang::enquo(features),
       weight = if (!missing(weight)) rlang::enquo(weight)
     ),
@@ -171,18 +172,21 @@ complete_columns <- function(columns, model) {
   trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
   columns$encode <- columns$encode %||% trained
   columns$levels <- fit_field(model, "levels")
+  columns$formula <- fit_field(model, "formula")
   columns$preparation <- fit_field(model, "preparation")
   columns$finds_levels <- FALSE
   columns
 }
 
-# A formula or a recipe has named the label for good.
-scored_label <- function(model) {
+# A label that is left out is that of the training, which a formula or a recipe has named for good;
+# other data may have a column `label` instead.
+scored_label <- function(model, data) {
+  trained <- fit_field(model, "label") %||% "label"
   if (!is.null(fit_field(model, "formula")) || !is.null(fit_field(model, "preparation"))) {
-    fit_field(model, "label")
-  } else {
-    "label"
+    return(trained)
   }
+  present <- column_names(known_columns(data))
+  if (!trained %in% present && "label" %in% present) "label" else trained
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

@@ -5,7 +5,7 @@
 #'
 #' * `tfdist.workers`: the number of workers of calls that do not say: the default of `workers` in
 #'   [barrier_train()], [train_mnist()], [barrier_evaluate()], [barrier_predict()],
-#'   [barrier_apply()] and [ml_keras()]. Not used where `roles` says how many there are. `NULL`, the
+#'   [barrier_apply()], [ml_keras()] and the engine of [parsnip][parsnip_engine]. Not used where `roles` says how many there are. `NULL`, the
 #'   default: each function's own number.
 #' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
 #'   2 also what the workers print. `NULL`, the default: each function's own level.

@@ -45,7 +45,8 @@
 #'   function of [barrier_apply()], with the same requirements for the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
-#'   lists its values as `categories`; the fit keeps them as `levels`.
+#'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
+#'   label of its training need not be named again.
 #' @param features The feature columns, which side by side form one input of the model: strings, or
 #'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
 #'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
@@ -250,7 +251,7 @@ barrier_train <- function(
   check_no_formula(formula, is_fit)
   given <- choose_columns(
     list(
-      label = if (!missing(label)) rlang::enquo(label) else if (is_fit) scored_label(model),
+      label = if (!missing(label)) rlang::enquo(label) else if (is_fit) scored_label(model, data),
       features = if (!missing(features)) rlang::enquo(features),
       weight = if (!missing(weight)) rlang::enquo(weight)
     ),
@@ -259,6 +260,8 @@ barrier_train <- function(
     data
   )
   columns <- complete_columns(given, model)
+  # A recipe has its own, also in a fit that is trained on.
+  columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(check_arguments(training_settings), model)
   check_epochs(settings)
   check_can_prepare(columns$preparation, data, "data", rlang::current_env())
@@ -271,7 +274,7 @@ barrier_train <- function(
   check_levels(data, validation)
   check_has_columns(given, data, validation)
   check_can_resume(settings)
-  settings$class_weight <- class_weight_codes(class_weight, data)
+  weights <- class_weight_codes(class_weight, data)
 
   informs <- settings$verbose > 0L && !is_fit
   informs <- informs && is.null(columns$categories[[columns$label]])
@@ -281,7 +284,8 @@ barrier_train <- function(
 
   call <- rlang::current_env()
   model <- list(model = model, model_fn = model_fn)
-  result <- run_training(route, model, data, validation, columns, exchange, settings, call)
+  coded <- replace(settings, "class_weight", list(weights))
+  result <- run_training(route, model, data, validation, columns, exchange, coded, call)
   columns$feature_names <- data$feature_names
   columns$encode_of_data <- data$encode
   fit <- new_fit(

@@ -11,7 +11,7 @@
 #' @param ... Arguments of [barrier_train()], by name, that differ from those of the training:
 #'   another `data`, another `sc`. A fit of [train_mnist()], or of data that were a value and not a
 #'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which
-#'   belong to one training.
+#'   belong to one training. A formula or a recipe is part of the fit.
 #' @param epochs How many epochs to train on; `NULL`: as many as there were. They are numbered after
 #'   those of the fit.
 #'
@@ -42,6 +42,10 @@ train_on <- function(fit, given, epochs, frame, call) {
   settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]
   known <- c(given, settings[setdiff(names(settings), names(given))])
   known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
+  if (!"seed" %in% names(known)) {
+    # Drawn, and so not among the settings.
+    known$seed <- fit$seed
+  }
   check_update_known(known, given, frame, call)
   if (is.null(given$initial_epoch)) {
     done <- (fit$settings$initial_epoch %||% 0L) + fit$epochs
@@ -85,7 +89,7 @@ check_update_known <- function(known, given, frame, call) {
   }
   for (name in setdiff(intersect(names(known), evaluated_names), names(given))) {
     value <- known[[name]]
-    if (is.symbol(value) && !exists(format(value), envir = frame)) {
+    if (is.symbol(value) && !is_variable(as.character(value), frame)) {
       abort_input(
         c(
           sprintf("`%s` of the training was `%s`, which does not exist here.", name, format(value)),
@@ -95,6 +99,15 @@ check_update_known <- function(known, given, frame, call) {
       )
     }
   }
+}
+
+# `df`, `data`, ... are functions of packages wherever no variable has the name.
+is_variable <- function(name, frame) {
+  if (!exists(name, envir = frame)) {
+    return(FALSE)
+  }
+  value <- get(name, envir = frame)
+  !is.primitive(value) && !(is.function(value) && isNamespace(environment(value)))
 }
 
 # Arguments of barrier_train() that are values, not names of columns.
@@ -113,10 +126,11 @@ plain_settings <- function(settings) {
 }
 
 # What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them,
-# may be large, and are not kept.
+# may be large, and are not kept. The fit is the next model, and has the columns of a formula.
 plain_call <- function(call) {
   arguments <- as.list(call)[-1L]
-  left_out <- c("model", "model_fn", "exchange", setdiff(training_settings, evaluated_names))
+  left_out <- c("model", "model_fn", "formula", "exchange")
+  left_out <- c(left_out, setdiff(training_settings, evaluated_names))
   arguments <- arguments[setdiff(names(arguments), left_out)]
   is_name <- function(argument) {
     is_one <- is.atomic(argument) && length(argument) == 1L

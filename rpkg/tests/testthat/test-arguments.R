@@ -21,6 +21,7 @@ test_that("shuffling, verbosity and validation epochs say what they expect", {
   expect_identical(check_verbose(TRUE), 1L)
   expect_identical(check_validation_freq(2), 2L)
   expect_identical(check_validation_freq(c(1, 5)), list(1L, 5L))
+  expect_identical(check_validation_freq(list(1L, 5L)), list(1L, 5L))
 })
 
 test_that("callbacks and custom objects must come from Python", {

@@ -62,7 +62,11 @@ test_that("a fit computes of later rows what the training has computed", {
   x <- cbind(log(iris$Sepal.Length), poly(iris$Petal.Length, 2), iris$Petal.Width)
   by_hand <- train(list(x, iris$Species))
   expect_identical(fit_weights(fit), fit_weights(by_hand))
-  expect_equal(predict(fit, iris[3:4, ]), predict(by_hand, x[3:4, ]), tolerance = 1e-6)
+  expect_equal(
+    predict(fit, iris[3:4, ], type = "raw"),
+    predict(by_hand, x[3:4, ]),
+    tolerance = 1e-6
+  )
   expect_equal(
     barrier_evaluate("local", fit, iris[1:60, ], workers = 1),
     barrier_evaluate("local", by_hand, list(x[1:60, ], iris$Species[1:60]), workers = 1),

@@ -21,8 +21,10 @@ test_that("tfdist is an engine of parsnip's mlp()", {
   classes <- predict(fit, rows[1:5, -5])$.pred_class
   expect_identical(as.character(classes), levels(iris$Species)[max.col(probabilities)])
 
-  spec <- parsnip::set_mode(spec, "regression")
+  withr::local_options(tfdist.workers = 1)
+  spec <- parsnip::set_engine(parsnip::set_mode(spec, "regression"), "tfdist", seed = 1)
   numbers <- parsnip::fit(spec, Sepal.Length ~ Sepal.Width + place, rows)
+  expect_identical(nrow(numbers$fit$workers), 1L)
   found <- predict(numbers, rows[1:5, ])
   expect_equal(found$.pred, score_mlp(numbers$fit, rows[1:5, c("Sepal.Width", "place")])[, 1])
 })

@@ -36,6 +36,17 @@ test_that("a recipe is prepared by the training data and applied to later ones",
   expect_equal(mean(x[1:50, 1]), 0)
 })
 
+test_that("a recipe that weighs rows does so when a fit is trained on", {
+  skip_if_no_recipes()
+  rows <- transform(iris, often = hardhat::importance_weights(rep(1:2, 75)))
+  recipe <- recipes::recipe(Species ~ Sepal.Length + often, rows)
+  columns <- choose_columns(list(), recipe, NULL, rows, NULL)
+  fit <- example_fit(levels = levels(iris$Species))
+  fit$label <- "Species"
+  fit$preparation <- columns$preparation
+  expect_error(barrier_train("local", fit, iris, epochs = 3), "often")
+})
+
 test_that("a fit keeps its recipe, also in a file", {
   skip_if_no_recipes()
   skip_if_no_pybackend()

@@ -51,6 +51,20 @@ test_that("a fit provides what its model needs", {
   expect_null(settings(mean)$custom_objects)
 })
 
+test_that("a label that is left out is that of the training, if the data have it", {
+  fit <- example_fit()
+  expect_identical(scored_label(fit, iris), "label")
+  fit$label <- "Species"
+  expect_identical(scored_label(fit, iris), "Species")
+  expect_identical(scored_label(fit, "rows.parquet"), "Species")
+  expect_identical(scored_label(fit, data.frame(size = 1, label = 2)), "label")
+  expect_identical(scored_label(mean, iris), "label")
+  # A formula has named it for good, and goes on to what is trained from the fit.
+  fit$formula <- Species ~ .
+  expect_identical(scored_label(fit, data.frame(size = 1, label = 2)), "Species")
+  expect_identical(complete_columns(columns_of("Species"), fit)$formula, fit$formula)
+})
+
 test_that("several workers compute what one process computes", {
   skip_if_no_pybackend()
   fit <- train_flowers(iris)
