@@ -97,16 +97,13 @@ def copy_model(uri: str, path: str) -> None:
     save_model(read_model_text(uri), path)
 
 
-def match_levels(model: Any, levels: list[str], with_logit: bool = False) -> list[str] | None:
-    """Return the levels of the training's label if the model distinguishes as many classes.
-
-    ``with_logit``: a single logit tells two classes, too.
-    """
+def match_levels(model: Any, levels: list[str]) -> list[str] | None:
+    """Return the levels of the training's label if the model distinguishes as many classes."""
     from pybackend.model.outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
     classes = count_classes(model, outputs)
-    if with_logit and has_logits(model, outputs):
+    if has_logits(model, outputs):
         classes = max(2, classes)
     return levels if len(levels) == classes else None
 

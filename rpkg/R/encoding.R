@@ -51,14 +51,7 @@ choose_encoding <- function(name, column, columns) {
 
 find_values <- function(column, name, encoding, columns, arg, call) {
   if (isFALSE(columns$finds_levels)) {
-    abort_input(
-      c(
-        sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
-        i = "The codes of its values are those of the training, and not known here.",
-        i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
-      ),
-      call = call
-    )
+    abort_unknown_codes(name, column, arg, call)
   }
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
@@ -90,6 +83,17 @@ find_values <- function(column, name, encoding, columns, arg, call) {
     )
   }
   values
+}
+
+abort_unknown_codes <- function(name, column, arg, call) {
+  abort_input(
+    c(
+      sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
+      i = "The codes of its values are those of the training, and not known here.",
+      i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
+    ),
+    call = call
+  )
 }
 
 # The levels of a factor, or the values, sorted as Python sorts them whatever the locale.

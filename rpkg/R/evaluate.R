@@ -30,7 +30,12 @@ evaluate.tfdist_fit <- function(
   batch_size = 32L
 ) {
   check_dots_empty(...)
-  label <- label %||% object$label %||% "label"
+  label <- rlang::enquo(label)
+  if (rlang::quo_is_null(label)) {
+    label <- object$label %||% "label"
+  }
+  features <- rlang::enquo(features)
+  weight <- rlang::enquo(weight)
   data <- if (is.null(y)) x else list(x, y)
   if (!is.list(data) || is_python(data) || inherits(data, "tbl_spark")) {
     sc <- if (inherits(data, "tbl_spark")) sparklyr::spark_connection(data) else "local"
@@ -38,16 +43,17 @@ evaluate.tfdist_fit <- function(
       sc,
       object,
       data,
-      label = label,
-      features = features,
-      weight = weight,
+      label = !!label,
+      features = !!features,
+      weight = !!weight,
       data_options = data_options,
       workers = 1L,
       batch_size = batch_size
     ))
   }
   batch_size <- check_count(batch_size)
-  given <- column_spec(label, features, weight, data_options)
+  given <- list(label = label, features = features, weight = weight)
+  given <- choose_columns(given, NULL, data_options, data)
   columns <- complete_columns(given, object)
   data <- check_data(data, columns, check_sc("local"), arg = if (is.null(y)) "x" else "list(x, y)")
   check_has_columns(given, data)

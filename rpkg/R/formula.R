@@ -21,7 +21,7 @@ formula_columns <- function(formula, data, weight, options, call) {
     call
   )
   check_formula_encoding(options$encode, computed, call)
-  preparation <- prepare_formula(terms, data, weight, computed, options$categories, call)
+  preparation <- prepare_formula(terms, data, computed, options$categories, call)
   options["categories"] <- list(NULL)
   columns <- column_spec(preparation$label, NULL, weight, options, call)
   columns$formula <- formula
@@ -105,7 +105,7 @@ check_formula_encoding <- function(encode, computed, call) {
 }
 
 # What the training data fix: `predvars`, as of poly() or scale(), and the levels of factors.
-prepare_formula <- function(terms, data, weight, computed, categories, call) {
+prepare_formula <- function(terms, data, computed, categories, call) {
   # An intercept is the model's bias, and all levels of factors have columns, with or without one.
   attr(terms, "intercept") <- 1L
   attr(terms, "factors") <- pmin(attr(terms, "factors"), 1L)
@@ -122,7 +122,6 @@ prepare_formula <- function(terms, data, weight, computed, categories, call) {
       terms = terms,
       levels = levels,
       label = names(frame)[[attr(terms, "response")]],
-      weight = weight,
       variables = intersect(used, names(data)),
       computed = computed
     ),
@@ -165,9 +164,6 @@ apply_formula <- function(preparation, data, arg, call, with_label) {
   rows <- as.data.frame(matrix[, columns, drop = FALSE], optional = TRUE)
   if (with_label) {
     rows[[preparation$label]] <- stats::model.response(frame)
-  }
-  if (with_label && !is.null(preparation$weight)) {
-    rows[[preparation$weight]] <- data[[preparation$weight]]
   }
   rows
 }

@@ -3,7 +3,12 @@
 
 check_frame <- function(data, columns, arg, call) {
   if (!is.null(columns$preparation)) {
-    data <- columns$rows %||% prepare_rows(columns$preparation, data, arg, call, with_label = TRUE)
+    given <- data
+    data <- columns$rows %||% prepare_rows(columns$preparation, given, arg, call, with_label = TRUE)
+    # Nothing computes a weight.
+    if (!is.null(columns$weight) && is.null(data[[columns$weight]])) {
+      data[[columns$weight]] <- given[[columns$weight]]
+    }
   }
   features <- check_named_columns(columns, names(data), arg, call)
   if (length(columns$tensors)) {
@@ -43,6 +48,9 @@ frame_label <- function(data, columns, arg, call) {
   values <- columns$categories[[columns$label]]
   if (is.null(values) && is.character(y)) {
     check_no_missing(y, at, call)
+    if (is.null(columns$levels) && isFALSE(columns$finds_levels)) {
+      abort_unknown_codes(columns$label, y, arg, call)
+    }
     # Sorted as Python sorts, whatever the locale.
     values <- columns$levels %||% sort(unique(y), method = "radix")
   }

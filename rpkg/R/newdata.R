@@ -1,6 +1,8 @@
 # The rows that a model is given after its training, as the arrays of its inputs. `model` is a fit,
 # by which data frames are prepared and encoded as those of the training, or another model.
 check_newdata <- function(newdata, model, arg = caller_arg(newdata), call = caller_env()) {
+  # The text of the argument, as long as it is one.
+  force(arg)
   check_no_table(newdata, arg, call)
   if (is.data.frame(newdata)) {
     newdata <- encode_newdata(newdata, model, arg, call)

@@ -72,6 +72,8 @@ barrier_evaluate <- function(
     data
   )
   columns <- complete_columns(given, model)
+  # Not to be found in these rows, whose values may be others.
+  columns$finds_levels <- FALSE
   check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
@@ -165,15 +167,27 @@ complete_columns <- function(columns, model) {
     categories[[columns$label]] <- values
   }
   columns$features <- columns$features %||% fit_field(model, "features")
-  columns$tensors <- columns$tensors %||% fit_field(model, "tensors")
-  categories <- utils::modifyList(as.list(categories), as.list(columns$categories))
+  columns$preparation <- fit_field(model, "preparation")
+  if (inherits(columns$preparation, "tfdist_recipe")) {
+    # It names them by a role.
+    columns$weight <- columns$weight %||% columns$preparation$weight
+  }
+  # Fewer features than those of the training may be given.
+  used <- c(unlist(columns$features), columns$label, columns$weight)
+  of_used <- function(x) if (is.null(columns$features)) x else x[names(x) %in% used]
+  tensors <- null_if_empty(of_used(fit_field(model, "tensors")))
+  columns$tensors <- columns$tensors %||% tensors
+  categories <- utils::modifyList(as.list(of_used(categories)), as.list(columns$categories))
   columns["categories"] <- list(null_if_empty(categories))
   trained <- fit_field(model, "encode")
   trained <- null_if_empty(trained[names(trained) %in% unlist(columns$features)])
-  columns$encode <- columns$encode %||% trained
+  if (is.null(columns$encode)) {
+    columns$encode <- trained
+  } else if (!is.null(names(columns$encode))) {
+    columns$encode <- utils::modifyList(as.list(trained), as.list(columns$encode))
+  }
   columns$levels <- fit_field(model, "levels")
   columns$formula <- fit_field(model, "formula")
-  columns$preparation <- fit_field(model, "preparation")
   columns$finds_levels <- FALSE
   columns
 }

@@ -11,7 +11,7 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
   backend <- pybackend(call)
   session <- open_session(route, call)
   model <- fit_model(fit, call)
-  levels <- model_levels(model, fit$levels, call, with_logit = TRUE)
+  levels <- model_levels(model, fit$levels, call)
   name <- paste0("tfdist_predictions_", random_hex())
   with_spark_frame(table, session, function(frame) {
     predicted <- call_python(
@@ -51,13 +51,12 @@ table_columns <- function(fit, present, features, tensors, categories, call) {
 }
 
 # A model may distinguish fewer classes than the label has levels, or none.
-model_levels <- function(model, levels, call, with_logit = FALSE) {
+model_levels <- function(model, levels, call) {
   if (length(levels)) {
     known <- call_python(
       pybackend(call)$bridge$match_levels,
       model,
       as.list(levels),
-      with_logit,
       call = call
     )
     if (!is.null(known)) as.list(known)

@@ -23,9 +23,10 @@
 #' SQLite needs mathematical functions. That of RSQLite has them in an extension: here it is loaded,
 #' and another session that reads the view calls `RSQLite::initExtension(con, "math")` first.
 #'
-#' The predictions are the columns `.pred_class`, and `.pred_<level>` with a number for each class;
-#' or `.pred`, or `.pred_<output>` for each of several outputs. The numbers are as the model gives
-#' them: probabilities only if its last layer makes them so.
+#' The predictions are the columns `.pred_class`, and `.pred_<level>` with the probability of each
+#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the numbers that the
+#' model gives. If the model's loss is one of Keras's with `from_logits`, SQL computes the softmax or
+#' sigmoid, too. If nothing makes its numbers probabilities, there is no `.pred_<level>`.
 #'
 #' `augment_sql()` puts the model's weights into a temporary table of the connection, which is gone
 #' when that closes, and the query with it.
@@ -206,7 +207,7 @@ check_question <- function(model, table, key, features, type, levels, call) {
         call = call
       )
     }
-    if (length(model$tensors) || length(model$categories)) {
+    if (any(c(names(model$tensors), names(model$categories)) %in% unlist(model$features))) {
       abort_input(
         c(
           "`features` is needed: the training has read columns by `tensors` or `categories`.",

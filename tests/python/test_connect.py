@@ -224,7 +224,7 @@ def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -
 def test_too_few_slots_are_told_at_once(session: Any) -> None:
     assert count_slots(session) == 2
     began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"workers=3, .*at most 2 tasks.*master local\[2\]"):
+    with pytest.raises(ClusterError, match=r"`workers` is 3, .*at most 2 tasks.*master local\[2\]"):
         barrier_run(session, lambda context: 1, workers=3)
     assert time.monotonic() - began < 10
 

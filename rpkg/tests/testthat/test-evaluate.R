@@ -18,6 +18,15 @@ test_that("this session computes what workers compute, and takes a fit's columns
   on_workers <- barrier_evaluate("local", fit, iris, label = "Species")
   expect_equal(figures, on_workers[names(figures)], tolerance = 1e-5)
   expect_equal(generics::evaluate(fit, as.matrix(iris[1:4]), iris$Species), figures)
+  selected <- generics::evaluate(fit, iris, label = Species, features = ends_with("th"))
+  expect_equal(selected, figures)
+
+  # Arguments are what they are, whatever columns there are.
+  rows <- cbind(iris[1:4], Species = as.integer(iris$Species) - 1L)
+  rows <- cbind(rows, label = 0L, features = 1, weight = 0)
+  in_python <- generics::evaluate(fit, reticulate::r_to_py(rows))
+  expect_equal(in_python[names(figures)], figures, tolerance = 1e-5)
+
   model <- fit$model
   model$compiled <- FALSE
   expect_error(generics::evaluate(fit, iris), "not compiled", class = "tfdist_error_input")

@@ -40,10 +40,8 @@ test_that("what a formula computes is that of base R, with a column for each lev
   expect_equal(found$x[, 9], as.double(rows$colour == "red" & rows$flag))
 
   # Later rows, whatever their levels and their mean, are computed by what the training has fixed.
-  fit <- structure(
-    list(preparation = columns$preparation, features = found$features),
-    class = "tfdist_fit"
-  )
+  fit <- example_fit()
+  fit[c("preparation", "features")] <- list(columns$preparation, found$features)
   expect_equal(check_newdata(rows[2:3, -1], fit), found$x[2:3, ], ignore_attr = TRUE)
   expect_snapshot(error = TRUE, {
     check_newdata(transform(rows, colour = "pink"), fit, "newdata", NULL)
@@ -70,6 +68,11 @@ test_that("a fit computes of later rows what the training has computed", {
   expect_equal(
     barrier_evaluate("local", fit, iris[1:60, ], workers = 1),
     barrier_evaluate("local", by_hand, list(x[1:60, ], iris$Species[1:60]), workers = 1),
+    tolerance = 1e-5
+  )
+  expect_equal(
+    generics::evaluate(fit, iris, weight = Sepal.Width),
+    generics::evaluate(by_hand, list(x, iris$Species, iris$Sepal.Width)),
     tolerance = 1e-5
   )
 })

@@ -3,6 +3,7 @@ test_that("prediction checks its rows before Python is used", {
   fit$features <- c("a", "b")
   expect_snapshot(error = TRUE, {
     predict(fit, data.frame(a = 1))
+    predict(fit, data.frame(a = 1, b = 2)[0, ])
     predict(fit, data.frame(a = 1, b = NA_real_))
     predict(fit, data.frame(a = 1, b = "x"))
     predict(fit, "rows")

@@ -64,9 +64,21 @@ test_that("a fit keeps its recipe, also in a file", {
   expect_equal(predict(readRDS(path), placed[1:5, -5]), predict(fit, placed[1:5, ]))
   expect_equal(
     barrier_evaluate("local", fit, placed, workers = 1),
-    barrier_evaluate("local", fit, list(x, iris$Species), workers = 1),
+    barrier_evaluate("local", by_hand, list(x, iris$Species), workers = 1),
     tolerance = 1e-5
   )
+})
+
+test_that("weights that have their role in a recipe count later, too", {
+  skip_if_no_recipes()
+  weighted <- transform(placed, w = hardhat::importance_weights(seq_len(150) / 10))
+  recipe <- recipes::recipe(Species ~ Petal.Width + w, weighted)
+  columns <- choose_columns(list(), recipe, NULL, weighted, NULL)
+  fit <- example_fit()
+  fit[c("preparation", "features")] <- list(columns$preparation, "Petal.Width")
+  later <- complete_columns(columns_of("Species"), fit)
+  found <- check_frame(weighted[1:9, ], later, "data", NULL)
+  expect_identical(found$sample_weight, 1:9 / 10)
 })
 
 test_that("recipes that cannot be applied are errors", {

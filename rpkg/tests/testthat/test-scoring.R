@@ -28,6 +28,31 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
+test_that("codes of text are those of a training, not of the rows", {
+  build <- function() NULL
+  rows <- data.frame(a = c("b", "c"), label = 0:1)
+  expect_snapshot(error = TRUE, {
+    barrier_evaluate("local", build, rows)
+    barrier_evaluate("local", build, transform(rows, a = 1:2, label = a))
+    barrier_evaluate("local", build, list(rows["a"], 0:1))
+  })
+})
+
+test_that("what is given completes, column by column, what the fit knows", {
+  fit <- example_fit()
+  fit$features <- c("a", "b")
+  fit$categories <- list(a = c("x", "y"), b = c("x", "z"), kind = c("no", "yes"))
+  fit$encode <- list(a = "one_hot", b = "one_hot")
+  fit$label <- "kind"
+  complete <- function(...) complete_columns(columns_of(...), fit)
+  of_a <- complete("type", features = "a")
+  expect_identical(of_a$categories, list(a = c("x", "y"), type = c("no", "yes")))
+  expect_identical(of_a$encode, list(a = "one_hot"))
+  encode <- complete("kind", encode = c(a = "integer"))$encode
+  expect_identical(encode, list(a = "integer", b = "one_hot"))
+  expect_identical(complete("kind", encode = "integer")$encode, "integer")
+})
+
 test_that("a fit provides what its model needs", {
   settings <- function(
     model,

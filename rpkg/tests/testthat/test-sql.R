@@ -119,6 +119,24 @@ test_that("a fit knows its features and its levels", {
   })
 })
 
+test_that("a single logit has two levels, and the categories of a label are no features", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  model <- dense_model(units = 1L)
+  model$compile(loss = keras$losses$BinaryCrossentropy(from_logits = TRUE))
+  fit <- example_fit(levels = c("no", "yes"))
+  fit$decoded <- rlang::env(model = model)
+  fit[c("features", "categories")] <- list(features, list(kind = c("no", "yes")))
+  query <- to_sql(fit, "duckdb", "flowers", "id")$query
+  expect_match(query, '".pred_yes"', fixed = TRUE)
+  fit$categories[[features[[2]]]] <- c("b", "a")
+  expect_error(
+    to_sql(fit, "duckdb", "flowers", "id"),
+    "`tensors` or `categories`",
+    class = "tfdist_error_input"
+  )
+})
+
 test_that("tables are named as DBI and dbplyr name them", {
   with_flowers("duckdb", function(con) {
     DBI::dbExecute(con, "CREATE SCHEMA lab")
