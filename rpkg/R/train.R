@@ -251,7 +251,11 @@ barrier_train <- function(
   check_no_formula(formula, is_fit)
   given <- choose_columns(
     list(
-      label = if (!missing(label)) rlang::enquo(label) else if (is_fit) scored_label(model, data),
+      label = if (!missing(label)) {
+        rlang::enquo(label)
+      } else if (is_fit) {
+        scored_label(model, data)
+      },
       features = if (!missing(features)) rlang::enquo(features),
       weight = if (!missing(weight)) rlang::enquo(weight)
     ),
