@@ -41,7 +41,7 @@ test_that("what a formula computes is that of base R, with a column for each lev
 
   # Later rows, whatever their levels and their mean, are computed by what the training has fixed.
   fit <- structure(
-    list(preparation = columns$preparation, features = found$features),
+    c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
     class = "tfdist_fit"
   )
   expect_equal(check_newdata(rows[2:3, -1], fit), found$x[2:3, ], ignore_attr = TRUE)

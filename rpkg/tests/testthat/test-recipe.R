@@ -64,7 +64,7 @@ test_that("a fit keeps its recipe, also in a file", {
   expect_equal(predict(readRDS(path), placed[1:5, -5]), predict(fit, placed[1:5, ]))
   expect_equal(
     barrier_evaluate("local", fit, placed, workers = 1),
-    barrier_evaluate("local", fit, list(x, iris$Species), workers = 1),
+    barrier_evaluate("local", by_hand, list(x, iris$Species), workers = 1),
     tolerance = 1e-5
   )
 })
