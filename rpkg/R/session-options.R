@@ -5,8 +5,8 @@
 #'
 #' * `tfdist.workers`: the number of workers of calls that do not say: the default of `workers` in
 #'   [barrier_train()], [train_mnist()], [barrier_evaluate()], [barrier_predict()],
-#'   [barrier_apply()], [ml_keras()] and the engine of [parsnip][parsnip_engine]. Not used where `roles` says how many there are. `NULL`, the
-#'   default: each function's own number.
+#'   [barrier_apply()], [ml_keras()] and the engine of [parsnip][parsnip_engine]. Not used where
+#'   `roles` says how many there are. `NULL`, the default: each function's own number.
 #' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
 #'   2 also what the workers print. `NULL`, the default: each function's own level.
 #' * `tfdist.max_function_mb`: how many megabytes an R function may carry to the workers, with the

@@ -122,7 +122,7 @@
 #'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
 #'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
 #' @param tensorboard Where to write what TensorBoard shows: the figures of each epoch, those of the
-#'   first worker's rows every 50 steps, and the graph. A folder of this machine, on any cluster: the
+#'   first worker's rows every 50 steps and the graph. A folder of this machine, on any cluster: the
 #'   first worker sends what it writes to this session, at each epoch's end and every 10 seconds.
 #'   `TRUE`: a new folder in `logs`. A URI that TensorFlow can write to: the worker writes there
 #'   itself. See [view_tensorboard()] and `tensorboard` of the fit; for a profile pass a

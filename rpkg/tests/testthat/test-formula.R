@@ -40,8 +40,10 @@ test_that("what a formula computes is that of base R, with a column for each lev
   expect_equal(found$x[, 9], as.double(rows$colour == "red" & rows$flag))
 
   # Later rows, whatever their levels and their mean, are computed by what the training has fixed.
-  fit <- example_fit()
-  fit[c("preparation", "features")] <- list(columns$preparation, found$features)
+  fit <- structure(
+    c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
+    class = "tfdist_fit"
+  )
   expect_equal(check_newdata(rows[2:3, -1], fit), found$x[2:3, ], ignore_attr = TRUE)
   expect_snapshot(error = TRUE, {
     check_newdata(transform(rows, colour = "pink"), fit, "newdata", NULL)

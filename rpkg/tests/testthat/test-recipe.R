@@ -44,7 +44,7 @@ test_that("a recipe that weighs rows does so when a fit is trained on", {
   fit <- example_fit(levels = levels(iris$Species))
   fit$label <- "Species"
   fit$preparation <- columns$preparation
-  expect_error(barrier_train("local", fit, iris, epochs = 3), "often")
+  expect_error(barrier_train("local", fit, iris, epochs = 3), "\"often\", which is the `weight`")
 })
 
 test_that("a fit keeps its recipe, also in a file", {
