@@ -81,7 +81,8 @@ test_that("data frames, Spark tables and arrays encoded by hand give the same mo
   )
   by_hand <- train_once("local", list(x, factor(flowers$kind)))
   expect_identical(fit_weights(of_frame), fit_weights(by_hand))
-  expect_equal(predict(of_frame, flowers[-1]), predict(by_hand, x), ignore_attr = TRUE)
+  scores <- predict(by_hand, x)
+  expect_equal(predict(of_frame, flowers[-1], type = "raw"), scores, ignore_attr = TRUE)
 
   table <- sparklyr::sdf_copy_to(sc, flowers, "flowers", overwrite = TRUE)
   of_table <- train_once(sc, table, kind ~ . - id)
@@ -94,10 +95,10 @@ test_that("data frames, Spark tables and arrays encoded by hand give the same mo
   # Each predicts for the other's rows, and is evaluated on them.
   found <- dplyr::collect(predict(of_frame, table, type = "prob"))
   found <- as.matrix(found[order(found$id), paste0(".pred_", of_frame$levels)])
-  expect_equal(found, predict(by_hand, x), tolerance = 1e-6, ignore_attr = TRUE)
+  expect_equal(found, softmax(scores), tolerance = 1e-6, ignore_attr = TRUE)
   expect_equal(
-    predict(of_table, flowers),
-    predict(by_hand, x),
+    predict(of_table, flowers, type = "raw"),
+    scores,
     tolerance = 1e-6,
     ignore_attr = TRUE
   )
