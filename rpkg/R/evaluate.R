@@ -8,7 +8,7 @@
 #' @param object A [tfdist_fit].
 #' @param x,y The features and the labels; or `x` alone, the rows in any form that
 #'   [barrier_evaluate()] takes.
-#' @param label Name of the label column; `NULL`: that of the training.
+#' @param label The label column, as in [barrier_train()]; `NULL`: that of the training.
 #'
 #' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a
 #'   metric has several values.

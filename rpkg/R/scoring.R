@@ -11,14 +11,14 @@
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
-#' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text
-#'   needs the levels of a fit, or `categories` in `data_options`. If it is left out, the label of
-#'   the fit's training is meant; if the data do not have that column, or `model` is no fit, the
-#'   column `label`.
+#' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text,
+#'   there and in features, needs a fit that knows its values, or `categories` in `data_options`. If
+#'   it is left out, the label of the fit's training is meant; if the data do not have that column,
+#'   or `model` is no fit, the column `label`.
 #' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or
 #'   else all columns that no other argument names.
-#' @param data_options As in [barrier_train()]; `tensors` and `categories` that it leaves out are
-#'   those of the fit.
+#' @param data_options As in [barrier_train()]; `tensors`, `categories` and, by column, `encode`
+#'   that it leaves out are those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own; `NULL` uses those of the fit.
 #' @param verbose 0 and 1: silent; 2: also what the workers print.

@@ -25,8 +25,8 @@
 #'
 #' The predictions are the columns `.pred_class`, and `.pred_<level>` with the probability of each
 #' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the numbers that the
-#' model gives. If the model's loss is one of Keras's with `from_logits`, SQL computes the softmax or
-#' sigmoid, too. If nothing makes its numbers probabilities, there is no `.pred_<level>`.
+#' model gives. If the model's loss is one of Keras's with `from_logits`, SQL computes the softmax
+#' or sigmoid, too. If nothing makes its numbers probabilities, there is no `.pred_<level>`.
 #'
 #' `augment_sql()` puts the model's weights into a temporary table of the connection, which is gone
 #' when that closes, and the query with it.

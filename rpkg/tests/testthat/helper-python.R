@@ -29,6 +29,9 @@ dense_model <- function(inputs = 4L, units = 3L) {
   model
 }
 
+# The probabilities that logits stand for.
+softmax <- function(scores) exp(scores) / rowSums(exp(scores))
+
 iris_arrays <- function() {
   list(as.matrix(iris[1:4]), as.integer(iris$Species) - 1L)
 }

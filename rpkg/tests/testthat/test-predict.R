@@ -33,8 +33,6 @@ fit_of <- function(model, levels = NULL) {
   fit
 }
 
-softmax <- function(scores) exp(scores) / rowSums(exp(scores))
-
 test_that("data frames get classes and probabilities, arrays the model's numbers", {
   skip_if_no_pybackend()
   levels <- levels(iris$Species)

@@ -39,7 +39,7 @@ for (kind in names(connections)) {
   test_that(sprintf("a model is deployed into %s, and taken away", kind), {
     with_flowers(kind, function(con) {
       model <- dense_model()
-      expected <- model$predict(as.matrix(iris[1:4]), verbose = 0L)
+      expected <- softmax(model$predict(as.matrix(iris[1:4]), verbose = 0L))
       made <- deploy_model(
         con,
         model,
@@ -80,7 +80,7 @@ for (kind in names(connections)) {
   test_that(sprintf("predictions join a query of %s, lazily", kind), {
     with_flowers(kind, function(con) {
       model <- dense_model()
-      expected <- model$predict(as.matrix(iris[c(3, 80, 120), 1:4]), verbose = 0L)
+      expected <- softmax(model$predict(as.matrix(iris[c(3, 80, 120), 1:4]), verbose = 0L))
       rows <- dplyr::filter(dplyr::tbl(con, "flowers"), id %in% c(3L, 80L, 120L))
       scored <- augment_sql(rows, model, features, levels = levels(iris$Species))
       expect_s3_class(scored, "tbl_lazy")
