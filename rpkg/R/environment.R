@@ -77,7 +77,8 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   run <- start_program(c(program, ...), folder)
   has_ended <- FALSE
   # An interrupt comes while R sleeps; a console may send Ctrl-C to R alone.
-  on.exit(if (!has_ended) end_program(run))
+  # Added: cli ends the line of progress by this frame's own.
+  on.exit(if (!has_ended) end_program(run), add = TRUE)
   while (!file.exists(run$status)) {
     Sys.sleep(0.1)
     for (line in readLines(run$lines, warn = FALSE)) {

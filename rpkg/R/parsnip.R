@@ -19,7 +19,6 @@
 #' @param new_data A data frame.
 #'
 #' @return `train_mlp()` a [tfdist_fit], `score_mlp()` a matrix of the model's numbers.
-#' @keywords internal
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mlp(iris[1:4], iris$Species, epochs = 2, workers = 1)

@@ -50,7 +50,8 @@ report_fit <- function(fit, path, title, call = caller_env()) {
   backend <- pybackend(call)
   # The page says so if the model cannot be had: custom code, or a file that is gone.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  record <- fit$record %||% encode_fit(fit)
+  # A fit that an earlier release has saved has none.
+  record <- .subset2(fit, "record") %||% encode_fit(fit)
   call_python(backend$bridge$report_record, record, model, path.expand(path), title, call = call)
 }
 
