@@ -12,6 +12,8 @@ for check in CRAN_INCOMING CRAN_INCOMING_REMOTE SYSTEM_CLOCK XREFS_USE_ALIASES_F
   RD_VALIDATE_RD2HTML FORCE_SUGGESTS; do
   export "_R_CHECK_${check}_=false"
 done
+# Packages that deal with time ask systemd for the zone, which is not there in a container.
+export TZ=${TZ:-UTC}
 # Its size check of PDFs wants qpdf to be there, and there is no PDF to run it on.
 export R_QPDF=${R_QPDF:-true}
 

@@ -24,6 +24,12 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_string(export_dir_base)
   call <- rlang::current_env()
   model <- fit_model(object, call)
+  # TensorFlow writes the code that it makes of functions into files, and R does not let it remove
+  # them when Python ends: R's own folder goes with the session.
+  tempfile <- reticulate::import("tempfile")
+  before <- tempfile$tempdir
+  tempfile$tempdir <- tempdir()
+  on.exit(tempfile$tempdir <- before)
   call_python(model$export, path.expand(export_dir_base), ..., verbose = FALSE, call = call)
   invisible(object)
 }

@@ -38,7 +38,7 @@ test_that("a recipe is prepared by the training data and applied to later ones",
 
 test_that("a recipe that weighs rows does so when a fit is trained on", {
   skip_if_no_recipes()
-  rows <- transform(iris, often = hardhat::importance_weights(rep(1:2, 75)))
+  rows <- transform(iris, often = parsnip::importance_weights(rep(1:2, 75)))
   recipe <- recipes::recipe(Species ~ Sepal.Length + often, rows)
   columns <- choose_columns(list(), recipe, NULL, rows, NULL)
   fit <- example_fit(levels = levels(iris$Species))
@@ -71,7 +71,7 @@ test_that("a fit keeps its recipe, also in a file", {
 
 test_that("weights that have their role in a recipe count later, too", {
   skip_if_no_recipes()
-  weighted <- transform(placed, w = hardhat::importance_weights(seq_len(150) / 10))
+  weighted <- transform(placed, w = parsnip::importance_weights(seq_len(150) / 10))
   recipe <- recipes::recipe(Species ~ Petal.Width + w, weighted)
   columns <- choose_columns(list(), recipe, NULL, weighted, NULL)
   fit <- example_fit()
