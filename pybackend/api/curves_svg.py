@@ -14,7 +14,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 30
 _COLORS = ("#3b82c4", "#e0812b", "#35a06b", "#c9559f", "#8a78d8", "#a8872e")
 # A curve of more points is a line without dots.
 _DOTTED = 30
-_TICKS = 4
 
 
 def draw_panels(panels: Sequence[Panel]) -> str:
@@ -56,16 +55,18 @@ class _Scale:
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def find_ticks(low: float, high: float) -> list[float]:
-    """Round numbers, a few, from at most ``low`` to at least ``high``."""
+def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """Round numbers, at most so many and one or two more, from ``low`` or below to ``high``."""
     if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
-    rough = (high - low) / _TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
+    rough = (high - low) / most
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    # Relative to their distance: 3 * 1e-7 is not quite 3e-7.
+    return [round(number * step, 12 - exponent) for number in range(first, last + 1)]
 
 
 def _draw_axes(scale: _Scale, ticks: Sequence[float]) -> str:
@@ -79,7 +80,7 @@ def _draw_axes(scale: _Scale, ticks: Sequence[float]) -> str:
             f"{tick:.6g}</text>"
         )
     bottom = _HEIGHT - _BOTTOM
-    for epoch in _choose_epochs(scale.first, scale.last):
+    for epoch in find_epochs(scale.first, scale.last):
         lines.append(
             f'<text x="{scale.x(epoch)}" y="{bottom + 15}" text-anchor="middle" '
             f'fill-opacity="0.75">{epoch}</text>'
@@ -89,9 +90,9 @@ def _draw_axes(scale: _Scale, ticks: Sequence[float]) -> str:
     return "".join(lines) + label + "</text>"
 
 
-def _choose_epochs(first: int, last: int) -> list[int]:
-    """Whole numbers that have room beside each other."""
-    step = max(1, -(-(last - first) // 5))
+def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
+    """Some of the epochs, evenly spread, that have room beside each other."""
+    step = max(1, -(-(last - first) // most))
     return list(range(first, last + 1, step))
 
 

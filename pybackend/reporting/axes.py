@@ -1,28 +1,8 @@
-"""Numbers for people: round ticks for an axis, and figures in a few digits."""
+"""Numbers for people: figures and seconds in a few digits."""
 
 from __future__ import annotations
 
 import math
-
-_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-
-
-def choose_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """At most so many round numbers, and one more, that enclose a range."""
-    if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
-        pad = abs(low) / 10 or 1.0
-        low, high = low - pad, high + pad
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = power * next((one for one in _ROUND if one * power >= rough * (1 - 1e-9)), 10.0)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
-
-
-def choose_epochs(first: int, last: int, most: int = 8) -> list[int]:
-    """Some of the epochs, evenly spread."""
-    step = max(1, math.ceil((last - first) / most))
-    return list(range(first, last + 1, step))
 
 
 def show_number(value: float | int | None) -> str:

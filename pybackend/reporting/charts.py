@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pybackend.reporting.axes import choose_epochs, choose_ticks, show_number
+from pybackend.api.curves_svg import find_epochs, find_ticks
+from pybackend.reporting.axes import show_number
 
 _WIDTH, _HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
@@ -57,7 +58,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
     """
     known = [value for line in lines for value in line.y if math.isfinite(value)]
     epochs = [epoch for line in lines for epoch in line.x]
-    ticks = choose_ticks(min(known), max(known)) if known else [0.0, 1.0]
+    ticks = find_ticks(min(known), max(known), 5) if known else [0.0, 1.0]
     first, last = min(epochs), max(epochs)
     wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -70,7 +71,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
     drawn = [_rule(_LEFT, at_y(tick), _WIDTH - _RIGHT, at_y(tick), "grid") for tick in ticks]
     drawn += [_text(_LEFT - 7, at_y(tick) + 4, show_number(tick), "end") for tick in ticks]
     drawn += [
-        _text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in choose_epochs(first, last)
+        _text(at_x(one), _HEIGHT - _BOTTOM + 17, str(one)) for one in find_epochs(first, last, 8)
     ]
     drawn.append(_text(_LEFT + wide / 2, _HEIGHT - 3, "epoch"))
     for line in lines:
@@ -92,7 +93,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
 def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
     """A horizontal bar for each label, of one part or of several."""
     totals = [sum(value for _, value in bar.parts) for bar in bars]
-    ticks = choose_ticks(0.0, max(totals) or 1.0, 4)
+    ticks = find_ticks(0.0, max(totals) or 1.0)
     rows = _Rows([bar.label for bar in bars], ticks, show)
     drawn = list(rows.drawn)
     for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
@@ -116,7 +117,7 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
     highest = max(box.quantiles[5] for box in boxes)
     far = max(box.quantiles[6] for box in boxes)
     # One long step must not press all others together: then it is told, not drawn.
-    ticks = choose_ticks(0.0, far if far <= 2 * highest else highest * 1.1, 4)
+    ticks = find_ticks(0.0, far if far <= 2 * highest else highest * 1.1)
     rows = _Rows([box.label for box in boxes], ticks, show)
     drawn = list(rows.drawn)
     for place, box in enumerate(boxes):
