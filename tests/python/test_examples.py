@@ -1,4 +1,4 @@
-"""Each small example learns what it says; the R blocks of the page for users of keras3 run."""
+"""Each small example learns what it says; the R blocks of the landing page and of that for users of keras3 run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def test_the_examples_in_python_learn(tmp_path: Path) -> None:
 @needs_r
 @pytest.mark.timeout(300)
 def test_the_examples_in_r_learn(tmp_path: Path) -> None:
-    page = (ROOT / "docs/migrating/keras3.md").read_text()
-    (tmp_path / "page.R").write_text("\n".join(re.findall(r"```r\n(.*?)```", page, re.S)))
-    programs = [*(ROOT / "examples" / f"{name}.R" for name in NAMES), tmp_path / "page.R"]
+    programs = [ROOT / "examples" / f"{name}.R" for name in NAMES]
+    for page in ("docs/site/index.md", "docs/migrating/keras3.md"):
+        blocks = re.findall(r"```r\n(.*?)```", (ROOT / page).read_text(), re.S)
+        programs.append(tmp_path / f"{Path(page).stem}.R")
+        programs[-1].write_text("\n".join(blocks))
     lines = [f'source("{program}", local = new.env())' for program in programs]
     (tmp_path / "all.R").write_text("\n".join(lines))
     assert_learned(run(["Rscript", "all.R"], tmp_path, **R_VARIABLES))

@@ -36,6 +36,8 @@ NO_OBSERVING = (
 )
 # A driver that does not answer by then is out of reach: the tasks meet by Spark's own allGather.
 _DRIVER_SECONDS = 3.0
+# ... unless what rank 0 sends is wanted there: a busy machine may take longer to answer.
+_WANTED_DRIVER_SECONDS = 30.0
 
 
 class BarrierGroup:
@@ -86,9 +88,11 @@ class Task:
                 f"repartition=False, but the DataFrame has {tasks} partitions, not workers="
                 f"{member.job.workers}"
             )
-        with MeetingClient(member.driver, member.token, rank, _DRIVER_SECONDS) as meeting:
+        is_observed = member.job.is_observed
+        is_wanted = is_observed or member.job.tensorboard is not None
+        patience = _WANTED_DRIVER_SECONDS if is_wanted else _DRIVER_SECONDS
+        with MeetingClient(member.driver, member.token, rank, patience) as meeting:
             meeting.start_beating(find_silence(member.job.timeout))
-            is_observed = member.job.is_observed
 
             def give_up() -> str | None:
                 is_lost = is_observed and meeting.has_ended
