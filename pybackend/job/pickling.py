@@ -43,7 +43,7 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         # What reticulate makes of an R function.
         hint = (
             ". It contains an R function: losses and metrics written in R need a `model_fn`, which "
-            "builds the model on the workers; callbacks must be Keras's own"
+            "builds the model on the workers; callbacks must be Keras's own, or `observer()`"
             if "PyCapsule" in str(error)
             else ""
         )

@@ -32,6 +32,7 @@ class LocalLauncher:
     """One process per worker on this machine; events arrive on the calling thread."""
 
     where = "processes of this machine"
+    is_here = True
     session = None
     workers = None
     why_fixed = None
