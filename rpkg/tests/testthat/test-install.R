@@ -78,9 +78,12 @@ test_that("the environment is created if it is missing, then filled", {
     }
   )
   expect_identical(calls$create, list("other", "3.12"))
-  expect_identical(calls$pip, list(
-    file.path(environments, "other"),
-    c("/[cpu,spark]", "pyspark<4.3"),
-    "--no-index"
-  ))
+  expect_identical(
+    calls$pip,
+    list(
+      file.path(environments, "other"),
+      c("/[cpu,spark]", "pyspark<4.3"),
+      "--no-index"
+    )
+  )
 })

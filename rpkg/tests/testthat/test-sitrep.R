@@ -21,6 +21,13 @@ test_that("with pybackend it is ready and the versions match", {
   expect_true(finds_spark())
 })
 
+test_that("R checks each version that DESCRIPTION asks for when it loads the package", {
+  imports <- strsplit(utils::packageDescription("tfdist")$Imports, ",\\s*")[[1]]
+  versioned <- sub("\\s.*", "", grep(">=", imports, value = TRUE))
+  expect_true("reticulate" %in% versioned)
+  expect_in(versioned, names(getNamespaceImports("tfdist")))
+})
+
 test_that("missing parts are printed with what to do", {
   bare <- list(
     ready = FALSE,
