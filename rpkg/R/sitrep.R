@@ -95,7 +95,7 @@ print_sitrep <- function(report) {
   cli::cli_h1("tfdist {report$packages$tfdist}")
   cli::cli_h2("R {report$r}")
   for (package in setdiff(names(report$packages), "tfdist")) {
-    print_found(package, report$packages[[package]])
+    print_found(package, report$packages[[package]], how_to_get(package))
   }
   cli::cli_h2("Python")
   print_python(report)
@@ -108,6 +108,11 @@ print_sitrep <- function(report) {
   print_found("Java", report$java, "only needed for Spark")
   cli::cli_bullets(c(" " = "{report$cores} core{?s}"))
   print_verdict(report)
+}
+
+how_to_get <- function(package) {
+  purpose <- c(keras3 = "to build models", sparklyr = "for Spark")[[package]]
+  sprintf("%s: install.packages(\"%s\")", purpose, package)
 }
 
 print_found <- function(name, version, absent = "not installed") {
