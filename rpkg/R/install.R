@@ -76,6 +76,8 @@ inform_installed <- function(envname, path, extras) {
   if (reticulate::py_available()) {
     next_steps <- c(next_steps, i = "Restart R: this session is already running another Python.")
   }
+  command <- sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist"))
+  next_steps <- c(next_steps, i = command)
   rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
 }
 
