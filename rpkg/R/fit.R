@@ -199,16 +199,20 @@ fit_element <- function(fit, name, call) {
     return(fit_model(fit, call))
   }
   if (!name %in% names(fit)) {
-    known <- c("model", setdiff(names(fit), c("numbered", "decoded")))
-    abort_input(
-      c(
-        sprintf("A tfdist_fit has no element \"%s\".", name),
-        i = sprintf("Its elements are %s.", list_names(known, length(known)))
-      ),
-      call = call
-    )
+    abort_no_element(name, c("model", setdiff(names(fit), c("numbered", "decoded"))), call)
   }
   .subset2(fit, name)
+}
+
+abort_no_element <- function(name, known, call) {
+  is_near <- utils::adist(name, known)[1L, ] <= 2L | startsWith(known, name)
+  near <- known[is_near & nchar(name) > 2L]
+  advice <- if (length(near)) {
+    sprintf("Did you mean %s?", paste0("`", near, "`", collapse = " or "))
+  } else {
+    sprintf("Its elements are %s.", list_names(known, length(known)))
+  }
+  abort_input(c(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice), call = call)
 }
 
 fit_model <- function(fit, call = caller_env()) {
