@@ -78,9 +78,9 @@ def barrier_train(
     Parameters
     ----------
     spark
-        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, what `hosts`,
-        `slurm` or `kubernetes` return, or None: this machine, or, if this process was started as
-        one of several (`join`), all of them together.
+        ``"local"`` for processes on this machine, without Spark, a ``pyspark.sql.SparkSession``,
+        what `hosts`, `slurm` or `kubernetes` return, or None: this machine, or, if this process was
+        started as one of several (`join`), all of them together.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, as a

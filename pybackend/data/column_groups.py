@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
+
+# A table of pixels has hundreds.
+_SHOWN_COLUMNS = 30
 
 
 def group_columns(
@@ -212,7 +217,9 @@ class _GroupBuilder:
 
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
     if column not in kinds:
+        near = difflib.get_close_matches(column, kinds, 1)
+        advice = f"do you mean {near[0]!r}? Its" if near else "its"
+        shown = ", ".join(islice(kinds, _SHOWN_COLUMNS)) + ", ..." * (len(kinds) > _SHOWN_COLUMNS)
         raise InputError(
-            f"`{name}` has no column {column!r}{why and f' ({why})'}: its columns are "
-            f"{', '.join(kinds)}"
+            f"`{name}` has no column {column!r}{why and f' ({why})'}: {advice} columns are {shown}"
         )
