@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.data.columns import (
+    DEFAULT_LABEL,
     TEXT,
     ColumnGroup,
     ColumnKind,
@@ -58,7 +59,8 @@ def group_columns(
             what = "weight" if column == spec.weight else "label"
             raise InputError(f"{column!r} is named both as the {what} and as a feature")
     for column in used:
-        _check_known(column, kinds, name)
+        hint = "" if column != DEFAULT_LABEL else "the label, unless `label` names another"
+        _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")
     read: list[str] = []
