@@ -78,9 +78,9 @@ def barrier_train(
     Parameters
     ----------
     spark
-        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, what `hosts`,
-        `slurm` or `kubernetes` return, or None: this machine, or, if this process was started as
-        one of several (`join`), all of them together.
+        ``"local"`` for processes on this machine, without Spark, a ``pyspark.sql.SparkSession``,
+        what `hosts`, `slurm` or `kubernetes` return, or None: this machine, or, if this process was
+        started as one of several (`join`), all of them together.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
@@ -141,8 +141,9 @@ def barrier_train(
         (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``) and those with an
         attribute ``rank_0_only`` that is true, which run on rank 0: files with relative paths lie
         in its folder. Copies run on the workers: what they keep in attributes stays there. When
-        one asks to stop, all workers stop after the same step. ``BackupAndRestore`` stands for ``checkpoint``
-        with its folder, and ``resume``. An `Observer` among them is called in this session.
+        one asks to stop, all workers stop after the same step. ``BackupAndRestore`` stands for
+        ``checkpoint`` with its folder, and ``resume``. An `Observer` among them is called in this
+        session.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.

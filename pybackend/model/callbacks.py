@@ -31,10 +31,14 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             name = callback.__name__
             raise InputError(f"`callbacks` holds the class {name}: pass an object, {name}(...)")
         if not isinstance(callback, keras.callbacks.Callback):
-            raise InputError(
-                f"`callbacks` holds {type(callback).__name__}, which is not a "
-                "keras.callbacks.Callback"
-            )
+            raise InputError(describe_stranger(callback))
+
+
+def describe_stranger(callback: Any) -> str:
+    """Why something cannot be among the callbacks."""
+    advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
+    name = type(callback).__name__
+    return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"
 
 
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:

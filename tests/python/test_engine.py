@@ -457,6 +457,8 @@ def test_rows_that_do_not_fit_the_model_are_refused_on_the_driver(dense_model: A
 def test_refused_callbacks() -> None:
     with pytest.raises(InputError, match=r"object, which is not a keras\.callbacks\.Callback"):
         check_callbacks([object()])
+    with pytest.raises(InputError, match=r"Observer\(on_epoch_end=...\) calls a function"):
+        check_callbacks([print])
 
 
 def test_files_and_what_asks_for_it_are_of_rank_0(tmp_path: Path) -> None:
