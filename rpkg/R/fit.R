@@ -205,13 +205,8 @@ fit_element <- function(fit, name, call) {
 }
 
 abort_no_element <- function(name, known, call) {
-  is_near <- utils::adist(name, known)[1L, ] <= 2L | startsWith(known, name)
-  near <- known[is_near & nchar(name) > 2L]
-  advice <- if (length(near)) {
-    sprintf("Did you mean %s?", paste0("`", near, "`", collapse = " or "))
-  } else {
+  advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))
-  }
   abort_input(c(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice), call = call)
 }
 
