@@ -12,8 +12,8 @@
 #'
 #' @section Spark for sparklyr:
 #' PySpark contains a whole Spark. For `sparklyr::spark_connect(master = "local")` to start that
-#' one, `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()] show:
-#' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. A Spark that
+#' one, `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()]
+#' show: `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. A Spark that
 #' `sparklyr::spark_install()` has installed is found without it.
 #'
 #' @param source Where the Python package comes from: `NULL` uses what is inside this R package;
