@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pybackend
 from pybackend.job.packages import UNKNOWN, find_version
+from pybackend.r.rpy2_versions import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 # As in pyproject.toml.
@@ -41,10 +43,11 @@ def doctor() -> dict[str, Any]:
     Returns
     -------
     dict
-        What `inspect_machine` returns, ``java``, ``problems`` (list of text) and ``verdict``:
-        whether this machine is ready, or what to do first.
+        What `inspect_machine` returns, ``java``, ``spark_home`` (the Spark that PySpark contains),
+        ``problems`` (list of text) and ``verdict``: whether this machine is ready, or what to do
+        first.
     """
-    found = {**inspect_machine(), "java": find_java()}
+    found = {**inspect_machine(), "java": find_java(), "spark_home": _find_spark_home()}
     return {**found, "problems": _problems(found), "verdict": _verdict(found)}
 
 
@@ -55,14 +58,18 @@ def inspect_machine() -> dict[str, Any]:
     -------
     dict
         ``python``, ``python_version``, ``version``, one entry per package, ``rscript``, ``r`` and
-        ``reticulate`` (the R package), ``cores``, ``memory_gb``, ``gpus`` (list of names).
+        ``reticulate`` (the R package), ``rpy2_problem`` (why rpy2, which is installed, cannot use
+        this R), ``cores``, ``memory_gb``, ``gpus`` (list of names).
     """
+    packages = {name: find_version(name) for name in _PACKAGES}
+    r = _r()
     return {
         "python": sys.executable,
         "python_version": platform.python_version(),
         "version": pybackend.__version__,
-        **{name: find_version(name) for name in _PACKAGES},
-        **_r(),
+        **packages,
+        **r,
+        "rpy2_problem": _try_rpy2() if packages["rpy2"] and r["r"] else None,
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -92,13 +99,30 @@ def find_java() -> str | None:
     return match[1] if match else None
 
 
+def _find_spark_home() -> str | None:
+    """The folder of the Spark inside PySpark; its build for Spark Connect alone has none."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    home = Path(spec.origin).parent
+    return str(home) if (home / "bin" / "spark-submit").exists() else None
+
+
 def _problems(found: dict[str, Any]) -> list[str]:
-    problems = [
+    return [*_missing(found), *_spark_problems(found), *_r_problems(found)]
+
+
+def _missing(found: dict[str, Any]) -> list[str]:
+    return [
         f"{name} is not installed: install {name} >= {wanted}"
         if have is None
         else f"{name} {have} is too old: install {name} >= {wanted}"
         for name, have, wanted in find_missing(found)
     ]
+
+
+def _spark_problems(found: dict[str, Any]) -> list[str]:
+    problems = []
     if found["pyspark"] is not None and found["pyarrow"] is None:
         problems.append("pyspark is installed without pyarrow, which training on Spark needs")
     if found["pyspark"] is not None and found["java"] is None:
@@ -106,11 +130,22 @@ def _problems(found: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _r_problems(found: dict[str, Any]) -> list[str]:
+    if found["rpy2_problem"] is None:
+        return []
+    return [
+        f"rpy2 {found['rpy2']} cannot be used with R {found['r']} ({found['rpy2_problem']}): "
+        f"install it {ADVICE}"
+    ]
+
+
 def _verdict(found: dict[str, Any]) -> str:
     if find_missing(found):
         return f"not ready: first run {install_command(found)}"
-    if problems := _problems(found):
+    if problems := _spark_problems(found):
         return f"ready on this machine; for Spark, first fix this: {problems[0]}"
+    if problems := _r_problems(found):
+        return f"ready on this machine; for functions in R, first fix this: {problems[0]}"
     return "ready: try `tfdist mnist`"
 
 
@@ -134,6 +169,27 @@ def _r() -> dict[str, str | None]:
         "r": versions[1] if versions else None,
         "reticulate": (versions[2] or None) if versions else None,
     }
+
+
+def _try_rpy2() -> str | None:
+    """Why rpy2 cannot use this machine's R; None if it can. Tried apart: it would load R."""
+    # The mode that workers use.
+    environment = {**os.environ, "RPY2_CFFI_MODE": "ABI"}
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", "import rpy2.rinterface"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROGRAM_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if tried.returncode == 0:
+        return None
+    return (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
 
 
 def _memory_gb() -> float | None:

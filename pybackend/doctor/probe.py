@@ -18,6 +18,7 @@ from pybackend.doctor.machine import inspect_machine
 from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
+from pybackend.r.rpy2_versions import ADVICE
 
 _PACKAGES = tuple(TITLES)
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")
@@ -114,6 +115,8 @@ def describe(found: Mapping[str, Any]) -> list[str]:
 def _r(found: Mapping[str, Any]) -> list[str]:
     r = f"R {found['r'] or '(no version)'}, {found['rscript']}" if found["rscript"] else "no R"
     extras = [f"{n} {found[n]}" if found[n] else f"no {n}" for n in ("reticulate", "rpy2")]
+    if found["rpy2_problem"]:
+        extras[-1] += f", which cannot be used: {found['rpy2_problem']}; install it {ADVICE}"
     return [r, *extras]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pybackend.errors import InputError, RError
 from pybackend.job.context import WorkerContext
+from pybackend.r.rpy2_versions import ADVICE
 
 # What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
 # so that reticulate converts the values, and a model stays the Python object that it is.
@@ -166,8 +167,8 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
     except Exception as error:  # absent, or made for another version of R
         raise RError(
             f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it "
-            f"for {sys.executable} (for R before 4.5 with rpy2-rinterface==3.6.5 and "
-            "rpy2-robjects==3.6.4), or use a sparklyr connection, whose workers do without it"
+            f"for {sys.executable} ({ADVICE}), or use a sparklyr connection, whose workers do "
+            "without it"
         ) from error
     r.initr()
     # At the interpreter's end rpy2 would shut R down, which crashes if reticulate ran in it.

@@ -36,7 +36,16 @@ condition_classes <- c(
 
 abort_tfdist <- function(message, class, ..., call = caller_env()) {
   # Messages contain paths, code and Python text, which must not be formatted or wrapped.
-  abort(message, class = c(class, "tfdist_error"), ..., call = call)
+  abort(message, class = c(class, "tfdist_error"), ..., trace = trace_user(call), call = call)
+}
+
+# The calls that led to the one which an error is reported of: in scripts, rlang would show what
+# that one calls in turn as well. NULL, for which rlang traces all, if it is not running.
+trace_user <- function(call) {
+  is_call <- function(frame) identical(frame, call)
+  if (is.environment(call) && any(vapply(c(globalenv(), sys.frames()), is_call, NA))) {
+    rlang::trace_back(bottom = call)
+  }
 }
 
 abort_input <- function(message, call = caller_env()) {

@@ -199,16 +199,15 @@ fit_element <- function(fit, name, call) {
     return(fit_model(fit, call))
   }
   if (!name %in% names(fit)) {
-    known <- c("model", setdiff(names(fit), c("numbered", "decoded")))
-    abort_input(
-      c(
-        sprintf("A tfdist_fit has no element \"%s\".", name),
-        i = sprintf("Its elements are %s.", list_names(known, length(known)))
-      ),
-      call = call
-    )
+    abort_no_element(name, c("model", setdiff(names(fit), c("numbered", "decoded"))), call)
   }
   .subset2(fit, name)
+}
+
+abort_no_element <- function(name, known, call) {
+  advice <- name_near(name, known) %||%
+    sprintf("Its elements are %s.", list_names(known, length(known)))
+  abort_input(c(sprintf("A tfdist_fit has no element \"%s\".", name), i = advice), call = call)
 }
 
 fit_model <- function(fit, call = caller_env()) {

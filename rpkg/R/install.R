@@ -10,11 +10,18 @@
 #' ones only with a further jar. If your cluster runs another Spark, name its version in
 #' `pip_options`, for example `"pyspark==3.5.8"`.
 #'
+#' @section Spark for sparklyr:
+#' PySpark contains a whole Spark. For `sparklyr::spark_connect(master = "local")` to start that
+#' one, `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()]
+#' show: `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. A Spark that
+#' `sparklyr::spark_install()` has installed is found without it.
+#'
 #' @param source Where the Python package comes from: `NULL` uses what is inside this R package;
 #'   otherwise the path of a wheel (`.whl`) or of a checkout, a directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
-#'   PySpark, and `"r"` for rpy2, with which Python workers run R functions (see [barrier_apply()]).
+#'   PySpark, and `"r"` for the rpy2 that fits this R, with which Python workers run R functions
+#'   (see [barrier_apply()]).
 #' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13;
 #'   `NULL` takes the newest that is found.
 #' @param pip_options Further words for the command line of `pip install`: options or requirements.
@@ -46,11 +53,11 @@ install_tfdist <- function(
   }
   path <- dirname(dirname(reticulate::virtualenv_python(envname)))
   run_pip(path, requirements, pip_options)
-  inform_installed(envname, path)
+  inform_installed(envname, path, extras)
   invisible(path)
 }
 
-inform_installed <- function(envname, path) {
+inform_installed <- function(envname, path, extras) {
   next_steps <- c(
     v = sprintf("Installed the Python half of tfdist %s in %s.", own_version(), path)
   )
@@ -61,9 +68,16 @@ inform_installed <- function(envname, path) {
       i = sprintf("Before `library(tfdist)`: `Sys.setenv(RETICULATE_PYTHON = \"%s\")`.", python)
     )
   }
+  spark <- Sys.glob(file.path(path, "lib", "python*", "site-packages", "pyspark"))
+  if ("spark" %in% extras && length(spark) && !nzchar(Sys.getenv("SPARK_HOME"))) {
+    step <- "Before `sparklyr::spark_connect()`: `Sys.setenv(SPARK_HOME = \"%s\")`."
+    next_steps <- c(next_steps, i = sprintf(step, spark[[1L]]))
+  }
   if (reticulate::py_available()) {
     next_steps <- c(next_steps, i = "Restart R: this session is already running another Python.")
   }
+  command <- sprintf("In a shell, the command `tfdist` is %s.", file.path(path, "bin", "tfdist"))
+  next_steps <- c(next_steps, i = command)
   rlang::inform(c(next_steps, i = "Try it: `tfdist::train_mnist(\"local\", workers = 2)`."))
 }
 
@@ -94,8 +108,10 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
 spark_bound <- "pyspark<4.3"
 
 # What pip is asked to install.
-python_requirements <- function(source, extras, call = caller_env()) {
+python_requirements <- function(source, extras, r = getRversion(), call = caller_env()) {
   source <- source %||% bundled_python() %||% abort_no_source(call)
+  # The newest rpy2 calls a function that R has from 4.5 on; the extra r44 has one that does not.
+  extras[extras == "r" & r < "4.5"] <- "r44"
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
   c(paste0(normalizePath(source), wanted), if ("spark" %in% extras) spark_bound)
 }

@@ -7,7 +7,8 @@
 #' @details
 #' `hidden_units`, `penalty` (of the squared weights), `dropout`, `epochs`, `activation` and
 #' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] takes `sc` (`"local"` if it is
-#' left out), `workers`, and the other arguments of [barrier_train()]. Factors are one-hot; numbers
+#' left out), `workers`, and the other arguments of [barrier_train()], but for those that name the
+#' model, the data and its columns. Factors are one-hot; numbers
 #' are used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
 #' `"prob"`, or `"numeric"`. `extract_fit_engine()` of the result is a [tfdist_fit].
 #'
@@ -40,6 +41,7 @@ train_mlp <- function(
   verbose = getOption("tfdist.verbose", 0),
   ...
 ) {
+  check_engine_arguments(names(rlang::enquos(...)))
   hidden_units <- vapply(hidden_units, function(units) check_count(units, arg = "hidden_units"), 1L)
   check_string(activation)
   check_positive(learn_rate)
@@ -71,6 +73,21 @@ train_mlp <- function(
     ),
     tfdist_message_levels = function(message) rlang::cnd_muffle(message)
   )
+}
+
+# Of barrier_train(): those that are not set here.
+check_engine_arguments <- function(given, call = caller_env()) {
+  set <- c("model", "model_fn", "data", "formula", "label", "features", "data_options")
+  known <- setdiff(names(c(formals(train_mlp), formals(barrier_train))), c("x", "y", "...", set))
+  unknown <- setdiff(given, known)
+  if (length(unknown)) {
+    advice <- name_near(unknown[[1L]], known) %||%
+      sprintf("It takes `sc`, and of `barrier_train()` all but %s.", list_names(set))
+    abort_input(
+      c(sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]), i = advice),
+      call = call
+    )
+  }
 }
 
 #' @rdname parsnip_engine

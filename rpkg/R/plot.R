@@ -1,7 +1,8 @@
 #' @rdname tfdist_fit
 #' @param metrics Names of the metrics to plot, without `val_`; `NULL`: all of them.
-#' @param smooth Whether to draw a smooth line through the figures (by `stats::lowess()`), which are
-#'   then drawn faintly.
+#' @param smooth Whether to draw a smooth line through the figures, which are then drawn faintly.
+#'   `TRUE` draws it by `stats::lowess()`. A number from 0 to below 1 says how much of the mean so
+#'   far goes into the next point, as in Python and TensorBoard; 0 draws no such line.
 #' @param engine What draws the plot: `"ggplot2"`, R's own graphics (`"base"`), or ggplot2 if it is
 #'   installed (`"auto"`).
 #' @export
@@ -33,7 +34,7 @@ line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 
 # The figures to draw, and with `smooth` their smooth line.
 plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
-  check_flag(smooth, call = call)
+  check_smooth(smooth, call = call)
   check_strings(metrics, allow_null = TRUE, call = call)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {
@@ -54,22 +55,42 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   history <- history[history$metric %in% shown, ]
   history$metric <- factor(history$metric, levels = shown)
   history$data <- droplevels(history$data)
-  history$line <- if (smooth) smooth_lines(history) else history$value
+  history$line <- if (smooth) smooth_lines(history, smooth) else history$value
   history
 }
 
-smooth_lines <- function(history) {
+check_smooth <- function(smooth, arg = caller_arg(smooth), call = caller_env()) {
+  if (!rlang::is_bool(smooth) && !(is_number(smooth) && smooth >= 0 && smooth < 1)) {
+    expected <- "`TRUE`, `FALSE` or a number from 0 to below 1"
+    abort_expected(smooth, expected, FALSE, arg, call)
+  }
+}
+
+smooth_lines <- function(history, smooth) {
   smooth_one <- function(rows) {
-    if (length(rows) < 3L) {
-      return(history$value[rows])
+    values <- history$value[rows]
+    if (is.numeric(smooth)) {
+      exponential_means(values, smooth)
+    } else if (length(rows) < 3L) {
+      values
+    } else {
+      # Without its robust iterations, which take the steep first epochs for outliers.
+      stats::lowess(history$epoch[rows], values, f = 0.4, iter = 0L)$y
     }
-    # Without its robust iterations, which take the steep first epochs for outliers.
-    stats::lowess(history$epoch[rows], history$value[rows], f = 0.4, iter = 0L)$y
   }
   groups <- split(seq_len(nrow(history)), list(history$metric, history$data), drop = TRUE)
   line <- history$value
   line[unlist(groups)] <- unlist(lapply(groups, smooth_one))
   line
+}
+
+# The sum of weights is 1 from the beginning on, as in Python: the first mean is the first figure.
+exponential_means <- function(values, weight) {
+  fade <- function(initial, values) {
+    step <- function(mean, value) weight * mean + (1 - weight) * value
+    Reduce(step, values, initial, accumulate = TRUE)[-1L]
+  }
+  fade(0, values) / fade(0, rep(1, length(values)))
 }
 
 has_legend <- function(history) nlevels(history$data) > 1L

@@ -39,7 +39,7 @@
 #' x <- digits$x_test / 255
 #' barrier_evaluate("local", fit, list(x, digits$y_test), workers = 2)
 #' scores <- barrier_predict("local", fit, x, workers = 2)
-#' table(guess = max.col(scores) - 1, digit = digits$y_test)
+#' table(guess = max.col(scores, "first") - 1, digit = digits$y_test)
 barrier_evaluate <- function(
   sc,
   model,

@@ -12,8 +12,10 @@
 #'
 #' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
 #'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
-#'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `java`, `cores`.
-#'   Whatever was not found is `NULL`.
+#'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `rpy2`,
+#'   `rpy2_problem` (why rpy2 cannot be used with this R), `spark_home` (the Spark that PySpark
+#'   contains, for `Sys.setenv(SPARK_HOME = )`), `spark_is_found` (whether sparklyr finds a Spark),
+#'   `java`, `cores`. Whatever was not found is `NULL`.
 #'
 #'   With `sc` also `cluster` and `problems`. `cluster` is a data frame with a row for each worker:
 #'   `rank`, `host`, `python`, `python_version`, `tensorflow`, `keras`, `r`, `cores`, `memory_gb`,
@@ -63,6 +65,10 @@ gather_sitrep <- function() {
     tensorflow = doctor$tensorflow,
     keras = doctor$keras,
     pyspark = doctor$pyspark,
+    rpy2 = doctor$rpy2,
+    rpy2_problem = doctor$rpy2_problem,
+    spark_home = doctor$spark_home,
+    spark_is_found = if (!is.null(installed_version("sparklyr"))) finds_spark(),
     java = find_java(),
     cores = doctor$cores %||% parallel::detectCores()
   )
@@ -72,6 +78,11 @@ as_text <- function(x) if (!is.null(x)) as.character(x)
 
 installed_version <- function(package) {
   if (nzchar(system.file(package = package))) as.character(utils::packageVersion(package))
+}
+
+# As sparklyr looks for the Spark that it starts.
+finds_spark <- function() {
+  nzchar(Sys.getenv("SPARK_HOME")) || nrow(sparklyr::spark_installed_versions()) > 0L
 }
 
 find_java <- function() {
@@ -84,17 +95,24 @@ print_sitrep <- function(report) {
   cli::cli_h1("tfdist {report$packages$tfdist}")
   cli::cli_h2("R {report$r}")
   for (package in setdiff(names(report$packages), "tfdist")) {
-    print_found(package, report$packages[[package]])
+    print_found(package, report$packages[[package]], how_to_get(package))
   }
   cli::cli_h2("Python")
   print_python(report)
   print_found("TensorFlow", report$tensorflow)
   print_found("Keras", report$keras)
   print_found("pyspark", report$pyspark, "only needed for Spark")
+  print_spark_home(report)
+  print_rpy2(report)
   cli::cli_h2("Machine")
   print_found("Java", report$java, "only needed for Spark")
   cli::cli_bullets(c(" " = "{report$cores} core{?s}"))
   print_verdict(report)
+}
+
+how_to_get <- function(package) {
+  purpose <- c(keras3 = "to build models", sparklyr = "for Spark")[[package]]
+  sprintf("%s: install.packages(\"%s\")", purpose, package)
 }
 
 print_found <- function(name, version, absent = "not installed") {
@@ -121,6 +139,26 @@ print_python <- function(report) {
     print_found("pybackend", report$pybackend)
   } else {
     cli::cli_bullets(c(x = "pybackend: {report$problem}"))
+  }
+}
+
+print_spark_home <- function(report) {
+  if (!is.null(report$spark_home) && isFALSE(report$spark_is_found)) {
+    cli::cli_bullets(c("!" = "sparklyr finds no Spark to start. Before {.code spark_connect()}:"))
+    # Verbatim: code must not be broken.
+    cli::cli_verbatim(sprintf("  Sys.setenv(SPARK_HOME = \"%s\")", report$spark_home))
+  }
+}
+
+# Few need it, so that its absence is no news.
+print_rpy2 <- function(report) {
+  if (!is.null(report$rpy2_problem)) {
+    cli::cli_bullets(c(
+      x = "rpy2 {report$rpy2} cannot be used with R {report$r}: {report$rpy2_problem}",
+      i = "Run {.code tfdist::install_tfdist(extras = \"r\")}, which installs one that can"
+    ))
+  } else if (!is.null(report$rpy2)) {
+    print_found("rpy2", report$rpy2)
   }
 }
 

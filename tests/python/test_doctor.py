@@ -16,6 +16,7 @@ import pytest
 import pybackend
 from pybackend.doctor.machine import doctor, find_java, find_missing
 from pybackend.job.packages import BUILDS
+from pybackend.r.rpy2_versions import FOR_R_BEFORE_45
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
@@ -156,8 +157,19 @@ def test_java_and_gpus_are_asked(tmp_path: Path) -> None:
         nvidia_smi="echo 'NVIDIA H200'; echo 'NVIDIA H200'",
     )
     assert found["java"] == "17.0.12"
+    assert found["spark_home"] is None
     assert found["gpus"] == ["NVIDIA H200", "NVIDIA H200"]
     assert found["problems"] == []
+
+
+def test_the_spark_inside_pyspark_is_found(tmp_path: Path) -> None:
+    assert doctor_on(tmp_path, GOOD)["spark_home"] is None
+    home = tmp_path / "site" / "pyspark"
+    (home / "bin").mkdir(parents=True)
+    (home / "__init__.py").touch()
+    assert ask_doctor(tmp_path)["spark_home"] is None
+    (home / "bin" / "spark-submit").touch()
+    assert ask_doctor(tmp_path)["spark_home"] == str(home)
 
 
 def test_a_driver_that_fails_means_no_gpu(tmp_path: Path) -> None:
@@ -176,6 +188,35 @@ def test_r_without_reticulate_and_r_that_fails(tmp_path: Path, text: str) -> Non
     found = doctor_on(tmp_path, GOOD, Rscript=text)
     assert (found["r"], found["reticulate"]) == ("4.2.2" if "4.2.2" in text else None, None)
     assert found["problems"] == []
+
+
+def test_an_rpy2_that_r_is_too_old_for(tmp_path: Path) -> None:
+    rpy2 = tmp_path / "site" / "rpy2"
+    found = doctor_on(tmp_path, {**GOOD, "rpy2": "3.6.9"}, Rscript='echo "R 4.2.2 1.47.0"')
+    assert found["rpy2"] == "3.6.9"
+    rpy2.mkdir()
+    (rpy2 / "__init__.py").touch()
+    (rpy2 / "rinterface.py").write_text("raise AttributeError('no R_getVar')")
+    found = ask_doctor(tmp_path)
+    assert found["rpy2_problem"] == "AttributeError: no R_getVar"
+    problem = (
+        "rpy2 3.6.9 cannot be used with R 4.2.2 (AttributeError: no R_getVar): install it for R "
+        "before 4.5 with rpy2-rinterface==3.6.5 and rpy2-robjects==3.6.4"
+    )
+    assert found["problems"] == [problem]
+    assert found["verdict"].endswith(f"for functions in R, first fix this: {problem}")
+    (rpy2 / "rinterface.py").write_text("")
+    found = ask_doctor(tmp_path)
+    assert (found["rpy2_problem"], found["problems"]) == (None, [])
+
+
+def test_one_rpy2_for_older_r_is_named_everywhere() -> None:
+    root = Path(__file__).parents[2]
+    extra = (root / "pyproject.toml").read_text().partition("\nr44 = [")[2].partition("]")[0]
+    constraints = (root / "constraints.txt").read_text().splitlines()
+    for pin in FOR_R_BEFORE_45:
+        assert f'"{pin}"' in extra
+        assert pin in constraints
 
 
 def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: Any) -> None:

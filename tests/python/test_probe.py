@@ -297,12 +297,14 @@ def test_what_is_printed_of_a_host() -> None:
         "rscript": "/usr/bin/Rscript",
         "r": "4.2.2",
         "reticulate": "1.47.0",
-        "rpy2": None,
+        "rpy2": "3.6.9",
+        "rpy2_problem": "ffi.error: symbol 'R_getVar' not found",
         "cores": 8,
         "memory_gb": 31.0,
         "gpus": ["NVIDIA H200", "NVIDIA H200"],
     }
-    bare = {"rscript": None, "r": None, "reticulate": None, "cores": 1, "memory_gb": None}
+    no_r = {"rscript": None, "r": None, "reticulate": None, "rpy2": None, "rpy2_problem": None}
+    bare = {**no_r, "cores": 1, "memory_gb": None}
     cluster = [
         worker(0, "10.0.0.1", **found),
         worker(1, "10.0.0.1", **found, unreached=[missed(2)], reaches=False),
@@ -313,7 +315,9 @@ def test_what_is_printed_of_a_host() -> None:
     assert one["lines"] == [
         "Python 3.11.7, /usr/bin/python3",
         "TensorFlow 2.21.0, Keras 3.15.1, numpy 2.4.6, no h5py, cloudpickle 3.1.2, pyarrow 26.0.1",
-        "R 4.2.2, /usr/bin/Rscript, reticulate 1.47.0, no rpy2",
+        "R 4.2.2, /usr/bin/Rscript, reticulate 1.47.0, rpy2 3.6.9, which cannot be used: "
+        "ffi.error: symbol 'R_getVar' not found; install it for R before 4.5 with "
+        "rpy2-rinterface==3.6.5 and rpy2-robjects==3.6.4",
         "8 cores, 31 GB of memory, 2 GPUs (NVIDIA H200)",
         "2 slots here, of which 1 cannot reach all other workers",
     ]

@@ -38,3 +38,13 @@ test_that("a failure without rank or log is complete as well", {
   expect_null(condition$rank)
   expect_identical(condition$log, character())
 })
+
+test_that("the backtrace ends at the call that the user made", {
+  ask <- function() train_mnist("local", workers = 0)
+  trace <- tryCatch(ask(), tfdist_error = function(error) format(error$trace, simplify = "none"))
+  expect_match(utils::tail(trace, 1), "train_mnist(", fixed = TRUE)
+  expect_match(utils::tail(trace, 2)[[1]], "ask()", fixed = TRUE)
+  expect_null(trace_user(quote(f())))
+  ended <- (function() environment())()
+  expect_null(trace_user(ended))
+})

@@ -68,6 +68,8 @@ test_that("fields are accessed by name", {
     fit$nothing
     # No part of a name is taken for it.
     fit$hist
+    fit$histry
+    fit$feature
     fit[["work"]]
   })
 })

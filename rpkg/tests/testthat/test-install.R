@@ -19,6 +19,14 @@ test_that("pip is asked for the wheel or checkout with its extras", {
     python_requirements(checkout, c("cpu", "spark")),
     c(paste0(checkout, "[cpu,spark]"), "pyspark<4.3")
   )
+  expect_identical(
+    python_requirements(checkout, c("cpu", "r"), r = numeric_version("4.4.3")),
+    paste0(checkout, "[cpu,r44]")
+  )
+  expect_identical(
+    python_requirements(checkout, "r", r = numeric_version("4.5.0")),
+    paste0(checkout, "[r]")
+  )
   expect_no_error(check_source(checkout))
 })
 
@@ -46,6 +54,10 @@ test_that("without a Python half the three ways to one are named", {
 
 test_that("the environment is created if it is missing, then filled", {
   calls <- list()
+  environments <- withr::local_tempdir("envs")
+  pyspark <- file.path(environments, "other", "lib", "python3.12", "site-packages", "pyspark")
+  dir.create(pyspark, recursive = TRUE)
+  withr::local_envvar(SPARK_HOME = NA)
   local_mocked_bindings(
     bundled_python = function() "/",
     find_python = function(python) python,
@@ -54,14 +66,24 @@ test_that("the environment is created if it is missing, then filled", {
   )
   local_mocked_bindings(
     virtualenv_exists = function(envname) FALSE,
-    virtualenv_python = function(envname) file.path("/envs", envname, "bin", "python"),
+    virtualenv_python = function(envname) file.path(environments, envname, "bin", "python"),
     py_available = function(...) FALSE,
     .package = "reticulate"
   )
   expect_snapshot(
-    install_tfdist(envname = "other", python = "3.12", pip_options = "--no-index"),
-    transform = function(lines) gsub(own_version(), "<version>", lines, fixed = TRUE)
+    install_tfdist(NULL, "other", c("cpu", "spark"), "3.12", pip_options = "--no-index"),
+    transform = function(lines) {
+      lines <- gsub(own_version(), "<version>", lines, fixed = TRUE)
+      gsub(environments, "/envs", lines, fixed = TRUE)
+    }
   )
   expect_identical(calls$create, list("other", "3.12"))
-  expect_identical(calls$pip, list("/envs/other", "/[cpu]", "--no-index"))
+  expect_identical(
+    calls$pip,
+    list(
+      file.path(environments, "other"),
+      c("/[cpu,spark]", "pyspark<4.3"),
+      "--no-index"
+    )
+  )
 })

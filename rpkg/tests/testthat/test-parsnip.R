@@ -28,3 +28,10 @@ test_that("tfdist is an engine of parsnip's mlp()", {
   found <- predict(numbers, rows[1:5, ])
   expect_equal(found$.pred, score_mlp(numbers$fit, rows[1:5, c("Sepal.Width", "place")])[, 1])
 })
+
+test_that("an argument that the engine does not have is named as the engine's", {
+  expect_snapshot(error = TRUE, {
+    train_mlp(iris[1:4], iris$Species, wrkers = 2)
+    train_mlp(iris[1:4], iris$Species, label = "Species")
+  })
+})

@@ -36,6 +36,17 @@ test_that("smooth lines go through the figures", {
   )
 })
 
+test_that("a number smooths as in Python", {
+  fit <- example_fit(validation = FALSE)
+  fit$history <- list(loss = c(5, 3, 4, 2, 3, 1))
+  fit["numbered"] <- list(NULL)
+  expect_identical(plotted_history(fit, NULL, 0)$line, fit$history$loss)
+  skip_if_no_pybackend()
+  curves <- reticulate::import("pybackend.api.curves")
+  curve <- curves$Curve("training", as.list(1:6), as.list(fit$history$loss))
+  expect_equal(plotted_history(fit, NULL, 0.6)$line, curve$smoothed(0.6))
+})
+
 test_that("bad arguments are rejected", {
   none <- example_fit()
   none$history <- list()
@@ -43,6 +54,7 @@ test_that("bad arguments are rejected", {
     plot(example_fit(), engine = "lattice")
     plot(example_fit(), metrics = "val_loss")
     plot(example_fit(), smooth = "yes")
+    plot(example_fit(), smooth = 1)
     plot(example_fit(), metric = "loss")
     plot(none)
   })

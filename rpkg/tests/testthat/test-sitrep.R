@@ -15,6 +15,17 @@ test_that("with pybackend it is ready and the versions match", {
   expect_true(report$ready)
   expect_true(report$versions_match)
   expect_type(report$tensorflow, "character")
+  skip_if_not_installed("sparklyr")
+  expect_true(file.exists(file.path(report$spark_home, "bin", "spark-submit")))
+  withr::local_envvar(SPARK_HOME = report$spark_home)
+  expect_true(finds_spark())
+})
+
+test_that("R checks each version that DESCRIPTION asks for when it loads the package", {
+  imports <- strsplit(utils::packageDescription("tfdist")$Imports, ",\\s*")[[1]]
+  versioned <- sub("\\s.*", "", grep(">=", imports, value = TRUE))
+  expect_true("reticulate" %in% versioned)
+  expect_in(versioned, names(getNamespaceImports("tfdist")))
 })
 
 test_that("missing parts are printed with what to do", {
@@ -39,6 +50,10 @@ test_that("missing parts are printed with what to do", {
     tensorflow = "2.21.0",
     keras = "3.15.1",
     pyspark = "4.2.1",
+    spark_home = "/opt/lib/pyspark",
+    spark_is_found = FALSE,
+    rpy2 = "3.6.9",
+    rpy2_problem = "ffi.error: symbol 'R_getVar' not found",
     java = "/usr/bin/java",
     cores = 1L
   )
