@@ -40,9 +40,10 @@
 #'   `y ~ . - id`, or a recipe. See the section on both.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
-#'   back without its compile settings); its layers must be Keras's own. It travels like the
-#'   function of [barrier_apply()], with the same requirements for the workers' machines.
+#'   model in every worker. Layers, losses and metrics may then be R functions or classes, too; to
+#'   have such a model, the fit calls a copy of the function in this session, and puts the trained
+#'   weights in. The function travels like that of [barrier_apply()], with the same requirements
+#'   for the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
 #'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
@@ -280,6 +281,7 @@ barrier_train <- function(
   check_can_resume(settings)
   weights <- class_weight_codes(class_weight, data)
 
+  kept <- keep_builder(model, model_fn)
   informs <- settings$verbose > 0L && !is_fit
   informs <- informs && is.null(columns$categories[[columns$label]])
   if (informs) {
@@ -298,7 +300,8 @@ barrier_train <- function(
     settings$custom_objects,
     settings$safe_mode,
     c(settings, list(exchange = exchange)),
-    match.call()
+    match.call(),
+    kept
   )
   if (informs && is.null(columns$levels)) {
     # Text in a table or in files, whose values only the workers see.
@@ -320,9 +323,10 @@ training_settings <- c(
 run_training <- function(route, model, data, validation, columns, exchange, settings, call) {
   backend <- pybackend(call)
   session <- open_session(route, call)
-  runs_r <- !is.null(model$model_fn) || is_r_function(data) || is_r_function(validation)
+  runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
+  runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   model <- if (is.null(model$model_fn)) {
-    as_python_model(model$model, call, settings$seed)
+    as_sent_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
   }
