@@ -93,7 +93,9 @@ barrier_evaluate <- function(
     arguments <- c(settings, as_python_columns(columns, data, NULL, call))
     run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
-  plain_figures(figures)
+  figures <- plain_figures(figures)
+  record_evaluation(figures)
+  figures
 }
 
 #' @rdname barrier_evaluate

@@ -159,6 +159,11 @@
 #' refused before the training, with these names. A value that the training did not have is an error
 #' later.
 #'
+#' @section Runs of tfruns:
+#' In a script that `tfruns::training_run()` has started, the run is told the figures of each epoch,
+#' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as
+#' keras3's `fit()` does it: `tfruns::ls_runs()` lists them.
+#'
 #' @section Errors:
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
 #' the classes of errors and what they carry.
@@ -307,6 +312,7 @@ barrier_train <- function(
     # Text in a table or in files, whose values only the workers see.
     inform_levels(fit$levels)
   }
+  record_training(fit)
   fit
 }
 
@@ -381,20 +387,4 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
     abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
   }
   check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
-}
-
-check_epochs <- function(settings, call = caller_env()) {
-  if (settings$initial_epoch >= settings$epochs) {
-    abort_input(
-      c(
-        sprintf(
-          "`initial_epoch` is %d, so no epoch is left of `epochs = %d`.",
-          settings$initial_epoch,
-          settings$epochs
-        ),
-        i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
-      ),
-      call = call
-    )
-  }
 }
