@@ -155,10 +155,3 @@ check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
   absolute_path(x)
 }
-
-# Arguments behind `...` are given by name; what remains is a misspelt name.
-check_dots_empty <- function(..., call = caller_env()) {
-  rlang::check_dots_empty(call = call, error = function(error) {
-    abort_input(conditionMessage(error), call = call)
-  })
-}
