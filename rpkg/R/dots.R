@@ -26,7 +26,8 @@ check_dots_empty <- function(..., call = caller_env()) {
 # "`barrier_train()`"; a function that has no name is what do.call() was given.
 name_called <- function(frame) {
   called <- rlang::frame_call(frame)
-  name <- if (rlang::is_call_simple(called)) rlang::call_name(called)
+  # A method is called by the name of its generic.
+  name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
   if (is.null(name)) "The function" else sprintf("`%s()`", name)
 }
 
