@@ -153,7 +153,7 @@ def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
 
 def _introduction() -> list[str]:
     return [
-        "# Cost of an all-reduce",
+        "# Scaling: what an all-reduce costs",
         "",
         "Written by `make bench`: this table and the next sections by `python benchmarks/run.py"
         " --only scaling`, the",

@@ -240,7 +240,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
 
 
 def _bench_scale(options: argparse.Namespace) -> int:
-    from pybackend.scaling.figure import check_figure
+    from pybackend.api.figure_file import check_figure
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.tensorboard import FOLDER, is_uri
+from pybackend.job.tensorboard import FOLDER, check_installed, is_uri
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
@@ -129,10 +128,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
         It does not start.
     """
     folder = _find_folder(what)
-    if importlib.util.find_spec("tensorboard") is None:
-        raise InputError(
-            f"TensorBoard is not installed for {sys.executable}: pip install 'tfdist[tensorboard]'"
-        )
+    check_installed()
     return TensorBoardView(folder)
 
 

@@ -415,7 +415,7 @@ def _advice(error: BaseException) -> str:
         return "a disk is full: free space where the traceback shows, or set TMPDIR to a larger one"
     if "label value" in str(error):
         return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
-    return "fix the error in the traceback above, then start again"
+    return "fix the error in the traceback, then start again"
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:

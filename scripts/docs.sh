@@ -17,4 +17,5 @@ grep 'Without a group' "$work/r-site.log" || true
 python docs/site/assemble.py "$work"
 python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d "$work/doctrees" \
   "$work/source" "$folder"
+rm "$folder/_static/webpack-macros.html" # a template of the theme, not a page
 python scripts/check_site.py "$folder"

@@ -32,6 +32,7 @@ GUIDES = {
     "overview": "Overview",
     "data": "Data",
     "exactness": "What is exact",
+    "tracking": "Tracking and tuning",
     "scaling": "Scaling",
     "strategies": "Strategies",
     "security": "Security",

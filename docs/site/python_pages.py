@@ -76,7 +76,10 @@ def _find(name: str) -> Any:
 def _directive(name: str) -> str:
     thing = _find(name)
     if inspect.ismodule(thing):
-        return f".. automodule:: pybackend.{name}\n   :members:\n   :undoc-members:\n"
+        # Params of one stage each, with a getter and a setter: they would fill every search.
+        mixins = ", ".join(part for part in vars(thing) if part.startswith("Has"))
+        hidden = f"   :exclude-members: {mixins}\n" if mixins else ""
+        return f".. automodule:: pybackend.{name}\n   :members:\n   :undoc-members:\n{hidden}"
     whole = f"pybackend.{name}" if "." in name else name
     if not inspect.isclass(thing):
         return f".. autofunction:: {whole}\n"

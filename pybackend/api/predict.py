@@ -104,7 +104,8 @@ def check_model(model: Any) -> None:
     """Reject what is neither a model nor the result of a training."""
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
+        message = f"`model` must be a Keras 3 model or a TrainResult, not a {kind}"
+        raise InputError(message + ": it comes first, `df` second" * kind.endswith("DataFrame"))
 
 
 def _check_inputs(frame: Any, model: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ from pybackend.launchers import Launcher
 
 # Workers that wait for the same one say so within seconds, and then not for a minute.
 _RECENT_SECONDS = 20.0
+_NO_NUMBER = (
+    "the loss is no finite number any more: look for missing values among the features, or lower "
+    "the learning rate; keras.callbacks.TerminateOnNaN() among the `callbacks` ends such trainings"
+)
 
 
 @contextmanager
@@ -101,6 +106,7 @@ class _Narrator:
     def __init__(self, display: Display) -> None:
         self._display = display
         self._waits = _Waits()
+        self._is_finite = True
 
     def __call__(self, event: Event) -> None:
         # All ranks report the same epochs and notes.
@@ -121,6 +127,14 @@ class _Narrator:
         elif isinstance(event, EpochEnded) and is_first:
             log_event(event, epoch_line(event))
             self._display.epoch(event, epoch_line(event))
+            self._note_loss(event)
+
+    def _note_loss(self, event: EpochEnded) -> None:
+        """Say once that the loss is no number any more."""
+        if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
+            self._is_finite = False
+            log_event(event, _NO_NUMBER)
+            self._display.line(f"note: {_NO_NUMBER}")
 
 
 class _Waits:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.api.curves import check_smoothing, find_panels
+from pybackend.api.figure_file import check_figure
 from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
 from pybackend.api.result_text import list_events, list_figures, list_workers
@@ -299,16 +300,16 @@ class TrainResult:
         Raises
         ------
         InputError
-            matplotlib is missing, there is no history, or it has no such metric.
+            matplotlib is missing, or does not know the file's type; there is no history, or it has
+            no such metric.
         """
         if not self.history:
             raise InputError("there is no history to plot: no epoch was run")
         panels = find_panels(self.history, self.epochs_of, metrics)
         weight = check_smoothing(smooth)
-        try:
-            from pybackend.api.plots import plot_panels
-        except ImportError as error:
-            raise InputError("plots need matplotlib: pip install 'tfdist[plots]'") from error
+        check_figure(path)
+        from pybackend.api.plots import plot_panels
+
         figure = plot_panels(panels, weight)
         if path is not None:
             figure.savefig(path)

@@ -32,7 +32,10 @@ _INSTEAD = {
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function raise an `InputError` that says what to pass, in place of a TypeError."""
+    """Have a function raise an `InputError` that says what to pass, in place of a TypeError.
+
+    The frames that an `InputError` or Ctrl-C has gone through are left out.
+    """
     signature = inspect.signature(fn)
 
     @wraps(fn)
@@ -41,7 +44,10 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
-        return fn(*args, **kwargs)
+        try:
+            return fn(*args, **kwargs)
+        except (InputError, KeyboardInterrupt) as error:  # how it came about is of no help
+            raise error.with_traceback(None) from error.__cause__
 
     return call
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pybackend.api.callback_files import note_files
 from pybackend.api.checkpoints import sees_some
 from pybackend.api.event_files import EventFiles
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
@@ -77,9 +78,9 @@ def barrier_train(
     Parameters
     ----------
     spark
-        ``"local"`` for processes on this machine, a ``pyspark.sql.SparkSession``, what `hosts`,
-        `slurm` or `kubernetes` return, or None: this machine, or, if this process was started as
-        one of several (`join`), all of them together.
+        ``"local"`` for processes on this machine, without Spark, a ``pyspark.sql.SparkSession``,
+        what `hosts`, `slurm` or `kubernetes` return, or None: this machine, or, if this process was
+        started as one of several (`join`), all of them together.
     model
         A compiled Keras 3 model, which is not changed; a function without arguments that returns
         one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
@@ -137,10 +138,12 @@ def barrier_train(
         Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
     callbacks
         Keras callbacks. All run on every worker, except those that write files
-        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``), which run on rank
-        0. Copies run on the workers: what they keep in attributes stays there. When one asks to
-        stop, all workers stop after the same step. ``BackupAndRestore`` stands for ``checkpoint``
-        with its folder, and ``resume``. An `Observer` among them is called in this session.
+        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``) and those with an
+        attribute ``rank_0_only`` that is true, which run on rank 0: files with relative paths lie
+        in its folder. Copies run on the workers: what they keep in attributes stays there. When
+        one asks to stop, all workers stop after the same step. ``BackupAndRestore`` stands for
+        ``checkpoint`` with its folder, and ``resume``. An `Observer` among them is called in this
+        session.
     class_weight
         Class to weight of its rows in the loss, for models with one output. Not together with
         sample weights.
@@ -246,7 +249,10 @@ def barrier_train(
     began = time.monotonic()
     prepared = prepare_training(arguments)
     request, kept = prepared.request, prepared.request.job.checkpoint
-    files = EventFiles(request.job.tensorboard, printer(request.job.verbose))
+    say = printer(request.job.verbose)
+    if (note := note_files(callbacks, prepared.launcher)) is not None:
+        say(note)
+    files = EventFiles(request.job.tensorboard, say)
     with files, pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
         result = _make_result(prepared, outcome, safe_mode, began)

@@ -20,6 +20,10 @@ from pybackend.errors import InputError
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
+_NUMBERS_FOR_TEXT = (
+    " or booleans: np.unique(labels, return_inverse=True) gives classes and their numbers; or pass "
+    "a data frame and `label=`, whose text is encoded"
+)
 _PARTS = ("x", "y", "sample_weight")
 
 
@@ -144,10 +148,8 @@ def _to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
         array = array.astype(floatx)
     if array.dtype.kind not in "fiub":
-        raise InputError(
-            f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers"
-            f"{', booleans or text' if key.startswith('x') else ' or booleans (encode text first)'}"
-        )
+        expected = ", booleans or text" if key.startswith("x") else _NUMBERS_FOR_TEXT
+        raise InputError(f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers{expected}")
     # TensorFlow takes the bytes as they are.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not key.startswith("x") and array.dtype.kind == "f" and np.isnan(array).any():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from pybackend.data.columns import (
+    DEFAULT_LABEL,
     TEXT,
     ColumnGroup,
     ColumnKind,
@@ -19,6 +22,9 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
+
+# A table of pixels has hundreds.
+_SHOWN_COLUMNS = 30
 
 
 def group_columns(
@@ -53,7 +59,8 @@ def group_columns(
             what = "weight" if column == spec.weight else "label"
             raise InputError(f"{column!r} is named both as the {what} and as a feature")
     for column in used:
-        _check_known(column, kinds, name)
+        hint = "" if column != DEFAULT_LABEL else "the label, unless `label` names another"
+        _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")
     read: list[str] = []
@@ -212,7 +219,9 @@ class _GroupBuilder:
 
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
     if column not in kinds:
+        near = difflib.get_close_matches(column, kinds, 1)
+        advice = f"do you mean {near[0]!r}? Its" if near else "its"
+        shown = ", ".join(islice(kinds, _SHOWN_COLUMNS)) + ", ..." * (len(kinds) > _SHOWN_COLUMNS)
         raise InputError(
-            f"`{name}` has no column {column!r}{why and f' ({why})'}: its columns are "
-            f"{', '.join(kinds)}"
+            f"`{name}` has no column {column!r}{why and f' ({why})'}: {advice} columns are {shown}"
         )

@@ -18,6 +18,9 @@ Names = str | Sequence[str]
 TEXT = "str"
 
 
+DEFAULT_LABEL = "label"
+
+
 @dataclass(frozen=True)
 class ColumnSpec:
     """Which columns are used, and as what: arguments of `barrier_train` by the same names.
@@ -27,7 +30,7 @@ class ColumnSpec:
     """
 
     features: Any = None
-    label: Any = "label"
+    label: Any = DEFAULT_LABEL
     weight: str | None = None
     tensors: Mapping[str, Promise] | None = None
     categories: Mapping[str, Sequence[Any]] | None = None

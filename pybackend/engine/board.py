@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import tensorflow as tf
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EventBytes
-from pybackend.job.tensorboard import is_uri
+from pybackend.job.tensorboard import check_installed, is_uri
 
 # Figures of single steps, those of rank 0's rows, come so often.
 _STEPS = 50
@@ -36,10 +37,11 @@ def make_board(job: Job, folder: Path, emit: Emit) -> list[Any]:
     Raises
     ------
     InputError
-        TensorFlow cannot write to the URI.
+        TensorBoard is not installed, or TensorFlow cannot write to the URI.
     """
     if job.tensorboard is None:
         return []
+    check_installed(f" on {socket.gethostname()}")
     if is_uri(job.tensorboard):
         _check_writable(job.tensorboard)
         return [_Board(job.tensorboard, _REMOTE_FLUSH_MILLIS)]

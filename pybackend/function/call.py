@@ -28,6 +28,7 @@ from pybackend.job.roles import (
     ranks_that_follow,
     ranks_that_lead,
 )
+from pybackend.net.rendezvous import split_address
 from pybackend.net.secret import derive_token
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def call_function(
     """
     addresses = order.reserved
     config = config_of(job.roles, addresses, rank)
-    os.environ["TF_CONFIG"] = config
+    os.environ |= {"TF_CONFIG": config, **name_place(addresses, rank)}
     # The functions may make a call together, without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
     # Written by the launcher on this machine, from the driver's own objects.
@@ -104,6 +105,23 @@ def call_function(
             )
 
     return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)
+
+
+def name_place(addresses: Sequence[str], rank: int) -> dict[str, str]:
+    """The variables that tell a process its place among all, with torchrun's names and meaning.
+
+    Parameters
+    ----------
+    addresses
+        ``host:port`` of every worker, by rank.
+    """
+    hosts = [split_address(address)[0] for address in addresses]
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
+        "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
+    }
 
 
 def take_part(

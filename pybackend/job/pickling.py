@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import sysconfig
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -18,8 +20,24 @@ from pybackend.errors import InputError
 _ABOUT_R = (
     "it holds an R function, which exists in this session only. Layers, losses and metrics written "
     "in R need a `model_fn`: pass the function that builds and compiles the model, and the workers "
-    "call it. Callbacks must be Keras's own"
+    "call it. Callbacks must be Keras's own, or `observer()`"
 )
+
+
+def _reduce_code(code: CodeType) -> Any:
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's, which keeps the files' names of code, as 3.1.3 does not.
+
+    Tracebacks show them, and TensorFlow's AutoGraph reads the source where it is there.
+    """
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
@@ -44,7 +62,9 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         with sending_code() as send_code:
             for owner in owners:
                 send_code(owner)
-            return bytes(cloudpickle.dumps(value))
+            file = io.BytesIO()
+            Pickler(file).dump(value)
+            return file.getvalue()
     except Exception as error:
         reason = _ABOUT_R if "PyCapsule" in str(error) else error  # reticulate's R functions
         raise InputError(f"{what} cannot be sent to the workers: {reason}") from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from pybackend.errors import InputError
@@ -33,6 +35,26 @@ def check_tensorboard(value: Any) -> str | None:
     if os.path.isfile(folder):
         raise InputError(f"`tensorboard`: {folder!r} is a file: name a folder")
     return os.path.abspath(folder)
+
+
+def check_installed(there: str = "") -> None:
+    """Check that there is a TensorBoard, without which TensorFlow writes nothing for it.
+
+    Parameters
+    ----------
+    there
+        Where this process runs, e.g. `` on ann``, for the message.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    if find_spec("tensorboard") is None:
+        raise InputError(
+            f"TensorBoard is not installed{there} for {sys.executable}: "
+            "pip install 'tfdist[tensorboard]'"
+        )
 
 
 def is_uri(folder: str) -> bool:

@@ -55,6 +55,10 @@ class Launcher(Protocol):
         """What its workers are, in words: "processes of this machine"."""
 
     @property
+    def is_here(self) -> bool:
+        """Whether its workers, rank 0's at least, run in this process's folder."""
+
+    @property
     def session(self) -> Any:
         """The Spark session whose DataFrames the workers can be fed with; None: none."""
 

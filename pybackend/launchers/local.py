@@ -17,6 +17,7 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
+from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import train_elastically
@@ -26,12 +27,15 @@ from pybackend.launchers.machine_share import find_shortage, share_of_machine, t
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
+# What a process has of its own once it has imported TensorFlow, at least.
+_TENSORFLOW_BYTES = 240 << 20
 
 
 class LocalLauncher:
     """One process per worker on this machine; events arrive on the calling thread."""
 
     where = "processes of this machine"
+    is_here = True
     session = None
     workers = None
     why_fixed = None
@@ -93,8 +97,15 @@ def launcher_of(target: Any) -> LocalLauncher | None:
 
 
 def _check_machine(job: Job) -> None:
-    if shortage := find_shortage(job.resources, job.most_workers, this_machine()):
+    machine, workers = this_machine(), job.most_workers
+    if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
+    if job.kind != "run" and workers * _TENSORFLOW_BYTES > machine.memory:
+        raise InputError(
+            f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of memory "
+            f"for TensorFlow alone, but this machine has {show_bytes(machine.memory)}, and "
+            f"{machine.cores} cores: start about as many workers as there are cores"
+        )
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:

@@ -23,7 +23,7 @@ import cloudpickle
 import keras
 import tensorflow as tf
 
-from pybackend.job.pickling import sending_code
+from pybackend.job.pickling import Pickler, sending_code
 
 # Traced by Keras when they are first needed, and not to be sent.
 _TRACED = ("train_function", "test_function", "predict_function")
@@ -76,7 +76,7 @@ def _dump(pickler: _Pickler, value: Any) -> None:
         threading.stack_size(stack)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     """Writes what Keras would write as a file, and TensorFlow not at all."""
 
     def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:

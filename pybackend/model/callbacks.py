@@ -31,12 +31,24 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             name = callback.__name__
             raise InputError(f"`callbacks` holds the class {name}: pass an object, {name}(...)")
         if not isinstance(callback, keras.callbacks.Callback):
-            raise InputError(
-                f"`callbacks` holds {type(callback).__name__}, which is not a "
-                "keras.callbacks.Callback"
-            )
+            raise InputError(describe_stranger(callback))
+
+
+def describe_stranger(callback: Any) -> str:
+    """Why something cannot be among the callbacks."""
+    advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
+    name = type(callback).__name__
+    return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"
 
 
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
-    """Callbacks that run on one rank: those that write files run on rank 0 alone."""
-    return [c for c in callbacks if rank == 0 or not isinstance(c, _RANK_0_ONLY)]
+    """Callbacks that run on one rank.
+
+    Those that write files run on rank 0 alone, and so do others that have an attribute
+    ``rank_0_only`` that is true.
+    """
+    return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
+
+
+def _is_rank_0_only(callback: Any) -> bool:
+    return isinstance(callback, _RANK_0_ONLY) or bool(getattr(callback, "rank_0_only", False))

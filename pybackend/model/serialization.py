@@ -161,8 +161,11 @@ def _decode(
         except SerializationError:
             raise
         except Exception as error:
+            # Keras shows the whole configuration around its reason: the cause has it all.
+            reason = str(error).rpartition("Exception encountered: ")[2]
+            reason = reason.partition("Full object config")[0].strip(" .\n")
             raise SerializationError(
-                f"Keras cannot load this model ({len(data)} bytes, .{format}): {error}. "
+                f"Keras cannot load this model ({len(data)} bytes, .{format}): {reason}. "
                 "Name custom layers, losses and metrics in `custom_objects`; "
                 "only for a file you trust, `safe_mode=False` lets it run code that it carries."
             ) from error

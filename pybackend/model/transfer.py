@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import keras
 import numpy as np
 
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
 from pybackend.job.packages import TITLES, read_versions
+from pybackend.job.pickling import Pickler
 from pybackend.model.behavior import find_other_behavior
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 from pybackend.model.compare import Kind, find_differences, hash_weights
@@ -77,7 +77,7 @@ def holds_parts(callbacks: Sequence[Any]) -> bool:
     return finder.found
 
 
-class _PartFinder(cloudpickle.Pickler):
+class _PartFinder(Pickler):
     """Pickles, and stops at the first part of a model."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from pybackend.errors import InputError
 from pybackend.job.report import PARTS
 from pybackend.scaling.projection import Projection
 from pybackend.scaling.rows import ScalingRow
-
-_KINDS = (".png", ".pdf", ".svg")
-
-
-def check_figure(path: str | os.PathLike[str] | None) -> None:
-    """Whether a figure can be drawn and written there.
-
-    Raises
-    ------
-    InputError
-        matplotlib is missing, or the file is of another type.
-    """
-    if find_spec("matplotlib") is None:
-        raise InputError("plots need matplotlib: pip install 'tfdist[plots]'")
-    if path is not None and os.path.splitext(path)[1].lower() not in _KINDS:
-        raise InputError(f"name the figure's file *.png, *.pdf or *.svg, not {os.fspath(path)!r}")
 
 
 def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> Any:

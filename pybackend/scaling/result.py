@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.api.figure_file import check_figure
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_whole_number
 from pybackend.job.report import PARTS
-from pybackend.scaling.figure import check_figure, draw_scaling
+from pybackend.scaling.figure import draw_scaling
 from pybackend.scaling.projection import METHOD, Projection, project_rows
 from pybackend.scaling.rows import ScalingRow
 

@@ -31,16 +31,12 @@
 #'   logs$loss < 0.1
 #' })
 #' watch
-#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
-#' keras <- reticulate::import("keras")
-#' new_model <- function() {
-#'   input <- keras$Input(reticulate::tuple(4L))
-#'   model <- keras$Sequential(list(input, keras$layers$Dense(3L)))
-#'   loss <- keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
-#'   model$compile(optimizer = "adam", loss = loss)
-#'   model
-#' }
-#' fit <- barrier_train("local", new_model, iris, label = "Species", epochs = 3, callbacks = watch)
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' library(keras3)
+#' model <- keras_model_sequential(input_shape = 4) |>
+#'   layer_dense(3, activation = "softmax") |>
+#'   compile("adam", "sparse_categorical_crossentropy")
+#' fit <- barrier_train("local", model, iris, label = "Species", epochs = 3, callbacks = watch)
 #' losses
 observer <- function(on_epoch_end = NULL, on_step_end = NULL) {
   check_observing(on_epoch_end)
@@ -81,19 +77,25 @@ as_python_callbacks <- function(callbacks, call) {
     if (!is_observer(callback)) {
       return(callback)
     }
-    functions <- lapply(unclass(callback), as_python_observing)
+    functions <- Map(as_python_observing, unclass(callback), names(callback))
     do.call(call_python, c(list(pybackend(call)$Observer, call = call), functions))
   })
 }
 
-as_python_observing <- function(f) {
+as_python_observing <- function(f, name) {
   if (is.null(f)) {
     return(NULL)
   }
+  # Called by its name, which is what an error shows.
+  by_name <- list2env(stats::setNames(list(f), name), parent = baseenv())
+  number_name <- if (name == "on_epoch_end") "epoch" else "step"
+  observing <- as.call(lapply(c(name, number_name, "logs"), as.name))
   function(number, logs) {
+    values <- stats::setNames(list(number, logs), c(number_name, "logs"))
     # On its way through Python an error would lose its class.
-    withCallingHandlers(isTRUE(keep_conditions(f(number, logs))), error = function(error) {
-      the$observer_error <- error
-    })
+    withCallingHandlers(
+      isTRUE(keep_conditions(eval(observing, values, by_name))),
+      error = function(error) the$observer_error <- error
+    )
   }
 }

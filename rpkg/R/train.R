@@ -84,6 +84,8 @@
 #'   with these numbers.
 #' @param callbacks List of Keras callbacks (Python objects), which run in the workers, and of what
 #'   [observer()] returns: R functions that are called in this session, and may stop the training.
+#'   Files, as of `keras3::callback_csv_logger()`, are written where worker 0 runs: on this machine
+#'   into the working directory, on a cluster best to a full path that all see.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not together with a weight

@@ -106,6 +106,8 @@ translate <- function(text) {
   if (!validUTF8(text)) {
     return(text)
   }
+  installed <- 'run `install_tfdist(extras = c("cpu", "\\1"))`'
+  text <- gsub("pip install 'tfdist\\[(\\w+)\\]'", installed, text, perl = TRUE)
   quoted <- hide_quoted(text)
   text <- quoted$text
   for (pattern in names(phrases)) {

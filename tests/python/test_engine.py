@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from conftest import build_dense, record_outcome
 
-from pybackend import InputError, WorkerFailedError, barrier_train
+from pybackend import InputError, WorkerFailedError, barrier_train, hosts
+from pybackend.api.callback_files import note_files
 from pybackend.engine.state import offset_seeds
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.callbacks import check_callbacks
+from pybackend.launchers import launcher_for
+from pybackend.model.callbacks import check_callbacks, select_callbacks
 from pybackend.model.checks import check_model
 
 TWO = Job(kind="train", workers=2)
@@ -455,6 +457,21 @@ def test_rows_that_do_not_fit_the_model_are_refused_on_the_driver(dense_model: A
 def test_refused_callbacks() -> None:
     with pytest.raises(InputError, match=r"object, which is not a keras\.callbacks\.Callback"):
         check_callbacks([object()])
+    with pytest.raises(InputError, match=r"Observer\(on_epoch_end=...\) calls a function"):
+        check_callbacks([print])
+
+
+def test_files_and_what_asks_for_it_are_of_rank_0(tmp_path: Path) -> None:
+    everywhere, once = keras.callbacks.LambdaCallback(), keras.callbacks.LambdaCallback()
+    once.rank_0_only = True
+    files = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.ModelCheckpoint("best.keras")]
+    assert select_callbacks(0, [everywhere, once, *files]) == [everywhere, once, *files]
+    assert select_callbacks(1, [everywhere, once, *files]) == [everywhere]
+    note = note_files(files, hosts("ann:2"))
+    assert note is not None
+    assert "CSVLogger('log.csv'), ModelCheckpoint('best.keras'): worker 0 writes" in note.text
+    absolute = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    assert note_files(absolute, hosts("ann:2")) is note_files(files, launcher_for("local")) is None
 
 
 def test_one_worker_may_do_what_several_cannot() -> None:

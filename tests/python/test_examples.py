@@ -1,4 +1,4 @@
-"""Each small example learns what it says; the R blocks of the landing page and of that for users of keras3 run."""
+"""Each small example learns what it says; R blocks of the landing page and the keras3 page run."""
 
 from __future__ import annotations
 

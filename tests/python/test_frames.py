@@ -116,6 +116,7 @@ MISTAKES = {
         {"a": pd.to_datetime(["2026-01-01"]), "label": [0]},
         "'a' of `data` has type timestamp",
     ),
+    "misspelt": ({"a": [1], "labl": [0]}, "no column 'label'.*: do you mean 'labl'. Its columns"),
     "no label": ({"a": [1], "b": [0]}, "`data` has no column 'label'.*: its columns are a, b"),
     "names": ({0: [1], "label": [0]}, "`data` has a column named 0: columns are named by text"),
     "no rows": ({"a": [], "label": []}, "`data` has no rows"),

@@ -13,6 +13,7 @@ import pytest
 from conftest import wait_for, worker_processes
 
 from pybackend import ClusterError, TFDistributor, WorkerContext, WorkerFailedError, barrier_run
+from pybackend.function.call import name_place
 from pybackend.function.hub import Hub
 from pybackend.function.outbox import Outbox
 from pybackend.function.script import Script
@@ -35,10 +36,19 @@ def test_workers_share_values_in_the_order_of_ranks() -> None:
     def work(context: WorkerContext) -> Any:
         first = context.all_gather({"rank": context.rank, "big": bytes(3_000_000)})
         context.barrier()
-        return [value["rank"] for value in first], context.all_gather(context.role)
+        place = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+        return [value["rank"] for value in first], context.all_gather(context.role), place
 
-    assert run(work, workers=3) == [([0, 1, 2], ["worker"] * 3)] * 3
-    assert run(work, workers=1) == [([0], ["worker"])]
+    expected = [([0, 1, 2], ["worker"] * 3, [rank, 3, rank]) for rank in range(3)]
+    assert run(work, workers=3) == expected
+    assert run(work, workers=1) == [([0], ["worker"], [0, 1, 0])]
+
+
+def test_ranks_of_a_machine_are_counted_as_torchrun_does() -> None:
+    addresses = ["ann:20001", "bob:20001", "ann:20002", "[::1]:4"]
+    found = [name_place(addresses, rank) for rank in range(4)]
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1", "0"]
+    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "1", "2", "1"]
 
 
 def test_a_worker_that_does_not_share_ends_the_others_by_name() -> None:

@@ -48,3 +48,13 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
     with pytest.raises(InputError, match="`fn` cannot be sent to the workers"):
         pickle_value(threading.Lock(), "`fn`")
+
+
+def test_what_fails_there_names_the_line_of_the_users_file(tmp_path: Path) -> None:
+    def fail() -> str:
+        import traceback
+
+        return traceback.format_stack()[-1]
+
+    line = f'File "{__file__}", line {fail.__code__.co_firstlineno + 3}, in fail'
+    assert line in run_elsewhere(pickle_value(fail, "`fn`"), tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import pty
 import re
@@ -50,6 +51,19 @@ def test_what_each_level_shows(verbose: int, shown: list[str], capsys: Any) -> N
     for event in (EPOCH, replace(EPOCH, rank=1), LINE, Reported()):
         show(event)
     assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_a_loss_that_is_no_number_is_named_once(capsys: Any) -> None:
+    show = printer(1)
+    for epoch in range(3):
+        show(replace(EPOCH, epoch=epoch, logs={"loss": math.nan if epoch else 0.5}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("note: the loss is no finite number") for line in lines] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: Any) -> None:

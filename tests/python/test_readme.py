@@ -39,9 +39,10 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_about_data_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 6
+def test_the_pages_about_data_and_tracking_run_from_top_to_bottom(tmp_path: Path) -> None:
+    pages = [(ROOT / "docs" / name).read_text() for name in ("data.md", "tracking.md")]
+    assert all(page.count("```python\n") >= 5 for page in pages)
+    blocks = re.findall(r"```python\n(.*?)```", "".join(pages), re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks))
     FORGE.start()
     done = subprocess.run(

@@ -8,15 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pybackend import InputError, Resources, WorkerContext, WorkerFailedError, barrier_run
+from pybackend import (
+    InputError,
+    Resources,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_run,
+    barrier_train,
+)
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
+from pybackend.launchers import local
 from pybackend.launchers.joined.place import Place
 from pybackend.launchers.joined.share import find_share
 from pybackend.launchers.machine import list_gpus
@@ -75,6 +85,15 @@ def test_resources_travel_with_the_job() -> None:
 def test_only_resources_are_resources() -> None:
     with pytest.raises(InputError, match="`resources` must be a Resources"):
         barrier_run(None, print, resources={"cpus": 2})  # type: ignore[arg-type]
+
+
+def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any) -> None:
+    monkeypatch.setattr(local, "this_machine", lambda: Machine(2, 4 * 10**9, []))
+    with pytest.raises(InputError, match=r"20 workers need more than 5.03 GB of memory") as caught:
+        barrier_train("local", lambda: None, (np.ones((20, 1)), np.ones(20)), workers=20)
+    assert "start about as many workers as there are cores" in str(caught.value)
+    # What was wrong is not explained by frames of this package.
+    assert len(traceback.extract_tb(caught.tb)) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import build_dense, wait_for
 
-from pybackend import InputError, TrainResult, barrier_train, view_tensorboard
+from pybackend import InputError, RFunction, TrainResult, barrier_train, view_tensorboard
 from pybackend.api.event_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import make_job
@@ -52,6 +53,16 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
         values = [(one.step, tf.make_ndarray(one.tensor_proto)) for one in events.Tensors(tag)]
         found[tag] = [(step, float(value)) for step, value in values if value.dtype.kind == "f"]
     return found
+
+
+def test_what_is_not_installed_here_is_named_before_anything_starts(monkeypatch: Any) -> None:
+    for module in ("tensorboard", "rpy2"):
+        monkeypatch.setitem(sys.modules, module, None)
+    rows = np.ones((8, 1)), np.ones(8)
+    with pytest.raises(InputError, match=r"pip install 'tfdist\[tensorboard\]'"):
+        barrier_train("local", lambda: None, rows, tensorboard=True)
+    with pytest.raises(InputError, match=r"R run in workers .* pip install 'tfdist\[r\]'"):
+        barrier_train("local", RFunction("function() NULL"), rows)
 
 
 def test_the_event_files_have_the_history(result: TrainResult) -> None:

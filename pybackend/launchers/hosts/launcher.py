@@ -47,6 +47,7 @@ class Hosts:
     python: str
     ssh: Ssh
     environment: Mapping[str, str]
+    is_here: ClassVar[bool] = False
     session: ClassVar[None] = None
     workers: ClassVar[None] = None
     why_fixed: ClassVar[None] = None

@@ -63,6 +63,7 @@ class JoinedLauncher:
     """One worker in each of several processes, of which this one is one."""
 
     where = "processes that were started beside each other, of which this is one"
+    is_here = True
     session = None
     why_fixed = "processes that join are as many as were started, each with its own rank"
     calls = 0

@@ -118,6 +118,7 @@ def kubernetes(
 class KubernetesLauncher:
     """One pod per worker; events arrive on the calling thread. Made by `kubernetes`."""
 
+    is_here = False
     session = None
     workers = None
     why_fixed = None

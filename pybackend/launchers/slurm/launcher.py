@@ -122,6 +122,7 @@ def slurm(
 class SlurmLauncher:
     """One task per worker; events arrive on the calling thread. Made by `slurm`."""
 
+    is_here = False
     session = None
     workers = None
     why_fixed = "a Slurm job keeps the tasks that it began with"

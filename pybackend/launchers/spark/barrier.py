@@ -71,6 +71,7 @@ class SparkLauncher:
     """
 
     where = "tasks of a Spark job"
+    is_here = False
     workers = None
     why_fixed = "Spark's barrier mode starts all tasks of a stage together, and replaces none"
 

@@ -40,6 +40,7 @@ class DetachedLauncher:
 
     workers = None
     where = "processes that tasks of Spark have started"
+    is_here = False
     why_fixed = "Spark starts its members in tasks that belong together"
 
     def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:

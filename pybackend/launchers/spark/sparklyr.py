@@ -75,6 +75,7 @@ class SparklyrWorkers:
     """
 
     where: ClassVar[str] = "R processes in the tasks of a Spark job"
+    is_here: ClassVar[bool] = False
     workers: ClassVar[None] = None
     why_fixed: ClassVar[str] = (
         "Spark's barrier mode starts all tasks of a stage together, and replaces none"

@@ -48,4 +48,8 @@ test_that("an error in an observer is the error of the training", {
     class = "plot_error"
   )
   expect_identical(error$epoch, 1L)
+  # The function is called by the name of its argument, which base R's errors show.
+  observing <- as_python_observing(function(step, logs) stop("no such plot"), "on_step_end")
+  call <- tryCatch(observing(1L, list()), error = conditionCall)
+  expect_identical(call, quote(on_step_end(step, logs)))
 })

@@ -73,3 +73,38 @@ test_that("what is written in R comes back whole, also in another session, and c
     barrier_train("local", made$tfdist_test_model, rows)
   })
 })
+
+test_that("a train step written in R trains as Keras's own does", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  build <- function() {
+    train_step <- function(data) {
+      tensorflow <- reticulate::import("tensorflow")
+      tape <- tensorflow$GradientTape()
+      with(tape, {
+        guess <- self(data[[1]], training = TRUE)
+        loss <- self$compute_loss(x = data[[1]], y = data[[2]], y_pred = guess)
+      })
+      self$optimizer$apply(tape$gradient(loss, self$trainable_weights), self$trainable_weights)
+      self$metrics[[1]]$update_state(loss)
+      list(loss = self$metrics[[1]]$result())
+    }
+    methods <- list(
+      initialize = function() {
+        super$initialize()
+        self$scores <- keras3::layer_dense(units = 3L, kernel_initializer = "ones")
+      },
+      call = function(inputs, training = FALSE) self$scores(inputs)
+    )
+    methods$train_step <- if (is_own) train_step
+    model <- do.call(keras3::new_model_class, c(list("Flowers"), methods))()
+    loss <- keras3::loss_sparse_categorical_crossentropy(from_logits = TRUE)
+    keras3::compile(model, keras3::optimizer_adam(0.05), loss)
+  }
+  train <- function(is_own) {
+    environment(build) <- rlang::env(globalenv(), is_own = is_own)
+    barrier_train("local", data = iris_arrays(), model_fn = build, seed = 1, verbose = 0)
+  }
+  own <- train(TRUE)
+  expect_equal(fit_weights(own), fit_weights(train(FALSE)), tolerance = 1e-6)
+})

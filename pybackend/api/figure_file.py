@@ -1,0 +1,29 @@
+"""Whether a figure can be drawn here, and written to a file."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from pybackend.errors import InputError
+
+_KINDS = (".png", ".pdf", ".svg")
+
+
+def check_figure(path: str | os.PathLike[str] | None) -> None:
+    """Whether a figure can be drawn and written there.
+
+    Parameters
+    ----------
+    path
+        None: it is only shown.
+
+    Raises
+    ------
+    InputError
+        matplotlib is missing, or the file is of another type.
+    """
+    if find_spec("matplotlib") is None:
+        raise InputError("plots need matplotlib: pip install 'tfdist[plots]'")
+    if path is not None and os.path.splitext(path)[1].lower() not in _KINDS:
+        raise InputError(f"name the figure's file *.png, *.pdf or *.svg, not {os.fspath(path)!r}")
