@@ -112,6 +112,7 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   frame <- formula_frame(terms, data, "data", call)
   terms <- attr(frame, "terms")
   predictors <- as.list(frame)[-attr(terms, "response")]
+  check_predictors(predictors, call)
   is_text <- vapply(predictors, function(column) is.factor(column) || is.character(column), NA)
   levels <- lapply(predictors[is_text], column_values)
   given <- intersect(names(levels), names(categories))
@@ -127,6 +128,21 @@ prepare_formula <- function(terms, data, computed, categories, call) {
     ),
     class = "tfdist_formula"
   )
+}
+
+# A date is a number to model.matrix(), and the user has not said which.
+check_predictors <- function(predictors, call) {
+  is_time <- vapply(predictors, inherits, NA, c("Date", "POSIXt", "difftime"))
+  if (any(is_time)) {
+    name <- names(predictors)[is_time][[1L]]
+    abort_input(
+      c(
+        sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
+        i = sprintf("Write `as.numeric(%s)` if the days or seconds as numbers are meant.", name)
+      ),
+      call = call
+    )
+  }
 }
 
 formula_frame <- function(terms, data, arg, call) {

@@ -93,5 +93,7 @@ test_that("formulas that cannot be applied are errors", {
     check_can_prepare(of(y ~ log(size), rows)$preparation, table, "data", NULL)
     check_can_prepare(of(y ~ log(size), rows)$preparation, "rows.parquet", "data", NULL)
   })
+  days <- data.frame(y = 1:2, day = as.Date(c("2026-11-01", "2026-11-02")))
+  expect_error(of(log(y) ~ day, days), "`day` of `formula` is of class Date", fixed = TRUE)
   expect_error(of(y ~ log(size), "rows.parquet"), "computes `log(size)` with R", fixed = TRUE)
 })
