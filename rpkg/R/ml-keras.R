@@ -102,6 +102,7 @@ ml_keras <- function(
   check_installed("sparklyr", "A pipeline of Spark ML")
   sc <- pipeline_connection(x)
   check_model(model)
+  check_needs_no_r(model, "Train it further by `barrier_train()`, and predict by `predict()`.")
   columns <- list(
     featuresCol = check_string(features_col),
     labelCol = check_string(label_col),

@@ -87,3 +87,16 @@ as_sent_model <- function(model, call, seed = NULL) {
   packages <- model$rebuilding$packages
   as_r_function(build_with_weights(model, call), packages, identity, arg = "model", call = call)
 }
+
+# Where tasks of Spark use the model, there is no R.
+check_needs_no_r <- function(model, instead, call = caller_env()) {
+  if (is_rebuilt(model)) {
+    abort_input(
+      c(
+        "Spark's own tasks cannot use this model: parts of it are R functions or classes.",
+        i = instead
+      ),
+      call = call
+    )
+  }
+}

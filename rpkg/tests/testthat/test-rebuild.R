@@ -71,6 +71,8 @@ test_that("what is written in R comes back whole, also in another session, and c
   expect_error(reticulate::import("keras")$saving$load_model(file), "Scaled")
   expect_snapshot(error = TRUE, {
     barrier_train("local", made$tfdist_test_model, rows)
+    predict(saved, structure(list(), class = "tbl_spark"))
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), saved)
   })
 })
 
