@@ -210,7 +210,11 @@ fit_element <- function(fit, name, call) {
     return(fit_model(fit, call))
   }
   if (!name %in% names(fit)) {
-    abort_no_element(name, c("model", setdiff(names(fit), c("numbered", "decoded", "rebuilding"))), call)
+    abort_no_element(
+      name,
+      c("model", setdiff(names(fit), c("numbered", "decoded", "rebuilding"))),
+      call
+    )
   }
   .subset2(fit, name)
 }
