@@ -19,6 +19,7 @@ from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
+from pybackend.model.base64_text import decode_base64
 from pybackend.model.serialization import model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
 from pybackend.sql.augment import augment
@@ -35,6 +36,7 @@ __all__ = [
     "connect_dbi",
     "copy_model",
     "describe_sql",
+    "describe_weights",
     "doctor",
     "list_columns",
     "match_levels",
@@ -45,6 +47,7 @@ __all__ = [
     "read_model_text",
     "report_failure",
     "report_record",
+    "restore_model",
 ]
 
 
@@ -90,6 +93,29 @@ def read_model(uri: str, **options: Any) -> Any:
 def read_model_text(uri: str) -> str:
     """The model that a training wrote to ``model_uri``, as base64 text."""
     return base64.b64encode(read_model_file(uri)).decode("ascii")
+
+
+def describe_weights(result: Any) -> dict[str, str]:
+    """What `restore_model` needs to know of a `TrainResult` whose weights alone came back."""
+    return {"inputs": json.dumps(result.inputs), "digest": result.workers[0].weights_sha256}
+
+
+def restore_model(model: Any, weights: dict[str, str]) -> Any:
+    """Give a model that its function has built anew the trained weights and the optimizer's state.
+
+    Parameters
+    ----------
+    weights
+        What `describe_weights` gives, ``text``, the file of the weights in base64, and ``sha256``,
+        its digest.
+    """
+    from pybackend.job.job import WEIGHTS
+    from pybackend.model.file_checks import check_digest
+    from pybackend.model.transfer import restore
+
+    file = decode_base64(weights["text"])
+    check_digest(file, weights["sha256"])
+    return restore(model, file, WEIGHTS, json.loads(weights["inputs"]), weights["digest"])
 
 
 def copy_model(uri: str, path: str) -> None:

@@ -121,7 +121,7 @@ def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) 
     }
     content = pickle_value(
         extras,
-        "`callbacks`, `custom_objects`, or what the model has as losses and metrics,",
+        "`callbacks`, `custom_objects`, or what the model consists of,",
         [*callbacks, *extras["custom_objects"].values()],
     )
     return {EXTRAS: content}

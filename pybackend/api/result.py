@@ -76,6 +76,9 @@ class TrainResult:
         ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
         tensorflow, keras and numpy in the process that called, with Spark also of pyspark. None:
         not used. What has no number in JSON is text: ``"inf"``.
+    inputs
+        Shape and type of each input of a row, nested as the model has them: what builds one that
+        has no weights before it is called.
     """
 
     model_base64: str = field(repr=False)
@@ -100,6 +103,7 @@ class TrainResult:
     restarts: list[Restart] = field(default_factory=list, repr=False)
     tensorboard: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    inputs: Any = field(default=None, repr=False, compare=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 

@@ -297,6 +297,7 @@ def _make_result(
         seconds=time.monotonic() - began,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
+        inputs=inputs,
         gangs=list(outcome.gangs),
         restarts=list(outcome.restarts),
         tensorboard=job.tensorboard,

@@ -15,18 +15,18 @@ from pybackend.job.job import TRAINED, WEIGHTS, Job
 from pybackend.job.messages import Emit, Note
 from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
-from pybackend.model.layers import find_custom_objects, find_layers
+from pybackend.model.layers import find_custom_objects, find_custom_parts, find_layers
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
 
 _NO_SETTINGS = (
-    "the model will come back without its compile settings, which hold R functions: compile it "
-    "again to evaluate it or to train it further"
+    "the model will be written without its compile settings, which hold R functions: end "
+    "`model_uri` in .weights.h5 to have the function that built it give it back whole"
 )
-_NO_LAYERS = (
-    "the model cannot come back: layers that are R functions or classes exist on the workers "
-    "only. Use layers of Keras; losses and metrics may be R functions. "
+_NO_FILE = (
+    "no file holds this model, whose layers are R functions or classes: end `model_uri` in "
+    ".weights.h5. "
 )
 
 
@@ -56,12 +56,12 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
     plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
     if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files have no room for them
         plans = plans[1:]
+    if loaded.is_from_r and _has_own_parts(loaded):
+        plans = []  # Keras might take one for its own of the same name
     if loaded.make_copy is not None:  # the driver can, too, and needs the weights alone
         plans.append(SavingPlan(WEIGHTS, True))
-    if loaded.is_from_r:  # no argument on the driver could name an R function
+    if loaded.is_from_r and job.model_uri is not None:
         plans.append(SavingPlan("h5", False))
-        if _has_functions(loaded.model):  # Keras might take one for its own of the same name
-            plans = [plan for plan in plans if not plan.compiled]
     if job.model_uri is not None:
         check_writable(job.model_uri)
         kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
@@ -84,7 +84,9 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
             emit(Note(_NO_SETTINGS))
         return plan
     assert failure is not None
-    raise SerializationError(f"{_NO_LAYERS}{failure}") if loaded.is_from_r else failure
+    if loaded.is_from_r and job.model_uri is not None:
+        raise SerializationError(f"{_NO_FILE}{failure}")
+    raise failure
 
 
 def _check_can_be_read(
@@ -134,6 +136,14 @@ def write_model(loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | 
     partial.write_bytes(data)
     partial.replace(folder / f"trained.{plan.format}")
     return sha256_of(data)
+
+
+def _has_own_parts(loaded: LoadedModel) -> bool:
+    """Whether a model has functions or classes that no argument of the driver names."""
+    named = list((loaded.extras.get("custom_objects") or {}).values())
+    parts = find_custom_parts(loaded.model)
+    has_unnamed = any(part not in named and type(part) not in named for part in parts)
+    return has_unnamed or _has_functions(loaded.model)
 
 
 def _has_functions(model: Any) -> bool:

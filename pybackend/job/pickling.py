@@ -17,6 +17,12 @@ import cloudpickle
 
 from pybackend.errors import InputError
 
+_ABOUT_R = (
+    "it holds an R function, which exists in this session only. Layers, losses and metrics written "
+    "in R need a `model_fn`: pass the function that builds and compiles the model, and the workers "
+    "call it. Callbacks must be Keras's own, or `observer()`"
+)
+
 
 def _reduce_code(code: CodeType) -> Any:
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
@@ -60,14 +66,8 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
             Pickler(file).dump(value)
             return file.getvalue()
     except Exception as error:
-        # What reticulate makes of an R function.
-        hint = (
-            ". It contains an R function: losses and metrics written in R need a `model_fn`, which "
-            "builds the model on the workers; callbacks must be Keras's own, or `observer()`"
-            if "PyCapsule" in str(error)
-            else ""
-        )
-        raise InputError(f"{what} cannot be sent to the workers: {error}{hint}") from error
+        reason = _ABOUT_R if "PyCapsule" in str(error) else error  # reticulate's R functions
+        raise InputError(f"{what} cannot be sent to the workers: {reason}") from error
 
 
 def _module_to_send(owner: Any) -> ModuleType | None:

@@ -24,7 +24,7 @@ class LoadedModel:
     model: Any
     extras: dict[str, Any]
     is_from_r: bool
-    """Whether an R function has built it: its losses may be R functions, too."""
+    """Whether an R function has built it: parts of it may be R functions and classes, too."""
     is_by_value: bool = False
     make_copy: Callable[[], Any] | None = None
     """Makes the model that came once more, if the driver, too, can do so without a file."""
@@ -53,9 +53,8 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
     if job.model_source == "function":
         function = _unpickle(folder / MODEL_FUNCTION)
         model = _build(function)
-        if isinstance(function, RFunction):
-            return LoadedModel(model, extras, True)
-        return LoadedModel(model, extras, False, False, lambda: _build(function))
+        is_from_r = isinstance(function, RFunction)
+        return LoadedModel(model, extras, is_from_r, False, lambda: _build(function))
     model = read_own_model(
         (folder / MODEL_FILE).read_bytes(),
         custom_objects=extras.get("custom_objects"),

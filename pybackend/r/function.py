@@ -30,9 +30,10 @@ class RFunction:
     """A function written in R, for `barrier_train` and `barrier_run`.
 
     It travels to the workers as text or bytes, and runs there in the process of TensorFlow, so
-    that models built in R are trained as they are, losses and metrics written in R included (such a
-    model comes back without its compile settings). The workers' machines need R with the package
-    reticulate, and rpy2 beside their TensorFlow.
+    that models built in R are trained as they are, layers, losses and metrics written in R
+    included. Of such a model the weights come back, and the function is called where the model is
+    asked for. The workers' machines need R with the package reticulate, and rpy2 beside their
+    TensorFlow.
 
     Parameters
     ----------

@@ -49,6 +49,22 @@ check_argument <- function(x, name, call, arg = name) {
   )
 }
 
+check_epochs <- function(settings, call = caller_env()) {
+  if (settings$initial_epoch >= settings$epochs) {
+    abort_input(
+      c(
+        sprintf(
+          "`initial_epoch` is %d, so no epoch is left of `epochs = %d`.",
+          settings$initial_epoch,
+          settings$epochs
+        ),
+        i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
+      ),
+      call = call
+    )
+  }
+}
+
 # A number of epochs, or the numbers of the epochs that end with a validation.
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   # A fit has the epochs as a list.
@@ -138,11 +154,4 @@ check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
     )
   }
   absolute_path(x)
-}
-
-# Arguments behind `...` are given by name; what remains is a misspelt name.
-check_dots_empty <- function(..., call = caller_env()) {
-  rlang::check_dots_empty(call = call, error = function(error) {
-    abort_input(conditionMessage(error), call = call)
-  })
 }

@@ -79,7 +79,9 @@ evaluate_in_session <- function(fit, data, batch_size, call) {
     return_dict = TRUE,
     call = call
   )
-  plain_figures(figures[order(names(figures) != "loss")])
+  figures <- plain_figures(figures[order(names(figures) != "loss")])
+  record_evaluation(figures)
+  figures
 }
 
 plain_figures <- function(figures) {

@@ -35,7 +35,10 @@
 #' * `formula`, `preparation`: the formula, and, if it computes something or is a recipe, what is
 #'   applied to new rows;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
-#'   it to a `model_uri`, `model_base64` is empty.
+#'   it to a `model_uri`, `model_base64` is empty;
+#' * `model_fn`: of a model with parts that are R functions or classes, a copy of the function that
+#'   has built it. `model_base64` has the weights and the state of the optimizer (`"weights.h5"`),
+#'   and `model` calls the function and puts them in, also in another session.
 #'
 #' Any other name is an error.
 #'
@@ -60,19 +63,23 @@
 #' plot(fit)
 NULL
 
-# `columns` is a column_spec(), with the `levels` of the label if R knows them.
+# `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is what
+# keep_model_fn() returns.
 new_fit <- function(
   result,
   columns = list(),
   custom_objects = NULL,
   safe_mode = TRUE,
   settings = list(),
-  call = NULL
+  call = NULL,
+  kept = NULL
 ) {
   fields <- result$to_dict()
   # The decoded model is kept in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
   decoded$result <- result
+  # Any other model is read from its file.
+  kept <- if (identical(fields$model_format, "weights.h5")) kept
   structure(
     list(
       history = plain_history(fields$history),
@@ -109,6 +116,10 @@ new_fit <- function(
       model_uri = fields$model_uri,
       safe_mode = safe_mode,
       custom_objects = custom_objects,
+      model_fn = kept$model_fn,
+      rebuilding = if (!is.null(kept)) {
+        c(kept["packages"], pybackend()$bridge$describe_weights(result))
+      },
       decoded = decoded
     ),
     class = "tfdist_fit"
@@ -199,7 +210,11 @@ fit_element <- function(fit, name, call) {
     return(fit_model(fit, call))
   }
   if (!name %in% names(fit)) {
-    abort_no_element(name, c("model", setdiff(names(fit), c("numbered", "decoded"))), call)
+    abort_no_element(
+      name,
+      c("model", setdiff(names(fit), c("numbered", "decoded", "rebuilding"))),
+      call
+    )
   }
   .subset2(fit, name)
 }

@@ -28,6 +28,11 @@
 #'   `NULL` uses `features_col`.
 #' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,scale_lr,resources As in
 #'   [barrier_train()].
+#' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
+#'   As in [barrier_train()]; the classes are numbers, as they are in `label_col`. A pipeline with
+#'   `callbacks` cannot be saved, but what `ml_fit()` makes of it can.
+#' @param model_uri,checkpoint,resume,restarts,strategy,roles,tensorboard,timeout As in
+#'   [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param stage A stage of sparklyr's for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
@@ -74,14 +79,30 @@ ml_keras <- function(
   exchange = NULL,
   scale_lr = NULL,
   resources = NULL,
+  initial_epoch = 0L,
+  steps_per_epoch = NULL,
+  validation_freq = 1L,
+  callbacks = NULL,
+  class_weight = NULL,
+  shuffle = TRUE,
+  data_options = NULL,
+  model_uri = NULL,
+  checkpoint = NULL,
+  resume = FALSE,
+  restarts = 0,
+  strategy = NULL,
+  roles = NULL,
+  tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
-  verbose = getOption("tfdist.verbose", 0)
+  verbose = getOption("tfdist.verbose", 0),
+  timeout = 300
 ) {
   check_dots_empty(...)
   check_installed("sparklyr", "A pipeline of Spark ML")
   sc <- pipeline_connection(x)
   check_model(model)
+  check_needs_no_r(model, "Train it further by `barrier_train()`, and predict by `predict()`.")
   columns <- list(
     featuresCol = check_string(features_col),
     labelCol = check_string(label_col),
@@ -93,22 +114,18 @@ ml_keras <- function(
     features = null_if_empty(as_python_features(check_features(features)))
   )
   settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
-  scale_lr <- check_scale_lr(scale_lr)
-  check_options(exchange, c("exchange", "local_steps"))
-  check_options(resources, "resources")
+  options <- check_arguments(ml_options)
+  check_can_resume(options)
+  options$exchange <- check_options(exchange, c("exchange", "local_steps"))
+  options$data_options <- check_options(data_options, "data_options")
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
 
   call <- rlang::current_env()
   # The classes of stages are those of the PySpark that is attached.
   open_session(check_pipeline_connection(sc), call)
-  options <- list(
-    exchange = as_python_options(exchange, call),
-    scale_lr = as_python_options(scale_lr, call),
-    resources = as_python_options(resources, call)
-  )
   names(settings)[names(settings) == "batch_size"] <- "batchSize"
-  params <- c(columns, settings, list(trainOptions = drop_null(options)))
+  params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
   stage <- do.call(
     call_python,
     c(
@@ -121,6 +138,29 @@ ml_keras <- function(
     return(sparklyr::ml_fit(new_ml_pipeline(sc, list(stage)), x))
   }
   ml_add(x, stage)
+}
+
+# Arguments of ml_keras() that are no Params of their own in Python.
+ml_options <- c(
+  c("initial_epoch", "steps_per_epoch", "validation_freq", "callbacks", "class_weight", "shuffle"),
+  c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
+  c("tensorboard", "timeout")
+)
+
+# Those that are not as in Python anyway: what is saved with the pipeline is short.
+as_train_options <- function(options, call) {
+  defaults <- formals(ml_keras)[names(options)]
+  is_default <- mapply(
+    function(value, default) isTRUE(all.equal(value, default)),
+    options,
+    defaults
+  )
+  options <- options[!is_default]
+  options$callbacks <- as_python_callbacks(options$callbacks, call)
+  options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
+  drop_null(lapply(options, function(value) {
+    if (inherits(value, "tfdist_options")) as_python_options(value, call) else null_if_empty(value)
+  }))
 }
 
 #' @rdname ml_keras

@@ -103,5 +103,7 @@ train_mnist <- function(
   settings["resources"] <- list(as_python_options(settings$resources, call))
   arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
   result <- do.call(call_python, c(arguments, settings))
-  new_fit(result, list(levels = as.character(0:9)), settings = settings)
+  fit <- new_fit(result, list(levels = as.character(0:9)), settings = settings)
+  record_training(fit)
+  fit
 }

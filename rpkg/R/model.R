@@ -77,7 +77,7 @@ write_model <- function(x, path) {
 write_fit <- function(fit, path, call) {
   format <- fit$model_format
   is_weights <- identical(format, "weights.h5")
-  if (is_weights && !endsWith(path, ".weights.h5")) {
+  if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     abort_input(
       c(
         "Keras cannot write this model as a whole: the fit has its weights alone.",
@@ -113,6 +113,9 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
 # The model of a fit: what this session's training has returned, or a fit that was read from a file
 # has as text, or has written to a URI.
 decode_fit <- function(fit, call) {
+  if (is_rebuilt(fit)) {
+    return(rebuild_model(fit, call))
+  }
   result <- .subset2(fit, "decoded")$result
   if (!is.null(result) && !reticulate::py_is_null_xptr(result)) {
     return(call_python(pybackend(call)$bridge$model_of, result, call = call))

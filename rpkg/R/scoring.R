@@ -86,13 +86,16 @@ barrier_evaluate <- function(
 
   call <- rlang::current_env()
   session <- open_session(route)
-  launcher <- if (is_r_function(data)) open_r_workers(route) else session
+  runs_r <- is_r_function(data) || is_rebuilt(model)
+  launcher <- if (runs_r) open_r_workers(route) else session
   figures <- with_python_data(data, session, function(rows) {
     columns <- add_label_levels(columns, data, rows)
     arguments <- c(settings, as_python_columns(columns, data, NULL, call))
     run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
-  plain_figures(figures)
+  figures <- plain_figures(figures)
+  record_evaluation(figures)
+  figures
 }
 
 #' @rdname barrier_evaluate
@@ -117,7 +120,7 @@ barrier_predict <- function(
   check_no_table(x)
   x <- check_newdata(x, model)
 
-  session <- open_session(route)
+  session <- if (is_rebuilt(model)) open_r_workers(route) else open_session(route)
   rows <- as_input(x, as_feature_array)
   call <- rlang::current_env()
   scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
@@ -126,7 +129,7 @@ barrier_predict <- function(
 
 run_scoring <- function(name, launcher, model, rows, settings, call) {
   fn <- pybackend(call)[[name]]
-  model <- as_python_model(model, call)
+  model <- as_sent_model(model, call)
   settings <- lapply(settings, null_if_empty)
   settings["resources"] <- list(as_python_options(settings$resources, call))
   do.call(call_python, c(list(fn, launcher, model, rows, call = call), settings))

@@ -1,6 +1,7 @@
 # Predictions beside the rows of a Spark table: a view that Spark computes when its rows are needed.
 
 predict_table <- function(fit, table, type, features, tensors, categories, batch_size, call) {
+  check_needs_no_r(fit, "Predict for the rows that `dplyr::collect(newdata)` fetches.", call)
   check_installed("dplyr", "A Spark table", call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)

@@ -40,9 +40,10 @@
 #'   `y ~ . - id`, or a recipe. See the section on both.
 #' @param ... Must be empty: the arguments that follow are given by name.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker. Its losses and metrics may then be R functions, too (the model comes
-#'   back without its compile settings); its layers must be Keras's own. It travels like the
-#'   function of [barrier_apply()], with the same requirements for the workers' machines.
+#'   model in every worker. Layers, losses and metrics may then be R functions or classes, too; to
+#'   have such a model, the fit calls a copy of the function in this session, and puts the trained
+#'   weights in. The function travels like that of [barrier_apply()], with the same requirements
+#'   for the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
 #'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
@@ -159,6 +160,11 @@
 #' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
 #' refused before the training, with these names. A value that the training did not have is an error
 #' later.
+#'
+#' @section Runs of tfruns:
+#' In a script that `tfruns::training_run()` has started, the run is told the figures of each epoch,
+#' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as
+#' keras3's `fit()` does it: `tfruns::ls_runs()` lists them.
 #'
 #' @section Errors:
 #' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
@@ -282,6 +288,7 @@ barrier_train <- function(
   check_can_resume(settings)
   weights <- class_weight_codes(class_weight, data)
 
+  kept <- keep_builder(model, model_fn)
   informs <- settings$verbose > 0L && !is_fit
   informs <- informs && is.null(columns$categories[[columns$label]])
   if (informs) {
@@ -300,12 +307,14 @@ barrier_train <- function(
     settings$custom_objects,
     settings$safe_mode,
     c(settings, list(exchange = exchange)),
-    match.call()
+    match.call(),
+    kept
   )
   if (informs && is.null(columns$levels)) {
     # Text in a table or in files, whose values only the workers see.
     inform_levels(fit$levels)
   }
+  record_training(fit)
   fit
 }
 
@@ -322,9 +331,10 @@ training_settings <- c(
 run_training <- function(route, model, data, validation, columns, exchange, settings, call) {
   backend <- pybackend(call)
   session <- open_session(route, call)
-  runs_r <- !is.null(model$model_fn) || is_r_function(data) || is_r_function(validation)
+  runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
+  runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   model <- if (is.null(model$model_fn)) {
-    as_python_model(model$model, call, settings$seed)
+    as_sent_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
   }
@@ -379,20 +389,4 @@ check_one_model <- function(model, model_fn, call = caller_env()) {
     abort_expected(model_fn, "an R function without arguments", FALSE, "model_fn", call)
   }
   check_model(model_fn, "an R function without arguments", arg = "model_fn", call = call)
-}
-
-check_epochs <- function(settings, call = caller_env()) {
-  if (settings$initial_epoch >= settings$epochs) {
-    abort_input(
-      c(
-        sprintf(
-          "`initial_epoch` is %d, so no epoch is left of `epochs = %d`.",
-          settings$initial_epoch,
-          settings$epochs
-        ),
-        i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
-      ),
-      call = call
-    )
-  }
 }

@@ -42,6 +42,7 @@ phrases <- c(
   "\\bdata\\.take\\(([0-9]+)\\)" = "its first \\1 batches",
   "\\bmodel\\.predict\\(\\)" = "`predict()`",
   "\\bmodel\\.save\\b" = "write_model()",
+  " of trainOptions\\b" = "",
   "\\bkeras\\.callbacks\\.Callback\\b" = "callback of keras3",
   "\\bkeras\\.losses\\.MeanSquaredError\\(\\)" = "keras3::loss_mean_squared_error()",
   "\\bkeras\\.Sequential\\b" = "keras_model_sequential()",

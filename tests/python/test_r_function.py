@@ -216,23 +216,39 @@ BUILD = """function() {
   keras3::compile(model, "sgd", "mse", metrics = metric)
   model
 }"""
+DOUBLED = "model <- keras3::layer_lambda(model, function(x) x * 2)"
 
 
 @needs_r
 @pytest.mark.launcher(False)
-def test_a_metric_of_r_is_not_taken_for_the_one_of_keras_of_that_name(capsys: Any) -> None:
+def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None:
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
-    result = barrier_train(None, r(BUILD % ""), rows, workers=1)
+    uri = str(tmp_path / "model.h5")
+    result = barrier_train(None, r(BUILD % ""), rows, workers=1, model_uri=uri)
+    # Not taken for the metric of Keras that has this name.
     assert result.history["mean_absolute_error"] == [42.0]
     assert not result.model.compiled
     assert result.model.predict(rows[0], verbose=0).shape == (8, 1)
-    assert "without its compile settings" in capsys.readouterr().out
+    assert "written without its compile settings" in capsys.readouterr().out
+    with pytest.raises(WorkerFailedError, match="whose layers are R functions or classes"):
+        barrier_train(None, r(BUILD % DOUBLED), rows, workers=1, verbose=0, model_uri=uri)
 
 
 @needs_r
 @pytest.mark.launcher(False)
-def test_an_r_layer_is_rejected_before_training_with_the_reason() -> None:
-    doubled = "model <- keras3::layer_lambda(model, function(x) x * 2)"
-    rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
-    with pytest.raises(WorkerFailedError, match="layers that are R functions or classes"):
-        barrier_train(None, r(BUILD % doubled), rows, workers=1, verbose=0)
+def test_of_layers_and_metrics_in_r_the_weights_come_back() -> None:
+    # R runs in the process that asks for the model, too: not in this one.
+    code = f"""
+import numpy as np
+from pybackend import RFunction, barrier_train
+rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
+build = RFunction({BUILD % DOUBLED!r}, library_paths=[{LIBRARY!r}])
+result = barrier_train(None, build, rows, workers=1, verbose=0)
+assert result.model_format == "weights.h5"
+figures = result.model.evaluate(*rows, verbose=0, return_dict=True)
+kernel, bias = result.model.get_weights()
+assert np.isclose(figures["loss"], (2 * kernel.sum() + bias[0]) ** 2)
+assert figures["mean_absolute_error"] == 42.0
+"""
+    done = in_a_process(code)
+    assert not done.returncode, done.stderr

@@ -12,21 +12,32 @@ test_that("what is no part of a pipeline is rejected", {
     ml_keras(iris, dense_model)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, epoch = 3)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, features_col = 3)
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, resume = TRUE)
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, callbacks = "stop")
   })
 })
 
 test_that("a model is a stage of sparklyr's pipelines, and is saved with them", {
   sc <- file_connection("local-cluster[2,1,1024]")
   table <- flower_table(sc)
-  pipeline <- sparklyr::ml_pipeline(sc) |>
-    sparklyr::ft_string_indexer("kind", "label") |>
-    sparklyr::ft_vector_assembler(c("a", "b", "c", "d"), "features") |>
-    ml_keras(dense_model(), workers = 2, epochs = 2, seed = 1, scale_lr = "linear") |>
-    ml_add(sparklyr::ft_index_to_string(sc, "prediction", "said"))
+  make_pipeline <- function(...) {
+    sparklyr::ml_pipeline(sc) |>
+      sparklyr::ft_string_indexer("kind", "label") |>
+      sparklyr::ft_vector_assembler(c("a", "b", "c", "d"), "features") |>
+      ml_keras(dense_model(), workers = 2, epochs = 3, seed = 1, scale_lr = "linear", ...) |>
+      ml_add(sparklyr::ft_index_to_string(sc, "prediction", "said"))
+  }
+  seen <- c()
+  watch <- observer(on_epoch_end = function(epoch, logs) {
+    seen <<- c(seen, epoch)
+    epoch == 2
+  })
+  pipeline <- make_pipeline(class_weight = c("2" = 0), callbacks = watch, restarts = 1)
   expect_output(print(pipeline), "<Pipeline with Keras>\n  pipeline_.*\n  KerasEstimator_")
 
   fitted <- sparklyr::ml_fit(pipeline, table)
   expect_s3_class(fitted, "tfdist_ml_model")
+  expect_equal(seen, 1:2)
   expect_length(fitted$keras$history$loss, 2)
   expect_length(fitted$keras$history$learning_rate, 2)
   predicted <- sparklyr::sdf_persist(sparklyr::ml_predict(fitted, table))
@@ -55,6 +66,12 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   expect_identical(dplyr::collect(dplyr::arrange(predicted, id)), found)
   expect_identical(again$keras$levels, fitted$keras$levels)
 
+  expect_error(
+    sparklyr::ml_save(pipeline, path, overwrite = TRUE),
+    "`callbacks` cannot be saved",
+    class = "tfdist_error_input"
+  )
+  pipeline <- make_pipeline(class_weight = c("2" = 0), shuffle = FALSE)
   sparklyr::ml_save(pipeline, path, overwrite = TRUE)
   expect_s3_class(ml_load_keras(sc, path), "tfdist_ml_pipeline")
   expect_error(ml_load_keras(sc, tempfile()), "no pipeline", class = "tfdist_error_input")

@@ -1,0 +1,90 @@
+# Arguments that a function does not have, answered by what to pass instead.
+
+# Arguments behind `...` are given by name; what remains is misspelt, or another function's.
+check_dots_empty <- function(..., call = caller_env()) {
+  given <- rlang::enquos(..., .ignore_empty = "all")
+  if (!length(given)) {
+    return(invisible())
+  }
+  name <- rlang::names2(given)[[1L]]
+  called <- name_called(call)
+  if (!nzchar(name)) {
+    value <- rlang::as_label(given[[1L]])
+    abort_input(
+      c(
+        sprintf("%s was given %s without a name.", called, value),
+        i = sprintf("Without a name it takes %s only.", list_positions(call))
+      ),
+      call = call
+    )
+  }
+  known <- names(formals(rlang::frame_fn(call)))
+  instead <- find_instead(name, setdiff(known, "..."))
+  abort_input(c(sprintf("%s has no argument `%s`.", called, name), i = instead), call = call)
+}
+
+# "`barrier_train()`"; a function that has no name is what do.call() was given.
+name_called <- function(frame) {
+  called <- rlang::frame_call(frame)
+  # A method is called by the name of its generic.
+  name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
+  if (is.null(name)) "The function" else sprintf("`%s()`", name)
+}
+
+list_positions <- function(frame) {
+  known <- names(formals(rlang::frame_fn(frame)))
+  paste0("`", known[seq_len(match("...", known) - 1L)], "`", collapse = ", ")
+}
+
+find_instead <- function(name, known) {
+  of_keras <- keras_arguments[[name]]
+  if (!is.null(of_keras) && of_keras[[1L]] %in% known) {
+    return(of_keras[[2L]])
+  }
+  near <- find_near(name, known)
+  if (length(near)) {
+    return(sprintf("Did you mean `%s`?", near))
+  }
+  makers <- list(exchange = exchange, data_options = data_options, resources = resources)
+  for (maker in intersect(names(makers), known)) {
+    if (name %in% names(formals(makers[[maker]]))) {
+      return(sprintf("Pass `%s = %s(%s = )`.", maker, maker, name))
+    }
+  }
+  "See its help page for those that it has."
+}
+
+find_near <- function(name, known) {
+  distances <- utils::adist(name, known, ignore.case = TRUE)[1L, ]
+  near <- known[distances <= max(1L, nchar(name) %/% 4L)]
+  near <- near[order(distances[match(near, known)])]
+  begins <- if (nchar(name) > 2L) known[startsWith(known, name)]
+  utils::head(c(near, begins), 1L)
+}
+
+# What keras3's fit(), evaluate() and predict(), or others that start workers, take that has another
+# form here: the argument of ours that makes it so, and what to say.
+keras_arguments <- list(
+  x = c("data", "Pass `data = list(x, y)`."),
+  y = c("data", "Pass `data = list(x, y)`."),
+  generator = c("data", "Pass as `data` a function that returns a `tf.data.Dataset` of batches."),
+  sample_weight = c(
+    "weight",
+    "Pass the rows as `list(x, y, sample_weight)`, or name a column with `weight`."
+  ),
+  validation_steps = c("validation_data", "All rows of `validation_data` are used."),
+  validation_batch_size = c("validation_data", "Validation takes batches of `batch_size` rows."),
+  steps = c("batch_size", "All rows are used, in batches of `batch_size`."),
+  view_metrics = c(
+    "verbose",
+    "`verbose = 1` shows progress; `plot()` of the fit draws the curves."
+  ),
+  optimizer = c("model", "The model has it: `compile(model, optimizer, loss, metrics)`."),
+  loss = c("model", "The model has it: `compile(model, optimizer, loss, metrics)`."),
+  metrics = c("model", "The model has them: `compile(model, optimizer, loss, metrics)`."),
+  learning_rate = c("model", "The optimizer has it: `compile(optimizer_adam(learning_rate = ))`."),
+  return_dict = c("batch_size", "The figures have names anyway."),
+  num_workers = c("workers", "Pass `workers`."),
+  spark = c("sc", "Pass the connection as `sc`."),
+  spark_context = c("sc", "Pass the connection as `sc`.")
+)

@@ -1,0 +1,112 @@
+# Models with layers, losses and metrics that are R functions or classes.
+
+# Defined in the workspace, where users do it; gone from there at the end.
+in_workspace <- function(code, frame = parent.frame()) {
+  before <- ls(globalenv())
+  eval(code, globalenv())
+  names <- setdiff(ls(globalenv()), before)
+  withr::defer(rm(list = intersect(names, ls(globalenv())), envir = globalenv()), frame)
+  mget(names, globalenv())
+}
+
+test_that("what is written in R comes back whole, also in another session, and can be trained on", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  made <- in_workspace(quote({
+    tfdist_test_double <- function(x) 2 * x
+    tfdist_test_model <- function() {
+      layer_scaled <- keras3::new_layer_class(
+        "Scaled",
+        build = function(input_shape) {
+          self$scale <- self$add_weight(shape = list(4L), name = "scale")
+        },
+        call = function(inputs) tfdist_test_double(inputs) * self$scale
+      )
+      share_of_hits <- function(y_true, y_pred) {
+        keras3::metric_sparse_categorical_accuracy(y_true, y_pred)
+      }
+      model <- keras3::keras_model_sequential(input_shape = 4L) |>
+        layer_scaled() |>
+        keras3::layer_dense(3, activation = "softmax")
+      keras3::compile(
+        model,
+        keras3::optimizer_adam(0.05),
+        function(y_true, y_pred) keras3::loss_sparse_categorical_crossentropy(y_true, y_pred),
+        keras3::custom_metric("hits", share_of_hits)
+      )
+    }
+  }))
+  rows <- iris_arrays()
+  train <- function(epochs) {
+    build <- made$tfdist_test_model
+    barrier_train("local", NULL, rows, model_fn = build, epochs = epochs, seed = 1, verbose = 0)
+  }
+  fit <- train(1)
+  expect_identical(fit$model_format, "weights.h5")
+  compare <- reticulate::import("pybackend.model.compare")
+  expect_identical(compare$hash_weights(fit$model), fit$rebuilding$digest)
+
+  path <- withr::local_tempfile(fileext = ".rds")
+  saveRDS(fit, path)
+  rm(list = names(made), envir = globalenv())
+  saved <- readRDS(path)
+  expect_identical(predict(saved, rows[[1]]), predict(fit, rows[[1]]))
+  figures <- evaluate.tfdist_fit(saved, rows[[1]], rows[[2]])
+  expect_named(figures, c("loss", "hits"))
+  hits <- max.col(predict(saved, rows[[1]])) == rows[[2]] + 1L
+  expect_equal(figures[["hits"]], mean(hits), tolerance = 1e-6)
+
+  rest <- update(saved, sc = "local", data = rows, epochs = 1, verbose = 0)
+  list2env(made, globalenv())
+  expect_equal(fit_weights(rest), fit_weights(train(2)), tolerance = 1e-6)
+  expect_equal(
+    barrier_evaluate("local", rest, rows, workers = 1, verbose = 0),
+    evaluate.tfdist_fit(rest, rows[[1]], rows[[2]]),
+    tolerance = 1e-6
+  )
+
+  # Keras's own file of it is for sessions that have the layer.
+  file <- withr::local_tempfile(fileext = ".keras")
+  write_model(saved, file)
+  expect_error(reticulate::import("keras")$saving$load_model(file), "Scaled")
+  expect_snapshot(error = TRUE, {
+    barrier_train("local", made$tfdist_test_model, rows)
+    predict(saved, structure(list(), class = "tbl_spark"))
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), saved)
+  })
+})
+
+test_that("a train step written in R trains as Keras's own does", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  build <- function() {
+    train_step <- function(data) {
+      tensorflow <- reticulate::import("tensorflow")
+      tape <- tensorflow$GradientTape()
+      with(tape, {
+        guess <- self(data[[1]], training = TRUE)
+        loss <- self$compute_loss(x = data[[1]], y = data[[2]], y_pred = guess)
+      })
+      self$optimizer$apply(tape$gradient(loss, self$trainable_weights), self$trainable_weights)
+      self$metrics[[1]]$update_state(loss)
+      list(loss = self$metrics[[1]]$result())
+    }
+    methods <- list(
+      initialize = function() {
+        super$initialize()
+        self$scores <- keras3::layer_dense(units = 3L, kernel_initializer = "ones")
+      },
+      call = function(inputs, training = FALSE) self$scores(inputs)
+    )
+    methods$train_step <- if (is_own) train_step
+    model <- do.call(keras3::new_model_class, c(list("Flowers"), methods))()
+    loss <- keras3::loss_sparse_categorical_crossentropy(from_logits = TRUE)
+    keras3::compile(model, keras3::optimizer_adam(0.05), loss)
+  }
+  train <- function(is_own) {
+    environment(build) <- rlang::env(globalenv(), is_own = is_own)
+    barrier_train("local", data = iris_arrays(), model_fn = build, seed = 1, verbose = 0)
+  }
+  own <- train(TRUE)
+  expect_equal(fit_weights(own), fit_weights(train(FALSE)), tolerance = 1e-6)
+})
