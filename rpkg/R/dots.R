@@ -41,9 +41,9 @@ find_instead <- function(name, known) {
   if (!is.null(of_keras) && of_keras[[1L]] %in% known) {
     return(of_keras[[2L]])
   }
-  near <- find_near(name, known)
-  if (length(near)) {
-    return(sprintf("Did you mean `%s`?", near))
+  near <- name_near(name, known)
+  if (!is.null(near)) {
+    return(near)
   }
   makers <- list(exchange = exchange, data_options = data_options, resources = resources)
   for (maker in intersect(names(makers), known)) {
@@ -52,6 +52,12 @@ find_instead <- function(name, known) {
     }
   }
   "See its help page for those that it has."
+}
+
+# NULL if no known name is near.
+name_near <- function(name, known) {
+  near <- find_near(name, known)
+  if (length(near)) sprintf("Did you mean `%s`?", near)
 }
 
 find_near <- function(name, known) {

@@ -206,12 +206,3 @@ list_names <- function(names, most = 10L) {
   more <- if (length(names) > most) sprintf(" and %d more", length(names) - most) else ""
   paste0(toString(sprintf("\"%s\"", utils::head(names, most))), more)
 }
-
-# A question about a name that is unknown; NULL if no known one is near.
-name_near <- function(name, known) {
-  is_near <- utils::adist(name, known)[1L, ] <= 2L | startsWith(known, name)
-  near <- known[is_near & nchar(name) > 2L]
-  if (length(near)) {
-    sprintf("Did you mean %s?", paste0("`", near, "`", collapse = " or "))
-  }
-}
