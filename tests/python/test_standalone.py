@@ -183,7 +183,9 @@ def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
     one, two = (cluster.hosts[number].address for number in (0, 1))
     problems = [line for line in told.stdout.splitlines() if line.startswith("problem:")]
     assert len(problems) == 2, told.stdout + told.stderr
-    assert all(one in line and two in line and "a firewall between" in line for line in problems)
+    assert all(one in line and two in line and "a firewall between" in line for line in problems), (
+        problems
+    )
     assert "1 slot here, reaching all other workers" in told.stdout
 
 
