@@ -23,6 +23,7 @@ from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.local_site import LocalSite
+from pybackend.launchers.machine import read_free_memory
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -100,10 +101,11 @@ def _check_machine(job: Job) -> None:
     machine, workers = this_machine(), job.most_workers
     if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
-    if job.kind != "run" and workers * _TENSORFLOW_BYTES > machine.memory:
+    free = read_free_memory()
+    if job.kind != "run" and workers * _TENSORFLOW_BYTES > free:
         raise InputError(
             f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of memory "
-            f"for TensorFlow alone, but this machine has {show_bytes(machine.memory)}, and "
+            f"for TensorFlow alone, but this machine has {show_bytes(free)} free, and "
             f"{machine.cores} cores: start about as many workers as there are cores"
         )
 

@@ -95,10 +95,15 @@ exponential_means <- function(values, weight) {
 
 has_legend <- function(history) nlevels(history$data) > 1L
 
+# A line of one point is no line, as ggplot2 says for each.
+of_several_epochs <- function(history) {
+  history[stats::ave(history$epoch, history$metric, history$data, FUN = length) > 1, ]
+}
+
 plot_ggplot2 <- function(history, smooth) {
   panels <- nlevels(history$metric)
   ggplot2::ggplot(history, ggplot2::aes(.data$epoch, colour = .data$data)) +
-    ggplot2::geom_line(ggplot2::aes(y = .data$line), linewidth = 0.7) +
+    ggplot2::geom_line(ggplot2::aes(y = .data$line), of_several_epochs, linewidth = 0.7) +
     ggplot2::geom_point(
       ggplot2::aes(y = .data$value),
       size = 1.6,

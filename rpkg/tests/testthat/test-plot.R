@@ -5,6 +5,15 @@ test_that("ggplot2 draws a panel for each metric", {
   expect_identical(nrow(ggplot2::layer_data(plot)), 8L)
 })
 
+test_that("one epoch is points, and no word of ggplot2 about lines", {
+  skip_if_not_installed("ggplot2")
+  fit <- unclass(example_fit())
+  fit$history <- lapply(fit$history, `[`, 1L)
+  fit <- structure(fit, class = "tfdist_fit")
+  withr::local_pdf(NULL)
+  expect_no_message(print(ggplot2::autoplot(fit)))
+})
+
 test_that("R's own graphics draw the same", {
   withr::local_pdf(NULL)
   fit <- example_fit(validation = FALSE)
