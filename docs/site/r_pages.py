@@ -48,7 +48,7 @@ def to_markdown(title: str, body: Tag, lead: str = "") -> str:
     """A page of this title, from the element that holds its text."""
     for numbered in body.select("pre a[aria-hidden]"):  # a link for each line of code
         numbered.decompose()
-    for hidden in body.select(".page-header, h1"):
+    for hidden in body.select(".page-header, h1, #TOC"):  # the site has contents of its own
         hidden.decompose()
     sections = [Section(f"# {escape(title)}")]
     if lead:
