@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from pybackend.api.observer import list_callbacks
 from pybackend.job.messages import Note
 from pybackend.launchers import Launcher
 
@@ -21,9 +22,8 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
     callbacks
         As `barrier_train` takes them.
     """
-    listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-    found = [] if launcher.is_here else [file for one in listed for file in _relative_paths(one)]
-    if not found:
+    found = [file for one in list_callbacks(callbacks) for file in _relative_paths(one)]
+    if launcher.is_here or not found:
         return None
     return Note(
         f"{', '.join(found)}: worker 0 writes into a folder of its own, on its host. Name a full "
@@ -33,9 +33,11 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
 
 
 def _relative_paths(callback: Any) -> Iterator[str]:
-    for kind in type(callback).__mro__:
-        path = getattr(callback, _PATHS.get(kind.__name__, ""), None)
-        if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
-            if not os.path.isabs(path):
-                yield f"{kind.__name__}({os.fspath(path)!r})"
-            return
+    for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
+        path = getattr(callback, _PATHS[kind], None)  # None: a class of the user's, of that name
+        if isinstance(path, (str, os.PathLike)) and not _is_found_anywhere(os.fspath(path)):
+            yield f"{kind}({os.fspath(path)!r})"
+
+
+def _is_found_anywhere(path: str) -> bool:
+    return os.path.isabs(path) or "://" in path

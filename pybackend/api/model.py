@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError, SerializationError, TfdistError
+from pybackend.job.arguments import describe_stranger
 from pybackend.job.job import EXTRAS, MODEL_FUNCTION, Job
 from pybackend.job.pickling import pickle_value
 
@@ -90,19 +91,15 @@ def check_custom_objects(custom_objects: Any) -> None:
         )
 
 
-def check_callbacks(callbacks: Any) -> list[Any]:
-    """Check that callbacks are Keras's; one by itself is a list of one."""
-    listed = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    listed = [] if callbacks is None else listed
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Check that callbacks are Keras's."""
     # Keras is loaded already if there is a callback that it could accept.
     if "keras" in sys.modules:
         from pybackend.model.callbacks import check_callbacks
 
-        check_callbacks(listed)
-    elif listed:
-        name = type(listed[0]).__name__
-        raise InputError(f"`callbacks` holds {name}, which is not a keras.callbacks.Callback")
-    return listed
+        check_callbacks(callbacks)
+    elif callbacks:
+        raise InputError(describe_stranger(callbacks[0]))
 
 
 def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:

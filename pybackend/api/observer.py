@@ -95,16 +95,22 @@ class Observers:
                 self._wants_stop = True
 
 
+def list_callbacks(callbacks: Any) -> list[Any]:
+    """The argument ``callbacks`` as a list: one by itself is a list of one, None has none."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
-    """Observers, and Keras's callbacks; one by itself is a list of one.
+    """Observers, and Keras's callbacks.
 
     Raises
     ------
     InputError
         The class was passed, not an object.
     """
-    listed = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    listed = [] if callbacks is None else listed
+    listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):
         raise InputError("`callbacks` holds the class Observer: pass an object, Observer(...)")
     observers = [callback for callback in listed if isinstance(callback, Observer)]

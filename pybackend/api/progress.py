@@ -116,25 +116,22 @@ class _Narrator:
             self._display.printed(f"[{event.rank}] {event.text}")
         elif isinstance(event, Waits):
             if text := self._waits.describe(event):
-                log_event(event, text)
-                self._display.line(f"note: {text}")
+                self._note(event, text)
         elif isinstance(event, Note) and is_first:
-            log_event(event, event.text)
-            self._display.line(f"note: {event.text}")
+            self._note(event, event.text)
         elif isinstance(event, StepEnded) and is_first:
             log_event(event, step_line(event))
             self._display.step(event)
         elif isinstance(event, EpochEnded) and is_first:
             log_event(event, epoch_line(event))
             self._display.epoch(event, epoch_line(event))
-            self._note_loss(event)
+            if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
+                self._is_finite = False
+                self._note(event, _NO_NUMBER)
 
-    def _note_loss(self, event: EpochEnded) -> None:
-        """Say once that the loss is no number any more."""
-        if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
-            self._is_finite = False
-            log_event(event, _NO_NUMBER)
-            self._display.line(f"note: {_NO_NUMBER}")
+    def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
+        log_event(event, text)
+        self._display.line(f"note: {text}")
 
 
 class _Waits:

@@ -120,7 +120,7 @@ def prepare(
     columns = choose_columns(kind, arguments, options, result)
     check_custom_objects(arguments["custom_objects"])
     observers, callbacks = split_observers(arguments.get("callbacks"))
-    callbacks = check_callbacks(callbacks)
+    check_callbacks(callbacks)
     datasets = read(columns, job)
     if isinstance(datasets.get("train"), Batches) and kind == "train":
         job = datasets["train"].adapt(job)

@@ -16,8 +16,6 @@ from pybackend.job.options import Promise
 
 Names = str | Sequence[str]
 TEXT = "str"
-
-
 DEFAULT_LABEL = "label"
 
 

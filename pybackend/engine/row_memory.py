@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pybackend.collective import Collective
+from pybackend.job.meminfo import read_meminfo
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
 
@@ -49,11 +50,7 @@ def fit_in_memory(
 
 def find_free_memory() -> float:
     """Bytes that the machine has free, or that a container leaves this process."""
-    free = [np.inf]
-    with suppress(OSError, StopIteration):  # not Linux: no limit is known
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        free.append(1024.0 * int(line.split()[1]))
+    free = [read_meminfo("MemAvailable")]
     for folder in _list_control_groups():
         with suppress(OSError, ValueError):  # "max": no limit
             most = int((folder / "memory.max").read_text())

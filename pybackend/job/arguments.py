@@ -76,3 +76,10 @@ def as_number(value: Any) -> float | None:
         return float(value) if is_number else None
     except OverflowError:  # a whole number beyond the floats
         return math.inf
+
+
+def describe_stranger(callback: Any) -> str:
+    """Why something cannot be among the callbacks."""
+    advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
+    name = type(callback).__name__
+    return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"

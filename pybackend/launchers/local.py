@@ -14,6 +14,7 @@ from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job
+from pybackend.job.meminfo import read_meminfo
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
@@ -23,7 +24,6 @@ from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.local_site import LocalSite
-from pybackend.launchers.machine import read_free_memory
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -101,7 +101,8 @@ def _check_machine(job: Job) -> None:
     machine, workers = this_machine(), job.most_workers
     if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
-    free = read_free_memory()
+    # Not less what a container counts as used, as that includes caches.
+    free = min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
     if job.kind != "run" and workers * _TENSORFLOW_BYTES > free:
         raise InputError(
             f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of memory "

@@ -34,16 +34,6 @@ def read_memory() -> int:
     return min(found)
 
 
-def read_free_memory() -> int:
-    """Bytes that new processes may take, caches and swap included; at most `read_memory`."""
-    with suppress(OSError, KeyError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kilobytes = {name: int(rest.split()[0]) for name, rest in (one.split(":") for one in lines)}
-        free = (kilobytes["MemAvailable"] + kilobytes["SwapFree"]) << 10
-        return min(free, read_memory())
-    return read_memory()
-
-
 def cgroups() -> Any:
     """Folders of this process's control groups of memory, and how each names its limit.
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import describe_stranger
 
 # These write files: once is enough, and right only on one rank.
 _RANK_0_ONLY = (
@@ -32,13 +33,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             raise InputError(f"`callbacks` holds the class {name}: pass an object, {name}(...)")
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(describe_stranger(callback))
-
-
-def describe_stranger(callback: Any) -> str:
-    """Why something cannot be among the callbacks."""
-    advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
-    name = type(callback).__name__
-    return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"
 
 
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:

@@ -76,7 +76,7 @@ check_columns <- function(wanted, columns, arg, what, call) {
     abort_input(
       c(
         sprintf("`%s` has no column \"%s\", which is %s.", arg, absent[[1L]], what),
-        if (identical(absent[[1L]], "label")) {
+        if (what == "the `label`" && identical(absent[[1L]], "label")) {
           c(i = "Name the column to predict: `label = Species`, say, or a formula.")
         },
         i = sprintf("Its columns are %s.", list_names(columns))

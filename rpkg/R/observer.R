@@ -57,14 +57,16 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
   taken <- names(formals(x))
   if (length(taken) < 2L && !"..." %in% taken) {
-    number <- if (arg == "on_epoch_end") "epoch" else "step"
     abort_input(
-      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, number),
+      sprintf("`%s` must take two arguments: write `function(%s, logs)`.", arg, observed(arg)),
       call = call
     )
   }
   invisible(x)
 }
+
+# What the number is, with which a function of an observer is called.
+observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
 
@@ -87,14 +89,13 @@ as_python_observing <- function(f, name) {
     return(NULL)
   }
   # Called by its name, which is what an error shows.
-  by_name <- list2env(stats::setNames(list(f), name), parent = baseenv())
-  number_name <- if (name == "on_epoch_end") "epoch" else "step"
-  observing <- as.call(lapply(c(name, number_name, "logs"), as.name))
+  names <- c(name, observed(name), "logs")
+  observing <- as.call(lapply(names, as.name))
   function(number, logs) {
-    values <- stats::setNames(list(number, logs), c(number_name, "logs"))
+    values <- rlang::set_names(list(f, number, logs), names)
     # On its way through Python an error would lose its class.
     withCallingHandlers(
-      isTRUE(keep_conditions(eval(observing, values, by_name))),
+      isTRUE(keep_conditions(eval(observing, values))),
       error = function(error) the$observer_error <- error
     )
   }

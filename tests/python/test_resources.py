@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -26,10 +27,11 @@ from pybackend import (
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
+from pybackend.job.meminfo import read_meminfo
 from pybackend.launchers import local
 from pybackend.launchers.joined.place import Place
 from pybackend.launchers.joined.share import find_share
-from pybackend.launchers.machine import list_gpus, read_free_memory, read_memory
+from pybackend.launchers.machine import list_gpus
 from pybackend.launchers.machine_share import (
     Machine,
     count_cores,
@@ -88,8 +90,8 @@ def test_only_resources_are_resources() -> None:
 
 
 def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any) -> None:
-    monkeypatch.setattr(local, "read_free_memory", lambda: 4 * 10**9)
-    assert 0 < read_free_memory() <= read_memory()
+    monkeypatch.setattr(local, "read_meminfo", lambda *names: 4e9)
+    assert 0 < read_meminfo("MemAvailable") <= read_meminfo("MemTotal") < math.inf
     with pytest.raises(
         InputError, match=r"20 workers need .* 5.03 GB of .* has 4 GB free"
     ) as caught:
