@@ -125,6 +125,7 @@ r-lint: $(R_STAMP)
 py-test: $(DEV_STAMP) ## pytest in one process; what needs R runs after `make r-setup`
 	TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) -m pytest
 
+# `make r-test-plain R_FILES="test-fit.R test-plot.R"` runs these alone.
 R_TESTS := r-test-plain r-test-local r-test-cluster
 .PHONY: r-test $(R_TESTS)
 r-test: $(R_TESTS) ## testthat against the installed R package
@@ -132,7 +133,7 @@ r-test: $(R_TESTS) ## testthat against the installed R package
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
 	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
-	  $(DATABASE) $(WARM) Rscript scripts/r-test.R $*
+	  $(DATABASE) $(WARM) Rscript scripts/r-test.R $* $(R_FILES)
 
 .PHONY: r-check r-check-python r-check-no-python
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without

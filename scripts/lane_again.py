@@ -19,7 +19,7 @@ MOST = 3
 
 
 def run_again(lanes: Sequence[Ended], factor: float, folder: Path) -> list[Ended]:
-    """Run the failed tests of pytest's lanes once more, if they are all that failed, and few."""
+    """Run the failed tests once more, of R their files, if they are all that failed, and few."""
     failed = {one.lane.name: list_failed(one.lane) for one in lanes if one.problem}
     if not failed or not all(failed.values()) or sum(map(len, failed.values())) > MOST:
         return list(lanes)
@@ -31,8 +31,13 @@ def run_again(lanes: Sequence[Ended], factor: float, folder: Path) -> list[Ended
 def _judge(ended: Ended, failed: Sequence[str], factor: float, folder: Path) -> Ended:
     lane = ended.lane
     name = f"{lane.name}-again"
-    report = str(lane.report.with_name(f"{name}.xml"))
-    again = Lane(name, (*lane.command, "--last-failed", f"--junitxml={report}"), lane.budget)
+    if lane.report.exists():
+        report = str(lane.report.with_name(f"{name}.xml"))
+        only = ("--last-failed", f"--junitxml={report}")
+    else:
+        files = sorted({test.partition(":")[0] for test in failed})
+        only = (f"R_FILES={' '.join(files)}",)
+    again = Lane(name, (*lane.command, *only), lane.budget)
     own = folder / name
     own.mkdir()
     found = run_lane(again, factor, own)

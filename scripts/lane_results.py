@@ -18,6 +18,7 @@ from lane import Ended, Lane
 OUTCOMES = ("passed", "failed", "skipped")
 _SLOW_TEST_SECONDS = 5.0
 _R_TOTAL = re.compile(r"^R tests: (\d+) passed, (\d+) failed, (\d+) skipped", re.MULTILINE)
+_R_FAILED = re.compile(r"^FAILED (test-\S+: .+)$", re.MULTILINE)
 # A test's name, what is printed meanwhile, and its seconds.
 _R_TEST = re.compile(
     r"^(test-\S+: [^\n]+?)(?:WARNING:[^\n]*)?(?:\n(?!test-)[^\n]*)*? \((\d+\.\d) s\)$", re.MULTILINE
@@ -39,8 +40,8 @@ def conclude(lanes: Sequence[Ended], seconds: float) -> int:
     print(f"\n{'lane':<18}{'passed':>8}{'failed':>8}{'skipped':>8}")
     for ended in lanes:
         counts = count_tests(ended.lane)
-        counts["failed"] -= len(ended.unstable)
-        counts["passed"] += len(ended.unstable)
+        if ended.unstable:
+            counts["passed"] += counts.pop("failed")
         total.update(counts)
         # Lint, say, has no tests: its failure counts as one.
         total["failed"] += bool(ended.problem) and not counts["failed"]
@@ -74,9 +75,9 @@ def count_tests(lane: Lane) -> Counter[str]:
 
 
 def list_failed(lane: Lane) -> list[str]:
-    """The tests that failed, of a lane that runs pytest."""
+    """The tests that failed; none of a lane that failed otherwise."""
     if not lane.report.exists():
-        return []
+        return list(dict.fromkeys(_R_FAILED.findall(_read_log(lane))))
     return [name for name, outcome, _ in _read_report(lane.report) if outcome == "failed"]
 
 

@@ -3,9 +3,9 @@
 A third lane runs beside two: those that mostly wait come first. A lane is a command of its own:
 what shares a Spark session, or needs R, is in one. Its output is printed in one piece when it ends,
 a failure is named again at the end, and the last line says how many tests passed, failed and were
-skipped. Up to three of pytest's tests that failed are run once more at the end (`lane_again.py`). A
-lane beyond its budget is said to be late, as machines differ; one beyond twice its budget is ended
-with everything it has started, after its processes have printed their stacks, and fails.
+skipped. Up to three tests that failed are run once more at the end (`lane_again.py`). A lane beyond
+its budget is said to be late, as machines differ; one beyond twice its budget is ended with
+everything it has started, after its processes have printed their stacks, and fails.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-# usage: Rscript scripts/r-test.R plain|local|cluster
+# usage: Rscript scripts/r-test.R plain|local|cluster [test-file.R ...]
 # Runs the R package's tests against the installed package: those of the files
-# that connect to a Spark of one process, to one of several, or to none. A test
-# has a limit of seconds. Nothing stays in the workspace: tests ask what a
+# that connect to a Spark of one process, to one of several, or to none, or of
+# the files named. A test has a limit of seconds. Nothing stays in the workspace: tests ask what a
 # function of it carries along.
 local({
-  lane <- commandArgs(trailingOnly = TRUE)
+  arguments <- commandArgs(trailingOnly = TRUE)
+  lane <- arguments[1L]
+  files <- arguments[-1L]
   limit <- 240
 
   folder <- "rpkg/tests/testthat"
@@ -20,7 +22,10 @@ local({
   }
   paths <- list.files(folder, "^test-.*[.]R$", full.names = TRUE)
   chosen <- Filter(\(path) lane_of(path) %in% lane, paths)
-  stopifnot("usage: r-test.R plain|local|cluster" = length(chosen) > 0)
+  if (length(files) > 0L) {
+    chosen <- chosen[basename(chosen) %in% files]
+  }
+  stopifnot("usage: r-test.R plain|local|cluster [FILE...]" = length(chosen) > 0)
   names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
   # A test that waits in R gets an error. One that waits in Python, where R's
@@ -69,7 +74,7 @@ local({
   for (test in results) {
     for (found in test$results) {
       if (inherits(found, c("expectation_failure", "expectation_error"))) {
-        cat(sprintf("\n%s: %s\n%s\n", test$file, test$test, format(found)))
+        cat(sprintf("\nFAILED %s: %s\n%s\n", test$file, test$test, conditionMessage(found)))
       }
     }
   }

@@ -230,3 +230,32 @@ def test_few_that_failed_are_run_again(
     assert ("UNSTABLE test_it::test_first_time" in shown) is not always
     passed, failed = (1, 2) if always else (2, 0)
     assert shown.endswith(f"{passed} passed, {failed} failed, 0 skipped\n")
+
+
+R_ONCE = """
+r-test:
+	@test -n "$(R_FILES)" || { printf 'FAILED test-a.R: one: two\\nno\\n'; echo $(TOTAL); exit 1; }
+	@echo "files $(R_FILES)" && test "$(R_FILES)" = $(GOOD)
+"""
+
+
+@pytest.mark.parametrize("good", ["test-a.R", "none"])
+def test_files_of_r_that_failed_are_run_again(
+    build: Path, tmp_path: Path, capfd: Any, good: str
+) -> None:
+    import lane
+    from lane_again import run_again
+    from lane_results import conclude
+
+    (tmp_path / "Makefile").write_text(R_ONCE)
+    total = "R tests: 4 passed, 2 failed, 0 skipped"
+    command = ("make", "-C", str(tmp_path), "r-test", f"GOOD={good}", f"TOTAL={total}")
+    one = lane.run_lane(lane.Lane("r", command, 60), 1.0, tmp_path)
+    (ended,) = run_again([one], 1.0, tmp_path)
+    is_good = good == "test-a.R"
+    assert conclude([ended], 3) == (not is_good)
+    shown = capfd.readouterr().out
+    assert "files test-a.R" in shown
+    assert ("UNSTABLE test-a.R: one: two" in shown) is is_good
+    passed, failed = (6, 0) if is_good else (4, 2)
+    assert shown.endswith(f"{passed} passed, {failed} failed, 0 skipped\n")

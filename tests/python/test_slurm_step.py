@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,15 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 if os.environ["TFDIST_RESTART"] == "0":
     time.sleep(300)
 print("again", flush=True)
+"""
+
+# Hands a job back too late: when Slurm, at the end of the job's grace, has done so itself.
+LATE = """#!/bin/sh
+trap '' TERM
+if [ "$1" = requeue ]; then
+  while {scontrol} show job --oneliner "$2" | grep -q ' Restarts=0 '; do sleep 0.05; done
+fi
+exec {scontrol} "$@"
 """
 
 
@@ -151,22 +161,23 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
 
-@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(("leaves", "is_late"), [(False, False), (True, False), (True, True)])
 def test_a_job_that_gives_way_has_notice_and_goes_on(
-    cluster: Slurm, tmp_path: Path, leaves: bool
+    cluster: Slurm, tmp_path: Path, leaves: bool, is_late: bool
 ) -> None:
     """Slurm requeues a job that stays to the end of its grace, `tfdist run` one that leaves."""
+    if is_late:
+        (tmp_path / "scontrol").write_text(LATE.format(scontrol=shutil.which("scontrol")))
+        (tmp_path / "scontrol").chmod(0o755)
     job, output = submit(cluster, tmp_path, "leave(number)" if leaves else "pass")
     cluster.run("srun", "-Q", "-p", "urgent", "-N3", "--exclusive", "true")
     wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"))
 
-    def has_begun_again() -> bool:
-        if "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"):
-            # By itself, it would start again two minutes later.
-            cluster.command("scontrol", "update", f"job={job}", "StartTime=now").communicate()
-        return output.read_text().count("] again") == 4
-
-    wait_for(has_begun_again, 60)
+    # By itself, it would start again two minutes later; at once, what ends the first run's step
+    # could end the next one, which has its number.
+    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+4")
+    wait_for(lambda: output.read_text().count("] again") == 4, 60)
+    assert ("Slurm will start this job again" in output.read_text()) is leaves
     for rank, printed in lines(output.read_text()).items():
         if leaves:  # Slurm may lose what a rank prints just before it leaves
             assert (tmp_path / f"told{rank}").read_text() == f"{signal.SIGTERM:d}", rank
@@ -221,7 +232,7 @@ def submit(cluster: Slurm, path: Path, last: str = "pass") -> tuple[str, Path]:
     """
     (path / "script.py").write_text(STAY.replace("    if number", f"    {last}\n    if number"))
     words = shlex.join([*RUN, str(path / "script.py"), str(path)])
-    (path / "job.sh").write_text(f"#!/bin/sh\nexec {words}\n")
+    (path / "job.sh").write_text(f'#!/bin/sh\nPATH="{path}:$PATH" exec {words}\n')
     output = path / "output"
     options = ["--parsable", "-N3", "-n4", "--requeue", "--open-mode=append", f"--output={output}"]
     job = cluster.run("sbatch", *options, str(path / "job.sh")).strip()

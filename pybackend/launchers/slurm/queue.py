@@ -29,6 +29,7 @@ _READ = (
     "TimeLimit",
     "NodeList",
     "PreemptTime",
+    "Restarts",
 )
 # Reasons for which a pending job will never start.
 _NEVER = (
@@ -63,6 +64,8 @@ class JobState:
         Whether it has to give way to another job.
     ran, limit
         Seconds that it has run, by Slurm's own clock, and may run.
+    restarts
+        How often Slurm has put it back into the queue.
     """
 
     number: str
@@ -73,6 +76,7 @@ class JobState:
     is_preempted: bool = False
     ran: float = 0.0
     limit: float = math.inf
+    restarts: int = 0
 
     @property
     def seconds_left(self) -> float:
@@ -121,6 +125,7 @@ def read_job(text: str) -> JobState:
         found.get("PreemptTime", "None") != "None",
         60 * read_minutes(found.get("RunTime", "00:00:00")),
         60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
+        int(found.get("Restarts", "0")),
     )
 
 

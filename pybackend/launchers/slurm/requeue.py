@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from pybackend.errors import ClusterError
 from pybackend.launchers.slurm.queue import ask, read_job
 
 # Set by the script that `tfdist run --sbatch` prints, if the user wants --requeue.
 WANTED = "TFDIST_REQUEUE"
+_TRIES = 3
 
 
 def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
     """Have Slurm start this job again if it was told to end; whether Slurm does.
 
-    By itself it does so only with a job that stays until it is ended. It ends this process now,
-    which has to stay until then: Slurm could take its end for that of the next run.
+    By itself it does so only with a job that stays until it is ended. In either case it ends this
+    process now, which has to stay until then: Slurm could take its end for that of the next run.
 
     Parameters
     ----------
@@ -29,11 +31,24 @@ def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
     ClusterError
         Slurm does not answer, or does not want to.
     """
-    number = environment.get("SLURM_JOB_ID")
-    if number is None:
+    if "SLURM_JOB_ID" not in environment:
         return False
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _requeue(environment, seconds)
+        except ClusterError:
+            # As its time ends, Slurm itself requeues the job, and ends `scontrol` in it, too.
+            if tries_left == 0:
+                raise
+    raise AssertionError
+
+
+def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
+    number = environment["SLURM_JOB_ID"]
     shown = ask("scontrol", "show", "job", "--oneliner", number)
     state = read_job(shown)
+    if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
+        return True
     is_late = state.seconds_left < seconds and WANTED in environment
     if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
         return False
