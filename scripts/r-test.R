@@ -25,7 +25,9 @@ local({
   if (length(files) > 0L) {
     chosen <- chosen[basename(chosen) %in% files]
   }
-  stopifnot("usage: r-test.R plain|local|cluster [FILE...]" = length(chosen) > 0)
+  stopifnot(
+    "usage: r-test.R plain|local|cluster [FILE...]" = length(chosen) > 0
+  )
   names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
   # A test that waits in R gets an error. One that waits in Python, where R's
@@ -74,7 +76,12 @@ local({
   for (test in results) {
     for (found in test$results) {
       if (inherits(found, c("expectation_failure", "expectation_error"))) {
-        cat(sprintf("\nFAILED %s: %s\n%s\n", test$file, test$test, conditionMessage(found)))
+        cat(sprintf(
+          "\nFAILED %s: %s\n%s\n",
+          test$file,
+          test$test,
+          conditionMessage(found)
+        ))
       }
     }
   }
