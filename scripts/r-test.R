@@ -1,8 +1,8 @@
 # usage: Rscript scripts/r-test.R plain|local|cluster [test-file.R ...]
 # Runs the R package's tests against the installed package: those of the files
 # that connect to a Spark of one process, to one of several, or to none, or of
-# the files named. A test has a limit of seconds. Nothing stays in the workspace: tests ask what a
-# function of it carries along.
+# the files named. A test has a limit of seconds. Nothing stays in the
+# workspace: tests ask what a function of it carries along.
 local({
   arguments <- commandArgs(trailingOnly = TRUE)
   lane <- arguments[1L]
