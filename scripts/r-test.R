@@ -72,12 +72,13 @@ local({
     reporter = timed$new(),
     stop_on_failure = FALSE
   )
-  # At the end: of a long log often only that is kept.
+  # At the end, the reason last: of a long log often only that is kept.
   for (test in results) {
     for (found in test$results) {
       if (inherits(found, c("expectation_failure", "expectation_error"))) {
         cat(sprintf(
-          "\nFAILED %s: %s\n%s\n",
+          "\n%s\nFAILED %s: %s\n%s\n",
+          format(found),
           test$file,
           test$test,
           conditionMessage(found)

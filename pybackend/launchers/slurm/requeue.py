@@ -10,7 +10,6 @@ from pybackend.launchers.slurm.queue import ask, read_job
 
 # Set by the script that `tfdist run --sbatch` prints, if the user wants --requeue.
 WANTED = "TFDIST_REQUEUE"
-_TRIES = 3
 
 
 def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
@@ -33,14 +32,11 @@ def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
     """
     if "SLURM_JOB_ID" not in environment:
         return False
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            return _requeue(environment, seconds)
-        except ClusterError:
-            # As its time ends, Slurm itself requeues the job, and ends `scontrol` in it, too.
-            if tries_left == 0:
-                raise
-    raise AssertionError
+    try:
+        return _requeue(environment, seconds)
+    except ClusterError:
+        # As the job's grace ends, Slurm requeues it itself, and ends a `scontrol` in it, too.
+        return _requeue(environment, seconds)
 
 
 def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
