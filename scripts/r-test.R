@@ -1,16 +1,14 @@
-# usage: Rscript scripts/r-test.R plain|local|cluster [test-file.R ...]
+# usage: Rscript scripts/r-test.R [plain] [local] [cluster] [test-file.R ...]
 # Runs the R package's tests against the installed package: those of the files
-# that connect to a Spark of one process, to one of several, or to none, or of
+# that connect to no Spark, to one of one process, or to one of several, and of
 # the files named. A test has a limit of seconds. Nothing stays in the
 # workspace: tests ask what a function of it carries along.
 local({
-  arguments <- commandArgs(trailingOnly = TRUE)
-  lane <- arguments[1L]
-  files <- arguments[-1L]
+  wanted <- commandArgs(trailingOnly = TRUE)
   limit <- 240
 
   folder <- "rpkg/tests/testthat"
-  lane_of <- function(path) {
+  kind_of <- function(path) {
     lines <- readLines(path)
     if (any(grepl('file_connection("local-cluster', lines, fixed = TRUE))) {
       "cluster"
@@ -21,13 +19,13 @@ local({
     }
   }
   paths <- list.files(folder, "^test-.*[.]R$", full.names = TRUE)
-  chosen <- Filter(\(path) lane_of(path) %in% lane, paths)
-  if (length(files) > 0L) {
-    chosen <- chosen[basename(chosen) %in% files]
-  }
-  stopifnot(
-    "usage: r-test.R plain|local|cluster [FILE...]" = length(chosen) > 0
+  chosen <- Filter(
+    \(path) any(c(kind_of(path), basename(path)) %in% wanted),
+    paths
   )
+  if (length(chosen) == 0L) {
+    stop("no such test file: ", toString(wanted), call. = FALSE)
+  }
   names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
   # A test that waits in R gets an error. One that waits in Python, where R's

@@ -1,11 +1,13 @@
-"""What several test modules share: a small model, small data, and real Spark sessions."""
+"""What test modules share: a small model, small data, real Spark sessions, and how they run."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -34,9 +36,137 @@ hypothesis.settings.load_profile("tfdist")
 
 
 FORGE = Forge()
-# For the processes that tests start, which may import this, too.
-if VARIABLE not in os.environ:
+
+# Modules that share a Spark session run in one process, one after the other; any other module runs
+# wherever a process is free. What takes longest comes first.
+GROUPS = {
+    "spark": ["test_distributor", "test_probe", "test_routes", "test_spark"],
+    "frames": [
+        "test_dfutil",
+        "test_ml",
+        "test_particles",
+        "test_predict",
+        "test_records",
+        "test_score",
+        "test_sql_spark",
+        "test_tfos",
+        "test_tfos_pipeline",
+    ],
+}
+# Modules that start workers, or other programs, one at a time. All that is not named is `fast`.
+ALONE = [
+    "test_checks",
+    "test_exact_cases",
+    "test_exact",
+    "test_slurm",
+    "test_slurm_step",
+    "test_slurm_place",
+    "test_connect",
+    "test_session",
+    "test_explain",
+    "test_standalone",
+    "test_kubernetes",
+    "test_joined",
+    "test_hosts",
+    "test_run",
+    "test_run_hosts",
+    "test_elastic",
+    "test_function",
+    "test_feed",
+    "test_local",
+    "test_scaling",
+    "test_strategy",
+    "test_examples",
+    "test_migrating",
+    "test_readme",
+    "test_callbacks",
+    "test_cli",
+    "test_collective",
+    "test_collective_peers",
+    "test_data",
+    "test_datasets",
+    "test_deploy",
+    "test_engine",
+    "test_epochs",
+    "test_exact_keras",
+    "test_exact_random",
+    "test_exact_shards",
+    "test_exact_together",
+    "test_exchange",
+    "test_frames",
+    "test_host_list",
+    "test_in_process",
+    "test_janitor",
+    "test_learning_rate",
+    "test_local_steps",
+    "test_mnist",
+    "test_notebook",
+    "test_object_store",
+    "test_plan",
+    "test_quiet",
+    "test_quiet_imports",
+    "test_r_function",
+    "test_recovery",
+    "test_remote_task",
+    "test_rendezvous",
+    "test_resources",
+    "test_sources",
+    "test_sql",
+    "test_ssh",
+    "test_train",
+    "test_transfer",
+    "test_warm",
+]
+_GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
+_RANK = {module: rank for rank, module in enumerate([*ALONE[:1], *_GROUP_OF, *ALONE[1:]])}
+
+
+def group_of(item: pytest.Item) -> str:
+    """The group of a test: the tests of one run in the same process."""
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else _GROUP_OF.get(item.module.__name__, item.module.__name__)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests, and mark them with their groups."""
+    items.sort(key=lambda item: _RANK.get(item.module.__name__, len(_RANK)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+        if item.module.__name__ not in _RANK:
+            item.add_marker("fast")
+
+
+def is_distributed(config: pytest.Config) -> bool:
+    """Whether xdist distributes the tests of this run; in its controller and in its processes."""
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process of a distributed run a folder for temporary files, and a forge.
+
+    The folder of the controller has the others in it; it marks all that the run has started.
+    """
+    if is_distributed(config):
+        folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+        if not hasattr(config, "workerinput"):
+            config.add_cleanup(lambda: end_all(folder.name))
+    # For the processes that tests start, which may import this file, too.
     os.environ.update(FORGE.variables())
+
+
+def end_all(folder: str) -> None:
+    """End what has been started with temporary files in this folder and still runs."""
+    mark = f"TMPDIR={folder}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                print(f"still runs: {(entry / 'cmdline').read_bytes()[:200]!r}", file=sys.stderr)
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,6 +182,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", FORGE.popen)
         return (yield)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the Spark that a group has shared when another group begins."""
+    if nextitem is not None and group_of(item) != group_of(nextitem):
+        stop_shared_spark()
 
 
 def pytest_sessionfinish() -> None:

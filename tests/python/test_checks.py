@@ -1,0 +1,111 @@
+"""R's tests, the linters, R CMD check and the site, by the Makefile; how tests are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ALONE, GROUPS
+from warm import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+# The site and R CMD check need the same tarball, so they are one group; the longest first.
+CHECKS = {
+    "site": ["docs", "r-check-python", "r-check-no-python"],
+    "r-plain": ["r-test-plain"],
+    "r-cluster": ["r-test-cluster"],
+    "r-local": ["r-test-local"],
+    "lint": ["py-lint", "r-lint"],
+}
+TARGETS = [
+    pytest.param(target, marks=pytest.mark.xdist_group(group))
+    for group, targets in CHECKS.items()
+    for target in targets
+]
+# What `conftest` has set for this process and those that it starts.
+_OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL", VARIABLE)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("target", TARGETS)
+def test_make(target: str) -> None:
+    run_make(target)
+
+
+def run_make(target: str) -> None:
+    """Run a target; show what it prints if it fails."""
+    log = ROOT / "build" / "logs" / f"{target}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["make", "--no-print-directory", target],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name not in _OURS},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait()
+        finally:  # at the limit of the test, or on Ctrl-C
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    print(log.read_text(errors="replace"))
+    assert status == 0, f"make {target} ended with status {status}; {log} has its output"
+
+
+def test_each_module_is_in_one_group() -> None:
+    listed = [*ALONE, *(module for modules in GROUPS.values() for module in modules)]
+    assert len(listed) == len(set(listed))
+    assert set(listed) <= {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+
+
+# Suites of what no single module does; all others are named after a module or a room.
+CROSS_CUTTING = {
+    "api_input": "the checks of all public functions",
+    "checks": "targets of the Makefile, and how tests are named and grouped",
+    "collective_peers": "peers of the collective that misbehave",
+    "connect": "Spark Connect",
+    "datasets": "a tf.data.Dataset or PyDataset given directly",
+    "epochs": "which epochs run, and which validate",
+    "exact": "two workers end where one process ends",
+    "exact_cases": "the same, for whatever Keras users do",
+    "exact_keras": "the same, for all that Keras has",
+    "exact_random": "the same, for models and data drawn at random",
+    "exact_shards": "the same, however rows are spread",
+    "exact_together": "the same, for what workers compute together",
+    "exactness": "scripts/exactness.py and its page",
+    "frames": "pandas data frames",
+    "examples": "the programs of examples/, run",
+    "fuzz": "input that is damaged or hostile",
+    "imports": "layers, and what imports cost",
+    "migrating": "the pages of docs/migrating, run",
+    "notebook": "examples/notebooks, run by Jupyter's kernel",
+    "particles": "examples/particles",
+    "object_store": "checkpoints and models in S3",
+    "quiet": "what TensorFlow prints at its start",
+    "recovery": "checkpoints and restarts",
+    "readme": "the README and docs/data.md, run",
+    "routes": "one job by each route",
+    "rpkg_sources": "rpkg installed from a checkout",
+    "run_hosts": "tfdist run on other hosts",
+    "signatures": "the same names and defaults everywhere",
+    "standalone": "a Spark cluster of several hosts",
+    "warm": "forked workers, tests/python/forge",
+}
+
+
+def test_test_files_are_named_after_modules() -> None:
+    root = ROOT / "pybackend"
+    modules = set()
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        # A room's name, a module's, or one after the other: tfrecord_crc.
+        modules |= {"_".join(parts[i:j]) for i in range(len(parts)) for j in range(len(parts) + 1)}
+    names = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert names - modules - set(CROSS_CUTTING) == set()
