@@ -26,7 +26,7 @@ R_TESTS_AND_VIGNETTES := $(shell find rpkg/tests vignettes -type f -not -name '*
 
 # R takes packages from .rlib before any other library, and Python from .venv.
 R_ENV = R_LIBS="$(ROOT)/.rlib" R_LIBS_USER=NULL PATH="$(ROOT)/.venv/bin:$$PATH" \
-  RETICULATE_PYTHON="$(ROOT)/$(PY)"
+  RETICULATE_PYTHON="$(ROOT)/$(PY)" SPARKLYR_CONFIG_FILE="$(ROOT)/scripts/spark-conf/sparklyr.yml"
 SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
   print(f("pyspark").submodule_search_locations[0])')
 

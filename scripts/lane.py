@@ -14,12 +14,10 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "lanes"
 # The variable by which the processes of a lane are found, those of new sessions too.
 MARK = "TFDIST_TEST_LANE"
-# JVMs that live for seconds, as `spark-conf` has them, an R that waits for them, and Python that
-# keeps what it has compiled.
+# JVMs that live for seconds, as `spark-conf` has them, and Python that keeps what it has compiled.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUICK = {
     "SPARK_CONF_DIR": str(ROOT / "scripts" / "spark-conf"),
-    "SPARKLYR_CONFIG_FILE": str(ROOT / "scripts" / "spark-conf" / "sparklyr.yml"),
     "SPARK_LAUNCHER_OPTS": _JVM,
     "SPARK_DAEMON_JAVA_OPTS": _JVM,
     "PYTHONDONTWRITEBYTECODE": "",
