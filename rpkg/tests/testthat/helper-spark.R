@@ -128,7 +128,7 @@ file_connect_server <- function(env = parent.frame()) {
   withr::defer(
     {
       server$terminate()
-      server$wait(60)
+      server$wait(120)
     },
     envir = env
   )
@@ -150,18 +150,20 @@ connect_command <- function(home, folder) {
 }
 
 address_in_log <- function(server, log) {
-  for (i in 1:600) {
-    lines <- readLines(log, warn = FALSE)
-    started <- grep("server started at: ", lines, value = TRUE)
-    if (length(started) > 0L) {
-      return(sub(".*server started at: ", "", started[[1L]]))
+  deadline <- Sys.time() + 200
+  while (Sys.time() < deadline) {
+    said <- readChar(log, file.size(log), useBytes = TRUE)
+    # Up to the end of the line: the server may be writing it.
+    found <- regmatches(said, regexec("server started at: ([^\n]+)\n", said, useBytes = TRUE))[[1L]]
+    if (length(found)) {
+      return(found[[2L]])
     }
     if (!is.null(server$poll())) {
       break
     }
     Sys.sleep(0.1)
   }
-  stop("the Spark Connect server did not start:\n", paste(lines, collapse = "\n"))
+  stop("the Spark Connect server did not start:\n", said)
 }
 
 # A connection of pysparklyr, with the Python that runs, for the test file that calls it.
