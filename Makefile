@@ -25,7 +25,7 @@ R_TESTS_AND_VIGNETTES := $(shell find rpkg/tests vignettes -type f -not -name '*
 
 # R takes packages from .rlib before any other library, and Python from .venv.
 R_ENV = R_LIBS="$(ROOT)/.rlib" R_LIBS_USER=NULL PATH="$(ROOT)/.venv/bin:$$PATH" \
-  RETICULATE_PYTHON="$(ROOT)/$(PY)"
+  RETICULATE_PYTHON="$(ROOT)/$(PY)" SPARKLYR_CONFIG_FILE="$(ROOT)/scripts/sparklyr.yml"
 SPARK_HOME = $(shell $(PY) -c 'from importlib.util import find_spec as f; \
   print(f("pyspark").submodule_search_locations[0])')
 
@@ -113,7 +113,6 @@ JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
 JVM_AGAIN := $(JVM) -XX:SharedArchiveFile=$(ROOT)/$(ARCHIVE)
 SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4
 TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) PYTHONDONTWRITEBYTECODE= \
-  SPARKLYR_CONFIG_FILE="$(ROOT)/scripts/sparklyr-busy.yml" \
   SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_AGAIN)" \
   SPARK_SUBMIT_OPTS="$(JVM_AGAIN) $(SPARK_OPTIONS) -Dspark.sql.codegen.wholeStage=false \
     '-Dspark.executor.defaultJavaOptions=$(JVM_AGAIN)'"

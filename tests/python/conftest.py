@@ -356,6 +356,7 @@ R_VARIABLES = {
     "R_LIBS": str(RLIB),
     "R_LIBS_USER": "NULL",
     "RETICULATE_PYTHON": sys.executable,
+    "SPARKLYR_CONFIG_FILE": str(RLIB.parent / "scripts" / "sparklyr.yml"),
 }
 needs_r = pytest.mark.skipif(
     not (RLIB / "keras3").is_dir() and os.environ.get("TFDIST_TEST_REQUIRE") != "1",

@@ -55,7 +55,7 @@ test_config <- function() {
   config <- sparklyr::spark_config()
   config[["sparklyr.shell.driver-memory"]] <- "1g"
   # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
-  config[["sparklyr.gateway.port"]] <- free_port()
+  config[["sparklyr.gateway.port"]] <- free_ports(1L)
   # Jars that a release of Spark needs for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {
@@ -65,21 +65,24 @@ test_config <- function() {
   config
 }
 
-# Below the ports that systems give to outgoing connections: sparklyr tries to connect until its
-# gateway listens, and to one of those ports such a try may connect to itself.
-free_port <- function() {
+# Below the ports that systems give to outgoing connections: they give away what is used only later,
+# and sparklyr tries to connect until its gateway listens, where such a try may connect to itself.
+free_ports <- function(count) {
   socket <- reticulate::import("socket")
-  for (port in sample(20000:32000, 50L)) {
-    listening <- tryCatch(
-      socket$create_server(reticulate::tuple("127.0.0.1", port)),
-      error = function(condition) NULL
+  is_free <- function(port) {
+    tryCatch(
+      {
+        socket$create_server(reticulate::tuple("127.0.0.1", port))$close()
+        TRUE
+      },
+      error = function(condition) FALSE
     )
-    if (!is.null(listening)) {
-      listening$close()
-      return(port)
-    }
   }
-  stop("none of 50 ports was free")
+  found <- Filter(is_free, sample(20000:32000, 50L))
+  if (length(found) < count) {
+    stop("hardly one of 50 ports was free")
+  }
+  found[seq_len(count)]
 }
 
 # A process that has ended may keep its number for seconds, until the system's first process looks.
@@ -125,7 +128,7 @@ file_connect_server <- function(env = parent.frame()) {
   withr::defer(
     {
       server$terminate()
-      server$wait(60)
+      server$wait(120)
     },
     envir = env
   )
@@ -147,18 +150,20 @@ connect_command <- function(home, folder) {
 }
 
 address_in_log <- function(server, log) {
-  for (i in 1:600) {
-    lines <- readLines(log, warn = FALSE)
-    started <- grep("server started at: ", lines, value = TRUE)
-    if (length(started) > 0L) {
-      return(sub(".*server started at: ", "", started[[1L]]))
+  deadline <- Sys.time() + 200
+  while (Sys.time() < deadline) {
+    said <- readChar(log, file.size(log), useBytes = TRUE)
+    # Up to the end of the line: the server may be writing it.
+    found <- regmatches(said, regexec("server started at: ([^\n]+)\n", said, useBytes = TRUE))[[1L]]
+    if (length(found)) {
+      return(found[[2L]])
     }
     if (!is.null(server$poll())) {
       break
     }
     Sys.sleep(0.1)
   }
-  stop("the Spark Connect server did not start:\n", paste(lines, collapse = "\n"))
+  stop("the Spark Connect server did not start:\n", said)
 }
 
 # A connection of pysparklyr, with the Python that runs, for the test file that calls it.

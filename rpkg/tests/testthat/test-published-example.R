@@ -13,15 +13,8 @@ test_that("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()",
     skip_or_fail("the Python package tf_keras is missing")
   }
   withr::local_envvar(TF_USE_LEGACY_KERAS = "1", TF_CPP_MIN_LOG_LEVEL = "2")
-  # The ports that the example picks by hand: two that are free now.
-  servers <- replicate(
-    2,
-    reticulate::import("socket")$create_server(reticulate::tuple("127.0.0.1", 0L))
-  )
-  ports <- vapply(servers, function(server) as.integer(server$getsockname()[[2]]), 1L)
-  for (server in servers) {
-    server$close()
-  }
+  # The ports that the example picks by hand.
+  ports <- free_ports(2L)
 
   trained <- function(df, context, barrier) {
     Sys.setenv(

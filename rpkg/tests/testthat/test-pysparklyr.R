@@ -1,5 +1,7 @@
+# Not within the test: the start of a server counts for no test's time.
+sc <- file_pyspark_connection()
+
 test_that("a connection of pysparklyr trains as this machine does", {
-  sc <- file_pyspark_connection()
   route <- check_sc(sc)
   expect_identical(route$kind, "pysparklyr")
 

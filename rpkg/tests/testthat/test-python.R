@@ -78,7 +78,7 @@ test_that("an interrupt stays an interrupt", {
       "import os, signal, time",
       "def pressed():",
       "    os.kill(os.getpid(), signal.SIGINT)",
-      "    time.sleep(5)",
+      "    time.sleep(60)",
       sep = "\n"
     )
   )

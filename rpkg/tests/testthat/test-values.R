@@ -20,8 +20,8 @@ test_that("values come back unchanged", {
     structure(list(1, 2, 3), class = "tfdist_short")
   )
   # Methods of a class must not change what is sent.
-  registerS3method("length", "tfdist_short", function(x) 1L)
-  registerS3method("as.double", "integer64", function(x, ...) 42)
+  local_mocked_s3_method("length", "tfdist_short", function(x) 1L)
+  local_mocked_s3_method("as.double", "integer64", function(x, ...) 42)
   for (value in values) {
     expect_identical(unpack_value(pack_value(value)), value)
   }
