@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from conftest import largest_difference, record_outcome
 
 import pybackend
@@ -116,6 +117,13 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
         np.concatenate([s[e[n] : e[n + 1]] for s, e in zip(shards, edges, strict=True)])
         for n in range(steps)
     ]
+
+
+def named(cases: Mapping[str, Case], daily: Sequence[str]) -> list[Any]:
+    """The names of cases as parameters of a test; those that are not in ``daily`` are `full`."""
+    assert set(daily) <= set(cases), set(daily) - set(cases)
+    marks = {name: () if name in daily else (pytest.mark.full,) for name in cases}
+    return [pytest.param(name, marks=marks[name]) for name in cases]
 
 
 def chosen(cases: Mapping[str, Case], request: Any) -> dict[str, Case]:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal
+from replicas import Case, check_equal, named
 
 from pybackend.job.options import Exchange
 
@@ -540,6 +540,51 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "metrics of classes",
+    "embedding adam",
+    "embedding adam, jit",
+    "large embedding adam",
+    "embedding, empty steps",
+    "embedding, buckets",
+    "adam",
+    "global_clipnorm",
+    "accumulation adam",
+    "ema",
+    "several inputs and outputs",
+    "own train_step",
+    "two updates, buckets, empty steps",
+    "spectral normalization, empty steps",
+    "validated with moving averages",
+    "fewer steps than the rows give",
+    "frozen before",
+    "dense on sequences",
+    "mask of a layer inside",
+    "mask reaches the loss",
+    "regularizers",
+    "float64",
+    "mixed_bfloat16",
+    "loss scale",
+    "class weights, one named",
+    "ignored class of sequences",
+    "steps_per_execution=10",
+    "run_eagerly",
+    "jit_compile, 2 steps",
+    "jit_compile, accumulation",
+    "jit_compile, own train_step",
+    "buckets, 3 steps",
+    "shuffle=global",
+    "shuffle=False",
+    "empty steps",
+    "empty steps, jit",
+    "empty steps, eager, metrics",
+    "empty steps, own",
+    "empty steps, accumulation",
+    "empty shard",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name], CASES[name].callbacks, name)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal
+from replicas import Case, check_equal, named
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 
 from pybackend.job.options import Exchange
@@ -284,7 +284,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "ScheduleFreeAdamW",
+    "Adafactor",
+    "MultiOptimizer",
+    "CosineDecay",
+    "losses of whole batches",
+    "CTC",
+    "metrics of one answer",
+    "EarlyStopping, best weights",
+    "normalizations",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name], CASES[name].callbacks, name)
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from replicas import Case, check_equal
+from replicas import Case, check_equal, named
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, several, stack, tagger
 from test_loss_trial import (
     batch_hard_triplet,
@@ -329,7 +329,29 @@ def model_cases() -> dict[str, Case]:
 CASES = {**loss_cases(), **metric_cases(), **model_cases()}
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "triplet loss",
+    "correlation, validated",
+    "loss over the global batch, empty steps",
+    "several losses over the global batch",
+    "masks that reach two losses",
+    "summed loss, loss scale",
+    "compute_loss of any arguments",
+    "contrastive, own train_step",
+    "losses of several outputs, empty steps",
+    "metric of a whole batch, empty steps",
+    "metric of at least eight rows",
+    "several optimizers, empty steps",
+    "synchronized, float64",
+    "synchronized, eager",
+    "synchronized branches, empty steps",
+    "synchronized, masked, empty steps",
+    "synchronized, loss over the global batch",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_workers_reach_together_what_one_process_reaches(
     name: str, trained: dict[str, Any]
 ) -> None:

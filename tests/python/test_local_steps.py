@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, Trained, check_equal, difference
+from replicas import Case, Trained, check_equal, difference, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend.data.sharding import Visits, count_steps, cut_rows, deal
@@ -77,7 +77,18 @@ def simulate(case: Case) -> Any:
     return replicas[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "local sgd",
+    "diloco",
+    "longer than an epoch",
+    "steps without rows",
+    "several steps at once",
+    "own train_step",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_workers_do_what_the_definition_says(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
     assert isinstance(found, Trained), found

@@ -140,3 +140,11 @@ expect_worker_error <- function(sc) {
   expect_match(conditionMessage(condition), "row 17 is bad")
   expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
 }
+
+# A test that `make test` leaves out and `make test-full` does not: exhaustive, or dear for what it
+# finds.
+test_full <- function(desc, code) {
+  if (!identical(Sys.getenv("TFDIST_TEST_FULL"), "0")) {
+    eval.parent(substitute(test_that(desc, code)))
+  }
+}

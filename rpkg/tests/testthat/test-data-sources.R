@@ -100,7 +100,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
   )
 })
 
-test_that("named inputs and categories, of a data frame and of files", {
+test_full("named inputs and categories, of a data frame and of files", {
   skip_if_no_pybackend()
   rows <- flowers()
   rows$species <- as.integer(iris$Species) - 1L
@@ -140,7 +140,7 @@ test_that("named inputs and categories, of a data frame and of files", {
   )
 })
 
-test_that("tensors define how bytes and arrays are read", {
+test_full("tensors define how bytes and arrays are read", {
   skip_if_no_pybackend()
   path <- withr::local_tempfile(fileext = ".parquet")
   main <- reticulate::py_run_string(paste(

@@ -80,7 +80,7 @@ test_that("no name of tfdist is one of keras3, so both may be attached in either
   expect_identical(intersect(getNamespaceExports("tfdist"), taken), character())
 })
 
-test_that("a fit works with keras3 attached, before tfdist or after", {
+test_full("a fit works with keras3 attached, before tfdist or after", {
   skip_if_no_pybackend()
   skip_if_not_installed("keras3")
   path <- withr::local_tempfile(fileext = ".rds")

@@ -15,7 +15,7 @@ test_that("a scaled learning rate shows what it is", {
   expect_snapshot(scale_learning_rate("sqrt", 5, c("30" = 0.1, "60" = 0.01)))
 })
 
-test_that("the learning rate follows the workers", {
+test_full("the learning rate follows the workers", {
   skip_if_no_pybackend()
   expect_same_arguments("scale_learning_rate", "ScaleLearningRate")
   scale <- scale_learning_rate("sqrt", decay = c("1" = 0.5))

@@ -2,7 +2,7 @@
 # spark_apply(), the model back as base64 of HDF5. make_tf_config() is used where JSON was made by
 # hand; all else is what a user would have written, down to Keras 2, which the strategy needs.
 
-test_that("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()", {
+test_full("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()", {
   sc <- file_connection("local-cluster[2,1,1024]")
   for (package in c("keras", "base64enc")) {
     if (!requireNamespace(package, quietly = TRUE)) {

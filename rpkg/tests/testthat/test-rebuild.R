@@ -76,7 +76,7 @@ test_that("what is written in R comes back whole, also in another session, and c
   })
 })
 
-test_that("a train step written in R trains as Keras's own does", {
+test_full("a train step written in R trains as Keras's own does", {
   skip_if_no_pybackend()
   skip_if_not_installed("keras3")
   build <- function() {

@@ -6,10 +6,14 @@ test_that("local, with a model of this session and with one built by R in the wo
   expect_scenario(scenario_train("local", model_fn = scenario_model()))
 })
 
-test_that("sparklyr: the shared JVM, spark_apply() with R, and rpy2 in the same application", {
+test_that("sparklyr: the shared JVM, and spark_apply() with R in the same application", {
   sc <- file_connection("local-cluster[2,1,1024]")
   expect_scenario(scenario_train(sc, model = scenario()$build()))
   expect_scenario(scenario_train(sc, model_fn = scenario_model()))
+})
+
+test_full("sparklyr: rpy2 in the tasks of the same application", {
+  sc <- file_connection("local-cluster[2,1,1024]")
   session <- open_session(check_sc(sc))
   expect_scenario(scenario_train(session, model_fn = scenario_model()))
 })

@@ -26,7 +26,7 @@ test_that("the workers of this machine are examined, with a row for each", {
   expect_identical(unique(cluster$keras), report$keras)
 })
 
-test_that("the slots of a connection are examined", {
+test_full("the slots of a connection are examined", {
   sc <- file_connection("local[2]")
   report <- tfdist_sitrep(sc, quiet = TRUE)
   expect_identical(report$problems, character())

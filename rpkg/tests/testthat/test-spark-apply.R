@@ -109,41 +109,47 @@ test_that("an executor without Python says so", {
   )
 })
 
-test_that("Ctrl-C ends the workers, and the connection survives", {
-  # By spark_apply(), and by PySpark's barrier with R inside Python.
-  for (place in list(sc, open_session(check_sc(sc)))) {
-    marker <- withr::local_tempfile()
-    # A second process interrupts this one when a worker has begun.
-    program <- sprintf(
-      "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
-      shQuote(marker),
-      Sys.getpid()
-    )
-    system2("sh", c("-c", shQuote(program)), wait = FALSE)
-    outcome <- suppressMessages(tryCatch(
-      barrier_apply(
-        place,
-        function(ctx) {
-          # Renamed, so that a marker that exists is complete.
-          if (ctx$rank == 0) {
-            writeLines(as.character(Sys.getpid()), paste0(marker, "-new"))
-            file.rename(paste0(marker, "-new"), marker)
-          }
-          Sys.sleep(300)
-        },
-        workers = 2,
-        verbose = 0
-      ),
-      interrupt = function(condition) "interrupted"
-    ))
-    expect_identical(outcome, "interrupted")
-    worker <- as.integer(readLines(marker))
-    deadline <- Sys.time() + 60
-    while (is_running(worker) && Sys.time() < deadline) {
-      Sys.sleep(0.1)
-    }
-    expect_false(is_running(worker))
-    again <- barrier_apply(place, function(ctx) ctx$rank, workers = 2, verbose = 0)
-    expect_identical(again, list(0L, 1L))
+# Interrupts workers that sleep at a place; afterwards they are gone and the next call works.
+expect_interrupted <- function(place) {
+  marker <- withr::local_tempfile()
+  # A second process interrupts this one when a worker has begun.
+  program <- sprintf(
+    "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
+    shQuote(marker),
+    Sys.getpid()
+  )
+  system2("sh", c("-c", shQuote(program)), wait = FALSE)
+  outcome <- suppressMessages(tryCatch(
+    barrier_apply(
+      place,
+      function(ctx) {
+        # Renamed, so that a marker that exists is complete.
+        if (ctx$rank == 0) {
+          writeLines(as.character(Sys.getpid()), paste0(marker, "-new"))
+          file.rename(paste0(marker, "-new"), marker)
+        }
+        Sys.sleep(300)
+      },
+      workers = 2,
+      verbose = 0
+    ),
+    interrupt = function(condition) "interrupted"
+  ))
+  expect_identical(outcome, "interrupted")
+  worker <- as.integer(readLines(marker))
+  deadline <- Sys.time() + 60
+  while (is_running(worker) && Sys.time() < deadline) {
+    Sys.sleep(0.1)
   }
+  expect_false(is_running(worker))
+  again <- barrier_apply(place, function(ctx) ctx$rank, workers = 2, verbose = 0)
+  expect_identical(again, list(0L, 1L))
+}
+
+test_that("Ctrl-C ends the workers, and the connection survives", {
+  expect_interrupted(sc)
+})
+
+test_full("Ctrl-C ends R inside the Python of PySpark's barrier, too", {
+  expect_interrupted(open_session(check_sc(sc)))
 })

@@ -180,7 +180,7 @@ test_that("the last rows of a data frame are kept for validation, after some of 
   expect_equal(split$history, given$history, tolerance = 1e-6)
 })
 
-test_that("class weights are matched by name or code", {
+test_full("class weights are matched by name or code", {
   skip_if_no_pybackend()
   by_level <- train_flowers(iris, class_weight = c(virginica = 5, setosa = 0))
   by_code <- train_flowers(iris_arrays(), class_weight = list("0" = 0, "2" = 5))
@@ -190,7 +190,7 @@ test_that("class weights are matched by name or code", {
   expect_equal(by_code$model$get_weights(), by_row$model$get_weights(), tolerance = 1e-6)
 })
 
-test_that("how gradients travel does not change the result", {
+test_full("how gradients travel does not change the result", {
   skip_if_no_pybackend()
   train <- function(...) {
     barrier_train("local", dense_model(), iris_arrays(), ..., seed = 1, verbose = 0)
@@ -266,7 +266,7 @@ test_that("MNIST trains in one call", {
   expect_identical(nrow(fit$workers), 2L)
 })
 
-test_that("Python alone gives the same model from the same seed", {
+test_full("Python alone gives the same model from the same seed", {
   skip_if_no_pybackend()
   code <- paste(
     "import pybackend",
