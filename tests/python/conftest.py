@@ -184,6 +184,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop the Spark that a group has shared when another group begins."""
     if nextitem is not None and group_of(item) != group_of(nextitem):

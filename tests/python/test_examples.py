@@ -33,6 +33,7 @@ def test_the_examples_in_python_learn(tmp_path: Path) -> None:
     assert_learned(run([sys.executable, "all.py"], tmp_path))
 
 
+@pytest.mark.full
 @needs_r
 @pytest.mark.timeout(300)
 def test_the_examples_in_r_learn(tmp_path: Path) -> None:

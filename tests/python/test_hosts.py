@@ -68,11 +68,13 @@ def test_mnist_on_hosts_as_on_this_machine(there: SshHosts) -> None:
     assert [worker.host for worker in result.workers] == [h.address for h in there.hosts]
 
 
+@pytest.mark.full
 @needs_r
 def test_mnist_from_r(there: SshHosts, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "hosts", hosts="a,b", ssh_options=there.options)
 
 
+@pytest.mark.full
 def test_workers_that_all_have_all_rows_and_one_is_killed(
     there: SshHosts, dense_model: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:

@@ -123,7 +123,9 @@ def test_mnist_in_both_languages(tmp_path: Path) -> None:
     check_files(tmp_path, 2)
 
 
-@pytest.mark.parametrize("program", [IN_PYTHON, pytest.param(IN_R, marks=needs_r)])
+@pytest.mark.parametrize(
+    "program", [IN_PYTHON, pytest.param(IN_R, marks=[needs_r, pytest.mark.full])]
+)
 def test_mnist_by_tfdist_run(program: str, tmp_path: Path) -> None:
     FORGE.start()
     done = subprocess.run(
@@ -362,6 +364,7 @@ def hosts() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.full
 @needs_r
 @pytest.mark.launcher
 def test_four_hosts_in_two_languages_with_names_and_addresses_of_both_kinds(

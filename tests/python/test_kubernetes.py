@@ -171,6 +171,7 @@ def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[s
     mnist_case.check(result.model)
 
 
+@pytest.mark.full
 @needs_r
 def test_mnist_from_r(cluster: Kube, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "kubernetes", image="registry/tf:1", python=sys.executable)

@@ -17,6 +17,7 @@ ROOT = Path(pybackend.__file__).parents[1]
 PAGES = sorted((ROOT / "docs/migrating").glob("*.md"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
     parts = {

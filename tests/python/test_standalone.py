@@ -117,6 +117,7 @@ def test_a_dataframe_with_fewer_rows_than_hosts_is_every_row_once(
     assert largest_difference(dense_model, result.model) <= 1e-6
 
 
+@pytest.mark.full
 def test_a_parameter_server_on_another_host_holds_what_a_third_one_trains(
     spark: Any, data: Any, dense_model: Any, cluster: Cluster
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
         assert part in message
 
 
+@pytest.mark.full
 def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
     if cluster.hosts[0].port is None:
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
@@ -243,6 +245,7 @@ def other_python(cluster: Cluster, spark: Any, folder: Path, without: str) -> It
         context.pythonExec = before
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_another_version_of_tensorflow_on_one_host_is_named(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
@@ -276,6 +279,7 @@ def test_a_host_without_tensorflow_is_named_with_its_python(
     assert f"`{python} -m pip install tensorflow==" in message
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_the_workers_and_the_session_lives_on(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
 ) -> None:
@@ -339,6 +343,7 @@ with cluster.session() as session:
 """
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
     cluster: Cluster, spark: Any, tmp_path: Path
@@ -396,6 +401,7 @@ sparklyr::spark_disconnect(sc)
 """
 
 
+@pytest.mark.full
 @needs_r
 @pytest.mark.launcher
 def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
