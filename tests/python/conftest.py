@@ -204,8 +204,11 @@ def worker_processes() -> list[int]:
     return found
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
-    """Poll a condition of another process, which offers nothing to wait on, for so long at most."""
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    """Poll a condition of another process, which offers nothing to wait on, for so long at most.
+
+    On a busy machine a process may take that long to start or to end.
+    """
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():

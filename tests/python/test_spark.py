@@ -456,7 +456,7 @@ def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
     assert (caught.value.rank, caught.value.host) == (0, "127.0.0.1")
     assert caught.value.exception_type == "WorkerStalled"
     assert caught.value.others == []
-    wait_for(lambda: not worker_processes(), 20)
+    wait_for(lambda: not worker_processes())
 
 
 @pytest.mark.launcher
@@ -469,7 +469,7 @@ def test_a_task_whose_python_is_killed_is_named(spark: Any) -> None:
     with pytest.raises(WorkerFailedError, match="Spark's task") as caught:
         barrier_run(spark, work, workers=2, verbose=0)
     assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
-    wait_for(lambda: not worker_processes(), 20)
+    wait_for(lambda: not worker_processes())
 
 
 class Watched(MeetingServer):
