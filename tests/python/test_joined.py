@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from conftest import FORGE, R_VARIABLES, needs_r, wait_for
 from mnist_case import CASE, IN_PYTHON, IN_R, check_files, describe
 from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
+from standalone import low_port
 
 from pybackend import WorkerContext, barrier_run, barrier_train
-from pybackend.net.rendezvous import address_of, listen
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
 SECRET = "a secret of these tests alone"
@@ -29,10 +29,11 @@ LIMIT = 90
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on the loopback whose ports were free just now."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(closing(listen("127.0.0.1"))) for _ in range(count)]
-        return [address_of(server) for server in servers]
+    """Addresses on the loopback whose ports are free, and that no connection takes meanwhile."""
+    ports = set[int]()
+    while len(ports) < count:
+        ports.add(low_port())
+    return [f"127.0.0.1:{port}" for port in ports]
 
 
 class Process:
