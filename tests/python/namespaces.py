@@ -116,7 +116,7 @@ def no_namespaces() -> str:
 
 def run(*command: str) -> None:
     """Run a command that must succeed."""
-    subprocess.run(command, check=True, timeout=20)
+    subprocess.run(command, check=True, timeout=60)
 
 
 def _make(stack: ExitStack, bridge: str, host: Host, known: str) -> None:

@@ -278,7 +278,7 @@ def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) ->
     with driver(there) as process:
         assert len(left_on(there)) > 4
         process.send_signal(number)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         if number == signal.SIGINT:
             assert left_on(there) == []
         wait_for(lambda: left_on(there) == [])

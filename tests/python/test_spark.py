@@ -619,7 +619,7 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
             barrier_run(spark, lambda context: 1, workers=2)
     finally:
         spark.sparkContext.cancelJobGroup("others")
-        other.join(timeout=30)
+        other.join(timeout=60)
     assert not other.is_alive()
     for connection in (*held, holders):
         connection.close()

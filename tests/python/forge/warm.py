@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 ROOT = Path(__file__).parents[3]
 VARIABLE = "TFDIST_TEST_FORGE"
 _POPEN = subprocess.Popen
@@ -82,7 +82,7 @@ class Forge:
     def close(self) -> None:
         """End it; its workers end when their launchers let go of them."""
         if self._process is not None:
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=60)
         self._folder.cleanup()
 
     def _start(self) -> subprocess.Popen[bytes]:
