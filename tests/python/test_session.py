@@ -31,8 +31,8 @@ from pybackend.launchers.spark.session import is_connect
 
 Server = tuple[str, subprocess.Popen[bytes]]
 # Seconds for an answer in these tests, and for the end of a job that is cancelled.
-LIMIT = 2
-LONGEST = 40
+LIMIT = 4
+LONGEST = 90
 
 
 @pytest.fixture(scope="module")
