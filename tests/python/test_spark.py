@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -536,13 +537,13 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
 
 def executors() -> list[int]:
     """Process ids of the executors of this test run."""
-    marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
-    return [
-        int(entry.name)
-        for entry in Path("/proc").glob("[0-9]*")
-        if b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes()
-        and marker in (entry / "environ").read_bytes()
-    ]
+    marker, found = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            is_executor = b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes()
+            if is_executor and marker in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 class KillExecutor(keras.callbacks.Callback):
@@ -775,12 +776,7 @@ def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: st
 @pytest.fixture
 def stop_driver(spark: Any, monkeypatch: Any) -> Iterator[Any]:
     """Stops Spark's JVM until the test ends; two seconds are the limit for an answer."""
-    children = " ".join(p.read_text() for p in Path("/proc/self/task").glob("*/children")).split()
-    (java,) = [
-        int(pid)
-        for pid in children
-        if b"pyspark-shell" in Path("/proc", pid, "cmdline").read_bytes()
-    ]
+    java = spark.sparkContext._gateway.proc.pid
     monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
     yield lambda: os.kill(java, signal.SIGSTOP)
     os.kill(java, signal.SIGCONT)
