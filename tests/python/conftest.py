@@ -13,8 +13,9 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Marks the processes of this test run; workers inherit it, those of Spark too.
-os.environ["TFDIST_TEST_RUN"] = str(os.getpid())
+# Marks the processes of this test run; workers inherit it, those of Spark too. It has an end: the
+# mark of another run may not begin with it.
+os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
