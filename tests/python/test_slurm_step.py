@@ -175,7 +175,7 @@ def test_a_job_that_gives_way_has_notice_and_goes_on(
 
     # By itself, it would start again two minutes later; at once, what ends the first run's step
     # could end the next one, which has its number.
-    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+4")
+    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+8")
     wait_for(lambda: output.read_text().count("] again") == 4)
     assert ("Slurm will start this job again" in output.read_text()) is leaves
     for rank, printed in lines(output.read_text()).items():
