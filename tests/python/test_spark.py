@@ -448,7 +448,7 @@ def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
         if context.rank == 0:
             for pid in (os.getppid(), os.getpid()):
                 os.kill(pid, signal.SIGSTOP)
-        time.sleep(60)
+        time.sleep(600)
 
     job = replace(make_job("run", {"workers": 2, "verbose": 0}), timeout=2.5)
     with pytest.raises(WorkerFailedError, match="no sign of life for 5 s") as caught:
@@ -562,7 +562,7 @@ class KillExecutor(keras.callbacks.Callback):
         if os.environ["TFDIST_RANK"] == "1" and (self.epoch, batch) == (1, 3) and not mark.exists():
             mark.touch()
             os.kill(executors()[0], signal.SIGKILL)
-            threading.Event().wait(60)  # for its end: the next steps would be ahead of it
+            threading.Event().wait(600)  # for its end: the next steps would be ahead of it
 
 
 def test_a_training_goes_on_when_an_executor_was_killed(
