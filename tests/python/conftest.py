@@ -15,8 +15,9 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Marks the processes of this test run; workers inherit it, those of Spark too.
-os.environ["TFDIST_TEST_RUN"] = str(os.getpid())
+# Marks the processes of this test run; workers inherit it, those of Spark too. It has an end: the
+# mark of another run may not begin with it.
+os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -341,8 +342,11 @@ def worker_processes() -> list[int]:
     return found
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
-    """Poll a condition of another process, which offers nothing to wait on, for so long at most."""
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    """Poll a condition of another process, which offers nothing to wait on, for so long at most.
+
+    On a busy machine a process may take that long to start or to end.
+    """
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():

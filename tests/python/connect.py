@@ -63,7 +63,7 @@ def connect_server(
 def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
     """What the server says of its address when it listens; it has picked a free port."""
     pause = threading.Event()
-    for _ in range(600):
+    for _ in range(1500):
         found = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))
         if found:
             return found[1]

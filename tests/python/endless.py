@@ -15,7 +15,7 @@ from conftest import wait_for
 
 from pybackend import WorkerFailedError
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 # A shell that runs this in the background has it ignore Ctrl-C.
 _BEGIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 

@@ -19,7 +19,7 @@ from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_tra
 
 _ROWS = 64
 _FIRST_LABEL_OF_RANK_1 = 1
-_SETTLE_SECONDS = 20.0
+_SETTLE_SECONDS = 60.0
 _LISTENING = "0A"
 
 

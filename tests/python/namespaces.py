@@ -75,7 +75,7 @@ def network(names: Sequence[str]) -> Iterator[Network]:
     """
     _remove_leftovers()
     # Several test runs may be there at once.
-    number, bridge = os.getpid() % 256, f"tfb{os.getpid()}"
+    number, bridge = _free_number(), f"tfb{os.getpid()}"
     net, net6 = f"10.213.{number}", f"fd77:{number:x}:"
     with ExitStack() as stack:
         run("ip", "link", "add", bridge, "type", "bridge")
@@ -116,7 +116,7 @@ def no_namespaces() -> str:
 
 def run(*command: str) -> None:
     """Run a command that must succeed."""
-    subprocess.run(command, check=True, timeout=20)
+    subprocess.run(command, check=True, timeout=60)
 
 
 def _make(stack: ExitStack, bridge: str, host: Host, known: str) -> None:
@@ -138,6 +138,13 @@ def _make(stack: ExitStack, bridge: str, host: Host, known: str) -> None:
         ["link", "set", "eth0", "up"],
     ):
         run(*host.enter, "ip", *command)
+
+
+def _free_number() -> int:
+    """What no other test run has for its addresses: process ids may have the same last digits."""
+    shown = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True).stdout
+    taken = {int(number) for number in re.findall(r" 10\.213\.(\d+)\.", shown)}
+    return next(n % 256 for n in range(os.getpid(), os.getpid() + 256) if n % 256 not in taken)
 
 
 def _remove_leftovers() -> None:

@@ -24,7 +24,7 @@ from pybackend.launchers.remote.janitor import swept_folder
 # In the order of Slurm; sorted as text, n2 would be the last one.
 NODES = ("n2", "n10", "n11")
 _CONTROLLER = "ctl"
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
 
 _SETTINGS = """\

@@ -94,7 +94,7 @@ def ssh_hosts(names: Sequence[str], folder: Path) -> Iterator[SshHosts]:
 def _make_keys(folder: Path, made: Network) -> None:
     for name in ("host_key", "user_key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(command, check=True, timeout=20)
+        subprocess.run(command, check=True, timeout=60)
     key = (folder / "host_key.pub").read_text()
     places = [place for host in made.hosts for place in (host.address, host.address6)]
     (folder / "known_hosts").write_text("".join(f"{place} {key}" for place in places))
@@ -110,7 +110,7 @@ def _start(stack: ExitStack, folder: Path, host: Host) -> subprocess.Popen[bytes
     mortal = ["setpriv", "--pdeathsig", "KILL", *host.enter]
     with (folder / f"sshd-{host.name}.log").open("wb") as log:
         process = subprocess.Popen([*mortal, _SSHD, "-D", "-e", "-f", str(config)], stderr=log)
-    stack.callback(process.wait, timeout=20)
+    stack.callback(process.wait, timeout=60)
     stack.callback(process.terminate)
     return process
 

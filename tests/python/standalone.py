@@ -191,8 +191,8 @@ def _logged(log: Path, pattern: str) -> str:
 def low_port() -> int:
     """A free port below those that the system gives to outgoing connections.
 
-    sparklyr tries to connect to its gateway until that listens, and to one of those ports such a
-    try may connect to itself.
+    No connection takes it before who asks for it listens there. sparklyr tries to connect to its
+    gateway until that listens, and to one of those ports such a try may connect to itself.
     """
     while True:
         port = random.randrange(20_000, 32_000)

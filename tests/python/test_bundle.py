@@ -74,7 +74,7 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
         # Its end is the end of all: the folder was removed before.
         assert process.stdout.read() == b""
         assert not Path(folder).exists()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_host_that_is_killed_while_it_unpacks_keeps_nothing(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_python_that_is_not_wanted_just_ends(tmp_path: Path) -> None:
         greeting(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -220,7 +220,7 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
         for server in servers:
             stranger(server, b"x").close()
         # Less than the ten seconds for which a listener puts up with a silent stranger.
-        members = [stack.enter_context(closing(m)) for m in form(servers, token, 5.0)]
+        members = [stack.enter_context(closing(m)) for m in form(servers, token, 8.0)]
         sums = together(members, lambda member: all_sum(member, [member.rank]))
         assert [array.tolist() for array in sums] == [[3.0]] * 3
         for connection in rejected:
@@ -341,7 +341,7 @@ REDUCE = (
     "rank, peers = int(sys.argv[1]), sys.argv[3:]; host, _, port = peers[rank].rpartition(':');"
     "server = socket.create_server((host, int(port)));"
     "print('listens', flush=True); sys.stdin.readline();"
-    "mesh = join_mesh(server, peers, rank, sys.argv[2], 2.0);"
+    "mesh = join_mesh(server, peers, rank, sys.argv[2], 2.0, connect_timeout=60.0);"
     "print('joined', *(link.stream.is_protected for link in mesh.links.values()), flush=True);"
     "one = np.ones(1);"
     "any(mesh.all_reduce(one) for _ in iter(int, 1))"

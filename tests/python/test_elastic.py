@@ -59,7 +59,11 @@ def check_exact(result: TrainResult, shuffle: Any = True) -> None:
 
 
 class Script(keras.callbacks.Callback):
-    """Notes who trains what, tells a worker to end once another has joined, and stops later."""
+    """Notes who trains what, and tells a worker to end once another has joined.
+
+    That one stops the training when nothing is left of those that have gone, two epochs later at
+    the earliest.
+    """
 
     def __init__(self, folder: Path, told: int, by: int) -> None:
         super().__init__()
@@ -72,11 +76,13 @@ class Script(keras.callbacks.Callback):
         number, mark = int(os.environ["TFDIST_RANK"]), Path(self.folder, "told")
         note = Path(self.folder, f"epoch-{epoch}-{number}")
         note.write_text(f"{os.getpid()} {os.environ['TMPDIR']}")
+        if number != self.by:
+            return
         if mark.exists():
-            self.model.stop_training = epoch >= int(mark.read_text()) + 2
             left = [one for n in range(self.told + 1) for one in self.find_left(n)]
             Path(self.folder, f"left-{epoch}").write_text(" ".join(left))
-        elif number == self.by:
+            self.model.stop_training = not left and epoch >= int(mark.read_text()) + 2
+        else:
             victim = Path(self.folder, f"epoch-0-{self.told}").read_text().split()[0]
             new = mark.with_suffix(".new")
             new.write_text(str(epoch))

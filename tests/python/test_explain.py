@@ -72,7 +72,7 @@ if __name__ == "__main__":
             pybackend.barrier_run(session, lambda context: 1, workers=2)
         except pybackend.ClusterError:
             traceback.print_exc(file=sys.stdout)
-        wait_for(lambda: len(_levels(session)) == 2, 60)  # none is OFF any more
+        wait_for(lambda: len(_levels(session)) == 2)  # none is OFF any more
         print("levels afterwards:", *_levels(session).values())
 """
 

@@ -121,12 +121,14 @@ def test_a_lost_peer_is_reported_when_the_buckets_are_collected() -> None:
 
 
 def test_no_thread_outlives_the_exchange() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     flat = exchange(Layout.of([(20,), (40,)], 4, 100), Pair())
-    thread = next(t for t in threading.enumerate() if t.name == "tfdist-exchange")
+    threads = set(threading.enumerate()) - before
+    assert [thread.name for thread in threads] == ["tfdist-exchange"]
     flat.close()
-    thread.join(timeout=10)
-    assert threading.active_count() == before
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_accumulated_gradients_travel_once() -> None:

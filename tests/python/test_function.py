@@ -154,7 +154,7 @@ def test_servers_end_when_those_they_serve_have_returned(capfd: Any) -> None:
     assert run(work, 0.3, roles=roles) == expected  # behind the chief, but within the grace
     assert run(work, 0, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
     assert "was ended" not in capfd.readouterr().out
-    found = barrier_run("local", work, 60, roles={"worker": 1, "evaluator": 1}, verbose=1)
+    found = barrier_run("local", work, 600, roles={"worker": 1, "evaluator": 1}, verbose=1)
     assert found == [("worker", 0), None]
     assert "worker 1, the evaluator, was ended 3 s after" in capfd.readouterr().out
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
+from conftest import wait_for
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
@@ -127,10 +128,11 @@ def test_a_worker_that_does_not_come_is_named(gang: Gang) -> None:
 
     thread = threading.Thread(target=gather)
     thread.start()
+    wait_for(lambda: gang.meeting.missing()[0] == [1])
     with pytest.raises(ClusterError, match="worker 1 on h1 did not meet the others within 0 s"):
         gang.run(meet_seconds=0.2)
     gang.meeting.__exit__()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_servers_go_on_without_a_worker_but_not_without_all() -> None:

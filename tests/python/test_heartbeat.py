@@ -18,7 +18,7 @@ from pybackend.net.rendezvous import new_token
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()
-SILENCE = 1.5
+SILENCE = 2.5
 
 
 def test_who_shows_no_sign_of_life_counts_as_lost() -> None:
@@ -51,9 +51,9 @@ def test_a_line_that_takes_long_to_come_is_a_sign_of_life() -> None:
         closing(Stream.accept(server)) as far,
         ThreadPoolExecutor(1) as threads,
     ):
-        read = threads.submit(lambda: list(read_lines(far, 1000, 0.5)))
+        read = threads.submit(lambda: list(read_lines(far, 1000, 2.0)))
         for letter in b"slow\n":
             near.send_all(bytes([letter]))
-            time.sleep(0.3)
+            time.sleep(0.5)
         near.close()
         assert read.result(30) == [b"slow\n"]

@@ -44,7 +44,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(there: SshHosts) -> Iterator[None]:
     yield
-    assert left_on(there) == []
+    wait_for(lambda: left_on(there) == [])
 
 
 def left_on(there: SshHosts) -> list[Any]:
@@ -280,9 +280,9 @@ def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) ->
     with driver(there) as process:
         assert len(left_on(there)) > 4
         process.send_signal(number)
-        process.wait(timeout=20)
-        if number == signal.SIGINT:
-            assert left_on(there) == []
+        process.wait(timeout=60)
+        if number == signal.SIGINT:  # sshd's own processes end a moment later
+            assert [one for one in left_on(there) if "sshd" not in str(one)] == []
         wait_for(lambda: left_on(there) == [])
 
 
@@ -303,7 +303,7 @@ def test_a_host_that_goes_away_is_named(there: SshHosts) -> None:
         with pytest.raises(WorkerFailedError, match="not responding") as caught:
             pybackend.barrier_run(pybackend.hosts("a,b", ssh_options=options), leave_the_network)
         assert (caught.value.rank, caught.value.host) == (1, "b")
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 90
     finally:
         run_command(*b.enter, "ip", "link", "set", "eth0", "up")
         run_command(*b.enter, "ip", "address", "add", f"{b.address6}/64", "dev", "eth0", "nodad")

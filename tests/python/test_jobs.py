@@ -83,7 +83,7 @@ def test_a_question_that_executors_do_not_answer_is_cancelled(
 ) -> None:
     job = use_job(FakeJob())
     monkeypatch.setattr(executors, "_LIMIT_SECONDS", 0.2)
-    monkeypatch.setattr(executors, "_ask", lambda session, look: job.cancelled.wait(30))
+    monkeypatch.setattr(executors, "_ask", lambda session, look: job.cancelled.wait(60))
     with pytest.raises(ClusterError, match=r"no executor answered within 0\.2 s"):
         ask_executors(None, lambda: 1)
     assert job.cancelled.is_set()
@@ -115,7 +115,7 @@ class Answers(FakeJob):
 
     def is_busy(self) -> bool:
         self.asked.release()
-        self.may_answer.wait(30)
+        self.may_answer.wait(60)
         return self.answer
 
     def find_others(self) -> str:
@@ -139,7 +139,7 @@ class Watched:
 
     def ask(self) -> None:
         self.look_after(1.0)
-        assert self.job.asked.acquire(timeout=10)
+        assert self.job.asked.acquire(timeout=60)
 
     def ask_and_hear(self) -> None:
         self.ask()
@@ -150,7 +150,7 @@ class Watched:
         self.clock.now += seconds
         self.watch.look()
         while self.asking and self.job.may_answer.is_set():
-            self.asking.pop().join(timeout=10)
+            self.asking.pop().join(timeout=60)
 
     def look_for(self, seconds: float, step: float = 1.0) -> None:
         for _ in range(round(seconds / step)):

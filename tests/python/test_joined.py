@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,21 @@ from conftest import FORGE, R_VARIABLES, needs_r, wait_for
 from mnist_case import CASE, IN_PYTHON, IN_R, check_files, describe
 from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
+from standalone import low_port
 
 from pybackend import WorkerContext, barrier_run, barrier_train
-from pybackend.net.rendezvous import address_of, listen
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
 SECRET = "a secret of these tests alone"
-LIMIT = 90
+LIMIT = 150
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on the loopback whose ports were free just now."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(closing(listen("127.0.0.1"))) for _ in range(count)]
-        return [address_of(server) for server in servers]
+    """Addresses on the loopback whose ports are free, and that no connection takes meanwhile."""
+    ports = set[int]()
+    while len(ports) < count:
+        ports.add(low_port())
+    return [f"127.0.0.1:{port}" for port in ports]
 
 
 class Process:
@@ -152,11 +153,11 @@ def test_a_seed_is_drawn_once_for_all() -> None:
 
 def test_who_is_missing_is_named_to_all() -> None:
     addresses = free_addresses(3)
-    started = [Process(index, addresses, timeout=4) for index in (0, 2)]
+    started = [Process(index, addresses, timeout=10) for index in (0, 2)]
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert f"worker 1 ({addresses[1]}) did not come within 4 s" in text
+        assert f"worker 1 ({addresses[1]}) did not come within 10 s" in text
 
 
 def test_a_first_process_that_never_comes_is_named() -> None:
@@ -199,7 +200,7 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
 def test_another_secret_is_named_on_both_sides() -> None:
     addresses = free_addresses(2)
     other = {"TFDIST_SECRET": "quite another secret"}
-    started = [Process(0, addresses, timeout=8), Process(1, addresses, variables=other)]
+    started = [Process(0, addresses, timeout=15), Process(1, addresses, variables=other)]
     with gang(*started):
         first, second = (one.failure() for one in started)
     assert "connections did not know the secret" in first
@@ -308,7 +309,7 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
 @pytest.mark.launcher
 def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
     addresses = free_addresses(2)
-    started = [Process(index, addresses, breaks=(0, "stop"), timeout=6) for index in range(2)]
+    started = [Process(index, addresses, breaks=(0, "stop"), timeout=15) for index in range(2)]
     with gang(*started):
         text = started[1].failure()
         assert "worker 0 on 127.0.0.1 failed: ProcessLost" in text.splitlines()[0]

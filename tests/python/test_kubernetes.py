@@ -277,8 +277,8 @@ def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(
 
 
 def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
-    waiting = pybackend.kubernetes("registry/tf:1", gpus=1, patience=2)
-    with pytest.raises(ClusterError, match=r"within 2 s.*Insufficient nvidia.com/gpu"):
+    waiting = pybackend.kubernetes("registry/tf:1", gpus=1, patience=5)
+    with pytest.raises(ClusterError, match=r"within 5 s.*Insufficient nvidia.com/gpu"):
         barrier_run(waiting, print, workers=2)
     assert "pending: 0/2 nodes are available" in capsys.readouterr().out
 
@@ -286,7 +286,7 @@ def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str
 def test_more_pods_than_a_quota_allows(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "quota", 0)
     with pytest.raises(ClusterError, match=r"0 of 2 pods.*FailedCreate: exceeded quota: pods"):
-        barrier_run(pybackend.kubernetes("registry/tf:1", patience=1), print, workers=2)
+        barrier_run(pybackend.kubernetes("registry/tf:1", patience=5), print, workers=2)
 
 
 def test_an_image_that_cannot_be_pulled(cluster: Kube) -> None:

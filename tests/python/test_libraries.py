@@ -20,7 +20,7 @@ def test_it_starts_anew_with_its_own_library_first() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     is_shared = sysconfig.get_config_var("Py_ENABLE_SHARED")
     own = f"{sysconfig.get_config_var('LIBDIR')}:" if is_shared else ""

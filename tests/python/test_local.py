@@ -231,7 +231,7 @@ def test_workers_end_with_their_driver(number: signal.Signals) -> None:
     assert driver.stdout is not None
     pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
     driver.send_signal(number)
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=60)
     for pid in pids:
         wait_for_end(pid)
     for folder in folders() - before:
@@ -259,7 +259,7 @@ def test_a_worker_that_returns_when_its_driver_has_died_leaves_no_folder() -> No
     assert driver.stdout is not None
     folder = Path(driver.stdout.readline().split()[-1])
     driver.kill()
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=60)
     wait_for(lambda: not folder.exists())
 
 
@@ -310,6 +310,7 @@ def test_a_function_that_takes_other_arguments_is_refused_here(args: tuple[int, 
         barrier_run(None, (lambda: 1) if not args else (lambda context, a: a), *args, workers=2)
 
 
+@pytest.mark.launcher(False)
 def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> None:
     with pytest.raises(WorkerFailedError, match="stopped") as caught:
         barrier_train(
@@ -332,6 +333,7 @@ def test_the_end_of_memory_has_advice() -> None:
         assert "lower batch_size" in worker_failure(1, "host", error).advice
 
 
+@pytest.mark.launcher(False)
 @pytest.mark.parametrize("how", ["slow", "stopped"])
 def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: str) -> None:
     import keras
@@ -385,7 +387,7 @@ def test_a_stopped_worker_ends_with_a_driver_that_is_killed() -> None:
     pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
     os.kill(pids[0], signal.SIGSTOP)
     driver.kill()
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=60)
     for pid in pids:
         wait_for_end(pid)
     for folder in folders() - before:

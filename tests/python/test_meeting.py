@@ -30,10 +30,10 @@ TOKEN = new_token()
 class Worker:
     """A client, and whether it has noticed that the driver is gone."""
 
-    def __init__(self, address: str, rank: int, token: str = TOKEN) -> None:
+    def __init__(self, address: str, rank: int, token: str = TOKEN, patience: float = 60.0) -> None:
         self.rank = rank
         self.lost = threading.Event()
-        self.client = MeetingClient(address, token, rank, 2.0, self.lost.set)
+        self.client = MeetingClient(address, token, rank, patience, self.lost.set)
         self.client.require()
 
 
@@ -72,7 +72,7 @@ def test_all_meet_elsewhere_if_one_does_not_come_in_time(join: Join) -> None:
         ThreadPoolExecutor(3) as threads,
     ):
         waiting = rush(threads, [join(server, 0), join(server, 1)])
-        assert [answer.result(timeout=10) for answer in waiting] == [None, None]
+        assert [answer.result(timeout=30) for answer in waiting] == [None, None]
         # The decision stands for one who comes late.
         assert join(server, 2).client.gather("2") is None
 
@@ -89,7 +89,7 @@ def test_all_meet_elsewhere_if_one_leaves_before_it_has_joined(join: Join, first
             wait_for(lambda: server.missing()[0] == [2])
         workers[2].client.close()
         waiting = waiting or rush(threads, workers[:2])
-        assert [answer.result(timeout=10) for answer in waiting] == [None, None]
+        assert [answer.result(timeout=30) for answer in waiting] == [None, None]
         assert workers[2].client.gather("2") is None
 
 
@@ -110,7 +110,7 @@ def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
         assert b"Join" in stream.read_line(1000, 10)
         stream.close()
         with pytest.raises(ClusterError, match=r"worker 1 on .* lost the driver"):
-            waiting.result(timeout=10)
+            waiting.result(timeout=30)
         client.close()
 
 
@@ -121,6 +121,7 @@ def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> No
         for _ in range(60):
             with MeetingServer("127.0.0.1", TOKEN, 3, patience=20) as server:
                 workers = [join(server, rank) for rank in range(3)]
+                wait_for(lambda server=server: 2 in server._streams)
                 answers = rush(threads, workers[:2])
                 time.sleep(draw.random() * 0.002)
                 third = rush(threads, workers[2:])
@@ -154,12 +155,12 @@ def test_events_and_large_results_arrive_whole(join: Join) -> None:
         worker.client.send("report", content)
         worker.client.send("empty", b"")
         worker.client.close()
-        server.drain(10)
+        server.drain(60)
         assert server.result(1, "report") == content
         assert server.result(1, "empty") == b""
         assert server.result(0, "report") is None
         # The rank is that of the authenticated connection, whatever the event says.
-        assert server.queue.get(timeout=5) == PrintedLine("hello", rank=1)
+        assert server.queue.get(timeout=30) == PrintedLine("hello", rank=1)
 
 
 def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
@@ -168,9 +169,9 @@ def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
         waiting = threads.submit(worker.client.gather, "alone")
         wait_for(lambda: server.missing()[0] == [1])
         server.__exit__()
-        assert worker.lost.wait(10)
+        assert worker.lost.wait(30)
         with pytest.raises(ClusterError, match=r"worker 0 on .* lost the driver at .* before all"):
-            waiting.result(timeout=10)
+            waiting.result(timeout=30)
 
 
 @pytest.mark.parametrize("rank", [0, 2, -1])
@@ -180,7 +181,7 @@ def test_a_rank_comes_once_and_is_one_of_the_job(join: Join, rank: int) -> None:
         first.client(PrintedLine("in"))
         server.queue.get(timeout=30)  # else the second one may be faster
         again = join(server, rank)
-        assert again.lost.wait(10)
+        assert again.lost.wait(30)
         assert not first.lost.is_set()
 
 
@@ -217,7 +218,7 @@ def test_the_driver_may_be_reached_by_another_address_than_it_listens_on() -> No
 def test_a_stranger_is_rejected() -> None:
     with MeetingServer("127.0.0.1", TOKEN, 1) as server:
         with pytest.raises(ClusterError, match="cannot reach the driver"):
-            Worker(server.address, 0, new_token())
+            Worker(server.address, 0, new_token(), patience=2.0)
         assert server.missing()[0] == [0]
 
 
@@ -225,7 +226,7 @@ def test_a_driver_that_is_not_there_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(ClusterError, match=r"worker 3 on .* cannot reach the driver at 127.0.0.1"):
-        Worker(f"127.0.0.1:{port}", 3)
+        Worker(f"127.0.0.1:{port}", 3, patience=2.0)
 
 
 def test_a_line_that_is_not_json_ends_the_connection() -> None:
@@ -280,11 +281,11 @@ def test_a_driver_behind_a_firewall_delays_no_worker() -> None:
             knocking.setblocking(False)
             knocking.connect_ex(address)
         began = time.monotonic()
-        client = MeetingClient(f"127.0.0.1:{address[1]}", TOKEN, 0, 3.0)
+        client = MeetingClient(f"127.0.0.1:{address[1]}", TOKEN, 0, 4.0)
         assert not client(PrintedLine("x"))
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3
         client.close()
-        assert 2 < time.monotonic() - began < 8
+        assert 3 < time.monotonic() - began < 60
         assert not client(PrintedLine("after the end"))
 
 

@@ -122,7 +122,7 @@ class FirstIsKept(keras.callbacks.Callback):
         while epoch == 1 and not filesystem.glob(f"{URI}/checkpoint-000001-*.json"):
             time.sleep(0.2)
             filesystem.invalidate_cache()
-        time.sleep(1.0 if epoch == 1 else 0.2)
+        time.sleep(0.2 if epoch == 0 else 1.0)
 
 
 def train(**settings: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from typing import Any
 
@@ -11,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import build_dense, worker_processes
+from standalone import low_port
 
 from pybackend import InputError, Observer, barrier_train
 from pybackend.api.observer import Observers, split_observers
@@ -148,8 +148,7 @@ def test_an_elastic_training_of_one_worker_stops_too(rows: Any) -> None:
 
 def test_processes_that_join_observe_on_the_thread_that_calls(rows: Any, monkeypatch: Any) -> None:
     # One process alone, as TF_CONFIG describes it: the first of one.
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{low_port()}"
     config = {"cluster": {"worker": [address]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     threads: list[Any] = []

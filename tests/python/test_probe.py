@@ -128,7 +128,7 @@ def test_a_worker_that_never_listens_is_refused_within_the_limit() -> None:
     with reserved() as one, reserved() as silent:
         began = time.monotonic()
         found = try_peers([address(one), address(silent)], 0, patience=0.5)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE_SECONDS
     assert found == {"unreached": [{"rank": 1, "reason": REFUSED}], "listen_error": None}
 
 
@@ -136,10 +136,10 @@ def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> 
     with reserved() as one, reserved() as two, reserved() as elsewhere:
         announced, true = ([address(one), address(x)] for x in (two, elsewhere))
         with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(try_peers, true, 1, patience=3)
-            found = try_peers(announced, 0, patience=1)
+            other = pool.submit(try_peers, true, 1, patience=5)
+            found = try_peers(announced, 0, patience=2)
             assert found["unreached"] == [{"rank": 1, "reason": REFUSED}]
-            assert other.result(20) == {"unreached": [], "listen_error": None}
+            assert other.result(30) == {"unreached": [], "listen_error": None}
 
 
 def test_a_host_that_swallows_packets_times_out() -> None:

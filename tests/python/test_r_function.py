@@ -80,7 +80,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
     code = """function(ctx) {
         read <- function(path) if (ctx$rank == 1) stop("no file at ", path)
         read("/data/a")
-        reticulate::import("time")$sleep(60)
+        reticulate::import("time")$sleep(600)
     }"""
     with pytest.raises(WorkerFailedError) as caught:
         barrier_run(None, r(code), workers=2, verbose=0)

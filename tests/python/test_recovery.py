@@ -160,7 +160,7 @@ def test_after_the_driver_was_killed_the_call_resumes(
     program = f"import test_recovery; test_recovery.train_and_be_killed({str(tmp_path)!r})"
     path = {"PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ['PYTHONPATH']}"}
     command = [sys.executable, "-c", program]
-    driver = subprocess.run(command, env={**os.environ, **path}, timeout=120)
+    driver = subprocess.run(command, env={**os.environ, **path}, timeout=170)
     assert driver.returncode == -signal.SIGKILL
     wait_for(lambda: not worker_processes())
     again = [KillAt(1, 1, 4, tmp_path / "mark"), log_to(tmp_path)]

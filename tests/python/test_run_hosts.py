@@ -78,7 +78,7 @@ print("error", file=sys.stderr)
 def test_ranks_fill_the_hosts(there: SshHosts, start: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("HIDDEN", "this machine's")
     process = start(PLACE, *options(there, "a:2,b:2", "-w", "3", "--env", "GIVEN=x y"))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     a, b = (host.address for host in there.hosts)
     for rank, place in enumerate(("0 2", "1 2", "0 1")):
@@ -101,7 +101,7 @@ def test_addresses_are_those_that_ssh_has_reached(first: str, there: SshHosts, s
     seen = {"localhost": there.network.address, "a-6": f"[{a.address6}]"}[first]
     text = "import socket\nprint(os.environ['TF_CONFIG'], os.environ['LOCAL_WORLD_SIZE'])"
     process = start(text, *options(there, names))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     config = json.loads(lines(out, 1)[0].rpartition(" ")[0])
     own, other = (host.rpartition(":")[0] for host in config["cluster"]["worker"])
@@ -112,7 +112,7 @@ def test_addresses_are_those_that_ssh_has_reached(first: str, there: SshHosts, s
 def test_a_failure_ends_all_hosts(there: SshHosts, start: Any) -> None:
     text = "if RANK == 1:\n    os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(600)"
     process = start(text, *options(there, "a,b"))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGSEGV
     assert "rank 1 on b was ended by SIGSEGV" in err.splitlines()[-1]
     wait_for(lambda: nothing_is_left(there))
@@ -139,7 +139,7 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
         name = "sshd" if how == "sshd" else "exec(base64"
         victims = sorted(p for p, line in there.processes(1).items() if name in line)
         os.kill(victims[-1 if how == "agent" else 0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     expected = {"SIGINT": 130, "SIGKILL": -signal.SIGKILL}.get(how, 1)
     assert process.returncode == expected, err
     if expected == 1:
@@ -167,7 +167,7 @@ def test_what_cannot_start_is_named(
     hosts: str, more: list[str], named: str, there: SshHosts, start: Any
 ) -> None:
     process = start("", *options(there, hosts, *more))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     assert named in err
     assert "Traceback" not in err
@@ -182,7 +182,7 @@ greeting = '{{"version": [3, 11, 0], "python": "p", "missing": [], "machine": ' 
 print('tfdist ' + greeting, flush=True)
 select.select([0], [], [])
 pathlib.Path(os.environ["MARK"]).touch()
-signal.alarm(30)  # at the latest
+signal.alarm(600)  # at the latest
 signal.pause()
 """
 
@@ -199,7 +199,7 @@ def test_a_host_that_takes_nothing_in_does_not_hold_up_signals(
     try:
         wait_for(mark.exists)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM
     finally:
         process.kill()
@@ -207,7 +207,7 @@ def test_a_host_that_takes_nothing_in_does_not_hold_up_signals(
 
 def test_a_dry_run_shows_ssh_and_reaches_nobody(there: SshHosts, start: Any) -> None:
     process = start("", *options(there, "no-host:2,[fd00::1]:1", "--dry-run"))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "the agent on no-host, by: " in out
     assert f"-F {there.folder}/ssh_config" in out

@@ -37,7 +37,7 @@ class Ends:
         self.pipes[1].close()
         self.pipes[3].close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
         self.pipes[0].close()
         self.pipes[2].close()
 
@@ -65,18 +65,18 @@ def test_members_meet_and_report_without_a_listening_socket(ends: Ends) -> None:
         other = threading.Thread(target=lambda: found.append(clients[1].gather("one")))
         other.start()
         found.append(clients[0].gather("zero"))
-        other.join(10)
+        other.join(60)
         assert found == [["zero", "one"]] * 2
         content = os.urandom(1 << 20)
         clients[1].send("report", content)
         clients[1](PrintedLine("done"))
-        assert meeting.queue.get(timeout=10) == PrintedLine("done", rank=1)
+        assert meeting.queue.get(timeout=60) == PrintedLine("done", rank=1)
         assert meeting.result(1, "report") == content
         ends.pipes[1].close()  # the driver lets go
         for _ in range(2):
-            assert lost.acquire(timeout=10)
+            assert lost.acquire(timeout=60)
         ends.pipes[3].close()
-        meeting.drain(10)
+        meeting.drain(60)
         assert [meeting.has_left(rank) for rank in range(2)] == [True, True]
 
 

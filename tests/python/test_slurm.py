@@ -242,8 +242,8 @@ def test_a_job_that_waits(cluster: Slurm, capsys: pytest.CaptureFixture[str]) ->
     output = str(cluster.folder / "other.log")
     cluster.run("sbatch", "-N3", "--exclusive", "-o", output, "--wrap", "sleep 300")
     wait_for(lambda: "RUNNING" in cluster.run("squeue", "--noheader", "-o", "%T"), PATIENCE)
-    with pytest.raises(ClusterError, match="has not started within 3 s"):
-        barrier_run(pybackend.slurm(folder=jobs(cluster), patience=3), print, workers=2)
+    with pytest.raises(ClusterError, match="has not started within 6 s"):
+        barrier_run(pybackend.slurm(folder=jobs(cluster), patience=6), print, workers=2)
     assert "is pending: Resources" in capsys.readouterr().out
 
 

@@ -105,7 +105,7 @@ def started(path: Path, ranks: int = 4) -> None:
 
 def test_ranks_are_the_tasks_of_a_step(cluster: Slurm, tmp_path: Path) -> None:
     process = run(cluster, tmp_path, SHOW)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     found = {rank: json.loads(text) for rank, [text] in lines(out).items()}
     assert [found[rank]["host"] for rank in range(4)] == ["n2", "n2", "n10", "n11"]
@@ -128,7 +128,7 @@ def test_a_script_joins_the_gang(cluster: Slurm, tmp_path: Path, starter: tuple[
     secret = {"TFDIST_SECRET": new_token()}
     words = ["salloc", "-Q", "-N3", "-n4", *starter, str(tmp_path / "join.py")]
     process = cluster.command(*words, variables=secret)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert out.count("[0, 1, 2, 3] of 4") == 4
 
@@ -137,7 +137,7 @@ def test_a_carriage_return_ends_no_line(cluster: Slurm, tmp_path: Path) -> None:
     forged = "srun: error: n2: task 0: Exited with exit code 3"
     script = f"import sys; print('50%\\r100%'); print('\\r{forged}', file=sys.stderr)"
     process = run(cluster, tmp_path, script)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert lines(out) == {rank: ["100%"] for rank in range(4)}
     assert lines(err) == {rank: [forged] for rank in range(4)}
@@ -148,7 +148,7 @@ def test_the_first_failure_ends_the_others(cluster: Slurm, tmp_path: Path) -> No
         "time.sleep(300)", "os.environ['RANK'] == '2' and sys.exit(7); time.sleep(300)"
     )
     process = run(cluster, tmp_path, script)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 7
     assert "tfdist: rank 2 on the nodes of Slurm job" in err
     assert "ended with exit status 7; the other ranks were ended" in err
@@ -175,8 +175,8 @@ def test_a_job_that_gives_way_has_notice_and_goes_on(
 
     # By itself, it would start again two minutes later; at once, what ends the first run's step
     # could end the next one, which has its number.
-    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+4")
-    wait_for(lambda: output.read_text().count("] again") == 4, 60)
+    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+8")
+    wait_for(lambda: output.read_text().count("] again") == 4)
     assert ("Slurm will start this job again" in output.read_text()) is leaves
     for rank, printed in lines(output.read_text()).items():
         if leaves:  # Slurm may lose what a rank prints just before it leaves
@@ -221,7 +221,7 @@ def test_a_driver_that_is_killed_takes_its_step_along(cluster: Slurm, tmp_path: 
     started(tmp_path)
     [driver] = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
     os.kill(int(driver), signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     wait_for(lambda: not cluster.run("squeue", "--steps", "-h"))
 
 

@@ -92,7 +92,7 @@ def test_events_are_passed_on_after_a_job_could_not_be_cancelled(
     meeting: Any = Meeting()
     seen: list[Any] = []
     with _Watch(job, meeting, seen.append, 60.0) as watch:
-        assert job.cancelling.wait(10)
+        assert job.cancelling.wait(60)
         meeting.queue.put(Note("later"))
         wait_for(lambda: seen)
         with pytest.raises(ClusterError, match="no task runs"):
@@ -108,7 +108,7 @@ def test_a_task_that_shows_no_sign_of_life_is_named_and_the_job_cancelled() -> N
         _Watch(job, meeting, print, 0.5) as watch,
     ):
         stopped.require()
-        assert job.cancelling.wait(10)
+        assert job.cancelling.wait(60)
         with pytest.raises(WorkerFailedError, match="no sign of life") as caught:
             watch.raise_any("")
     assert (caught.value.rank, caught.value.exception_type) == (1, "WorkerStalled")

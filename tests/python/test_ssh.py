@@ -29,7 +29,7 @@ def call(ssh: Ssh, host: HostSlots, remote: Sequence[str]) -> tuple[int, str, li
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=30,
+        timeout=120,
         start_new_session=True,
     )
     return ended.returncode, ended.stdout, ended.stderr.splitlines()

@@ -40,7 +40,7 @@ def test_a_quiet_process_is_not_lost_but_a_stopped_one_is(process: subprocess.Po
     assert watch_for(watch, 1.5) is None
     os.kill(process.pid, signal.SIGSTOP)
     assert watch_for(watch, 0.2) is None
-    reason = watch_for(watch, 10)
+    reason = watch_for(watch, 60)
     assert reason is not None
     assert "stopped" in reason
 

@@ -119,14 +119,14 @@ def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
         with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:  # noqa: S310
             return dict(json.load(answer))
 
-    wait_for(lambda: len(ask()) == 2, 60)
+    wait_for(lambda: len(ask()) == 2)
     tags = ask()
     assert {"epoch_loss", "epoch_accuracy", "batch_loss"} <= tags["train"].keys()
     assert {"epoch_loss", "epoch_accuracy"} <= tags["validation"].keys()
     assert len(find_processes(str(result.tensorboard))) >= 2
     process.send_signal(signal.SIGKILL)  # which it can do nothing about
     process.wait()
-    wait_for(lambda: not find_processes(str(result.tensorboard)), 30)
+    wait_for(lambda: not find_processes(str(result.tensorboard)))
 
 
 def test_files_come_in_parts_and_again(tmp_path: Path) -> None:

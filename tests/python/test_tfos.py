@@ -38,7 +38,7 @@ def session() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     yield
-    wait_for(lambda: not worker_processes() and not members(), 30)
+    wait_for(lambda: not worker_processes() and not members())
 
 
 def members() -> dict[int, Path]:
@@ -116,7 +116,7 @@ def test_rows_come_from_rdds_tables_and_streams_that_still_run(
         (source / f"{part}.partial").write_text('{"a": 1, "b": [2]}\n' * 10)
         (source / f"{part}.partial").rename(source / f"{part}.json")
         wanted = [wanted[0] + 10, wanted[1] + 30, wanted[2]]
-        wait_for(lambda: counted(counts) == wanted, 60)  # noqa: B023
+        wait_for(lambda: counted(counts) == wanted)  # noqa: B023
         assert query.isActive
     query.stop()
 
@@ -126,7 +126,7 @@ def test_rows_come_from_rdds_tables_and_streams_that_still_run(
     cluster.train(streaming.queueStream(batches))
     streaming.start()
     wanted = [wanted[0] + 15, wanted[1] + 55 + 15 * 1.5, wanted[2]]
-    wait_for(lambda: counted(counts) == wanted, 60)
+    wait_for(lambda: counted(counts) == wanted)
     streaming.stop(stopSparkContext=False, stopGraceFully=True)
     cluster.shutdown(streaming)
     assert counted(counts) == wanted

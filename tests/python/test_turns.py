@@ -73,7 +73,7 @@ def test_slots_are_taken_in_turn() -> None:
     def work(workers: int) -> None:
         with take_slots(owner, workers, 4, print):
             began.append(workers)
-            ended.wait(10)
+            ended.wait(60)
 
     with take_slots(object(), 4, 4, print):  # another session's slots are others
         threads = [threading.Thread(target=work, args=(count,)) for count in (3, 2, 1)]
@@ -83,7 +83,7 @@ def test_slots_are_taken_in_turn() -> None:
         assert began == [3]  # nor does one of 1 overtake the one of 2
         ended.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
     assert sorted(began) == [1, 2, 3]
 
 
@@ -93,7 +93,7 @@ def test_a_long_wait_names_what_holds_the_slots(monkeypatch: pytest.MonkeyPatch)
     with take_slots(owner, 2, 2, said.append):
         with ThreadPoolExecutor() as pool:
             waits = pool.submit(wait_in_vain, owner)
-            text = waits.result(10)
+            text = waits.result(60)
         with take_slots(object(), 2, 2, said.append):
             pass
     assert re.fullmatch(

@@ -64,7 +64,7 @@ def test_processes_that_tests_start_fork_their_workers_too() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     ).stdout
     assert shown.splitlines()[-1] == "[True, True]"
 

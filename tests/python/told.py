@@ -17,7 +17,7 @@ import pybackend
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(160, 6)).astype("float32")
 Y = RNG.integers(0, 3, 160)
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class UntilTold(keras.callbacks.Callback):
