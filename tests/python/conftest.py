@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "forge"))
-from warm import VARIABLE, Forge
+from warm import Forge
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("tfdist", deadline=None)
