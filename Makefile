@@ -132,7 +132,7 @@ test: setup ## what must pass before a change lands, both languages
 	$(TEST_ENV) TFDIST_TEST_FULL=0 $(PYTEST) -m "not full" --junitxml=build/test.xml
 
 test-full: setup ## what a release needs: all tests, all versions of Spark (an hour)
-	$(TEST_ENV) $(PYTEST) --junitxml=build/test-full.xml
+	$(TEST_ENV) TFDIST_FUZZ_INPUTS=1000 $(PYTEST) --junitxml=build/test-full.xml
 
 test-fast: $(DEV_STAMP) ## the inner loop: no Spark, no R, no worker processes
 	$(TEST_ENV) $(PYTEST) -m fast

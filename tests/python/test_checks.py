@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,15 @@ CHECKS = {
     "r-cluster": ["r-test-cluster"],
     "r-local": ["r-test-local"],
     "lint": ["py-lint", "r-lint"],
+    "matrix": ["test-matrix"],
 }
+# Only `make test-full` runs these.
+EXHAUSTIVE = ["r-check-no-python", "test-matrix"]
 TARGETS = [
-    pytest.param(target, marks=pytest.mark.xdist_group(group))
+    pytest.param(
+        target,
+        marks=[pytest.mark.xdist_group(group), *[pytest.mark.full] * (target in EXHAUSTIVE)],
+    )
     for group, targets in CHECKS.items()
     for target in targets
 ]
@@ -29,20 +36,28 @@ TARGETS = [
 _OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL", VARIABLE)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_make(target: str) -> None:
-    run_make(target)
+    run(target, ["make", "--no-print-directory", target], ROOT)
 
 
-def run_make(target: str) -> None:
-    """Run a target; show what it prints if it fails."""
-    log = ROOT / "build" / "logs" / f"{target}.log"
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.xdist_group("soak")
+def test_what_goes_on_for_long_or_fails_in_a_row_is_exact_and_leaves_nothing() -> None:
+    program = "import soak; print(soak.measure(is_long=False))"
+    run("soak", [sys.executable, "-c", program], ROOT / "benchmarks")
+
+
+def run(name: str, command: list[str], folder: Path) -> None:
+    """Run a command in a folder; show what it prints if it fails."""
+    log = ROOT / "build" / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["make", "--no-print-directory", target],
-            cwd=ROOT,
+            command,
+            cwd=folder,
             env={name: value for name, value in os.environ.items() if name not in _OURS},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -56,7 +71,7 @@ def run_make(target: str) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     print(log.read_text(errors="replace"))
-    assert status == 0, f"make {target} ended with status {status}; {log} has its output"
+    assert status == 0, f"{name} ended with status {status}; {log} has its output"
 
 
 def test_each_module_is_in_one_group() -> None:
