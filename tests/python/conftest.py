@@ -198,6 +198,11 @@ def pytest_sessionfinish() -> None:
     FORGE.close()
 
 
+def full(*values: Any, **options: Any) -> Any:
+    """A parameter, of those that a test is given, which only `make test-full` tries."""
+    return pytest.param(*values, marks=pytest.mark.full, **options)
+
+
 def build_dense() -> Any:
     """A small dense classifier of 8 features and 3 classes; SGD with momentum."""
     import keras

@@ -119,14 +119,14 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
     ]
 
 
-def named(cases: Mapping[str, Case], daily: Sequence[str]) -> list[Any]:
+def named(cases: Mapping[str, Any], daily: Sequence[str]) -> list[Any]:
     """The names of cases as parameters of a test; those that are not in ``daily`` are `full`."""
     assert set(daily) <= set(cases), set(daily) - set(cases)
     marks = {name: () if name in daily else (pytest.mark.full,) for name in cases}
     return [pytest.param(name, marks=marks[name]) for name in cases]
 
 
-def chosen(cases: Mapping[str, Case], request: Any) -> dict[str, Case]:
+def chosen(cases: Mapping[str, Any], request: Any) -> dict[str, Any]:
     """The cases that the tests of this run ask for by their parameter ``name``."""
     specs = [
         getattr(item, "callspec", None)

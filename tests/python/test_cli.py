@@ -77,6 +77,7 @@ def test_doctor_shows_this_machine(capsys: Any) -> None:
     assert verdict.startswith("ready" if status == 0 else ("ready on this machine;", "not ready:"))
 
 
+@pytest.mark.full
 def test_doctor_probes_a_cluster_of_its_own() -> None:
     shown = run("doctor", "--master", "local[2]", "--conf", "spark.driver.memory=512m")
     assert shown.returncode == 0, shown.stderr

@@ -309,6 +309,7 @@ def test_an_interrupt_ends_the_workers(url: str) -> None:
     assert "KeyboardInterrupt" in driver.communicate(timeout=60)[1]
 
 
+@pytest.mark.full
 def test_a_stage_of_spark_ml_trains_and_predicts(
     session: Any, dense_model: Any, rows: Any, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import build_dense, largest_difference
+from conftest import build_dense, full, largest_difference
 
 from pybackend.data import datasets
 from pybackend.data.arrays import count_rows, shard
@@ -71,8 +71,15 @@ def read(data: Any, repeats: bool = True) -> Any:
 
 
 # Three workers: some have no row of the batch of one row that both end with.
-@pytest.mark.parametrize("make", [batches, Slices], ids=["Dataset", "PyDataset"])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        pytest.param(batches, 2, id="2-Dataset"),
+        pytest.param(Slices, 3, id="3-PyDataset"),
+        full(batches, 3, id="3-Dataset"),
+        full(Slices, 2, id="2-PyDataset"),
+    ],
+)
 def test_workers_train_as_one_process_on_the_data_set(make: Any, workers: int) -> None:
     keras.utils.set_random_seed(4)
     model = build_dense()

@@ -148,6 +148,7 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert looks[-1].read_text() == ""
 
 
+@pytest.mark.full
 def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
     tmp_path: Path,
 ) -> None:

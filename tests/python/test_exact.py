@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference
+from conftest import build_dense, full, largest_difference
 
 import pybackend
 from pybackend import barrier_train
@@ -70,7 +70,7 @@ def floatx(request: Any) -> Iterator[str]:
 # So many steps are for numbers in which that does not happen.
 @pytest.mark.parametrize(
     ("floatx", "epochs", "tolerance"),
-    [("float32", 1, 1e-6), ("float64", 3, 1e-12)],
+    [full("float32", 1, 1e-6), ("float64", 3, 1e-12)],
     indirect=["floatx"],
 )
 def test_convolutional_network_two_workers(floatx: str, epochs: int, tolerance: float) -> None:

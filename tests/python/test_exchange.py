@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, largest_difference
+from conftest import build_dense, full, largest_difference
 from replicas import Case, Trained, train_all
 from test_exact_cases import X, Y, dense, layers, stack
 
@@ -144,7 +144,7 @@ def test_moving_statistics_agree(trained: dict[str, Any]) -> None:
     assert np.abs(layer.moving_mean.numpy()).max() > 0
 
 
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["fp16", full("bf16")])
 def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str) -> None:
     options: Any = {"workers": 2, "epochs": 3, "batch_size": 50, "seed": 1, "verbose": 0}
     exact = barrier_train(None, dense_model, rows, **options)
@@ -153,7 +153,7 @@ def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str)
     assert len({w.weights_sha256 for w in close.workers}) == 1
 
 
-@pytest.mark.parametrize("bucket_mb", [25.0, 1e-5], ids=["one buffer", "buckets"])
+@pytest.mark.parametrize("bucket_mb", [full(25.0), 1e-5], ids=["one buffer", "buckets"])
 def test_tensorflows_collectives_reach_the_same(
     rows: Any, dense_model: Any, bucket_mb: float, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_missing_module_is_named_without_the_stack_of_java(tmp_path: Path) -> None:
     python = python_without(tmp_path, "pyarrow*")
     variables = {k: v for k, v in os.environ.items() if k != "SPARK_CONNECT_MODE_ENABLED"}
@@ -99,6 +100,7 @@ def test_a_missing_module_is_named_without_the_stack_of_java(tmp_path: Path) -> 
     assert "Exception in task" not in shown.stderr
 
 
+@pytest.mark.full
 def test_a_missing_module_behind_connect_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

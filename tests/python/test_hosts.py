@@ -154,6 +154,7 @@ def test_rows_may_be_kept_elsewhere_and_nobody_is_shown_the_token(
     elsewhere.rmdir()
 
 
+@pytest.mark.full
 def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
     def run(listed: str, **wanted: Any) -> Any:
         machines = pybackend.hosts(listed, ssh_options=there.options)

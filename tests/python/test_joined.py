@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORGE, R_VARIABLES, needs_r, wait_for
+from conftest import FORGE, R_VARIABLES, full, needs_r, wait_for
 from mnist_case import CASE, IN_PYTHON, IN_R, check_files, describe
 from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
@@ -284,7 +284,7 @@ def test_the_model_is_where_the_first_process_has_written_it(tmp_path: Path) -> 
 
 
 @pytest.mark.launcher
-@pytest.mark.parametrize(("victim", "survivor"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("victim", "survivor"), [(0, 1), full(1, 0)])
 def test_a_process_that_is_killed_is_named_and_leaves_nothing(
     victim: int, survivor: int, tmp_path: Path
 ) -> None:
@@ -306,6 +306,7 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
     wait_for(lambda: not _marked(tmp_path.name) and not list(tmp_path.iterdir()))
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
     addresses = free_addresses(2)
@@ -345,6 +346,7 @@ def test_what_mpirun_has_started_by_a_wrapper_joins() -> None:
     assert results[0]["digest"] == train_here(2, seed=5).workers[0].weights_sha256
 
 
+@pytest.mark.full
 def test_functions_on_workers_can_make_a_call_together() -> None:
     def work(context: WorkerContext) -> Any:
         result = barrier_train(

@@ -225,6 +225,7 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     assert (error.rank, error.host) == (1, "node-b")
 
 
+@pytest.mark.full
 def test_a_training_whose_pod_is_evicted_goes_on(
     cluster: Kube, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> 
     assert [worker.rows for worker in result.workers] == [2, 2]
 
 
+@pytest.mark.full
 def test_tensorflow_can_use_the_reserved_addresses_and_serves_whoever_connects() -> None:
     """The second half is a warning in README.md, and of no use when TensorFlow has changed."""
 
@@ -310,6 +311,7 @@ def test_a_function_that_takes_other_arguments_is_refused_here(args: tuple[int, 
         barrier_run(None, (lambda: 1) if not args else (lambda context, a: a), *args, workers=2)
 
 
+@pytest.mark.full
 @pytest.mark.launcher(False)
 def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> None:
     with pytest.raises(WorkerFailedError, match="stopped") as caught:
@@ -414,6 +416,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
 
 
+@pytest.mark.full
 @pytest.mark.launcher(False)
 def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
     FORGE.start()

@@ -107,6 +107,7 @@ def test_verbose_2_asks_for_the_lines(import_stand_in: Import) -> None:
     assert done.stderr == NOISE
 
 
+@pytest.mark.full
 def test_a_training_and_its_model_print_no_line_of_tensorflow() -> None:
     code = """
 import pybackend

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import full
 
 PROGRAM = """
 from pybackend.model.quiet_imports import install
@@ -28,9 +29,9 @@ except ModuleNotFoundError as error:
     "first",
     [
         "import keras",
-        "import tensorflow",
+        full("import tensorflow"),
         # As a call that needs Keras does, in a session in which nobody has imported it.
-        "from pybackend.model.quiet import import_tensorflow; import_tensorflow()",
+        full("from pybackend.model.quiet import import_tensorflow; import_tensorflow()"),
     ],
 )
 def test_an_import_is_quiet_and_gives_the_usual_modules(first: str) -> None:

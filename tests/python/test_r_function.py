@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RLIB, needs_r
+from conftest import RLIB, full, needs_r
 
 from pybackend import InputError, RFunction, WorkerFailedError, barrier_run, barrier_train
 from pybackend.r.function import _column_for_r
@@ -96,10 +96,10 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
     ("function", "message"),
     [
         (r("function(ctx) {"), "unexpected end of input"),
-        (r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
-        (r("function() 1"), "unused argument"),
+        full(r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
+        full(r("function() 1"), "unused argument"),
         (r(b"X\n\0\0\0\3"), "read error"),
-        (r("function(ctx) globalenv()"), "what travels is plain data"),
+        full(r("function(ctx) globalenv()"), "what travels is plain data"),
     ],
 )
 def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:
@@ -118,6 +118,7 @@ def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.full
 @needs_r
 def test_no_crash_at_the_end_of_a_process_that_called_r() -> None:
     code = f"""

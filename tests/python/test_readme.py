@@ -38,6 +38,7 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_pages_about_data_and_tracking_run_from_top_to_bottom(tmp_path: Path) -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in ("data.md", "tracking.md")]

@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import wait_for, worker_processes
+from conftest import full, wait_for, worker_processes
 from killing import KillAt
-from replicas import Case, Trained, train_all
+from replicas import Case, Trained, chosen, named, train_all
 
 from pybackend import (
     Checkpoint,
@@ -105,7 +105,7 @@ def check_same(found: TrainResult, expected: TrainResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "draw", "transport"), [(3, 1, "tcp"), ("epoch", 3, "tcp"), ("0.01s", 4, "tf")]
+    ("every", "draw", "transport"), [(3, 1, "tcp"), full("epoch", 3, "tcp"), full("0.01s", 4, "tf")]
 )
 def test_killed_at_a_random_step_it_ends_the_same(
     every: Any, draw: int, transport: Any, undisturbed: TrainResult, tmp_path: Path, capsys: Any
@@ -221,9 +221,12 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All of them trained as a whole, and resumed from what one that was killed has left."""
+def variants(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of this run trained as a whole, and resumed from what one that was killed has left."""
     folder = tmp_path_factory.mktemp("variants")
+    wanted = chosen(VARIANTS, request)
 
     def cases(resume: bool) -> dict[str, Case]:
         return {
@@ -239,11 +242,11 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
                 },
                 callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05)],
             )
-            for name, (make, settings) in VARIANTS.items()
+            for name, (make, settings) in wanted.items()
         }
 
     whole = train_all(cases(False), folder / "whole")
-    for name in VARIANTS:
+    for name in wanted:
         kept = sorted((folder / name).glob("*.json"))
         within = [path for path in kept if path.stem >= "checkpoint-000001-000000001"]
         for later in within[1:]:
@@ -252,7 +255,10 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     return whole, train_all(cases(True), folder / "resumed")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    named(VARIANTS, ["averaged weights", "scaled losses", "steps per execution, rows of all"]),
+)
 def test_a_variant_resumes_bit_for_bit(name: str, variants: tuple[Any, Any]) -> None:
     whole, resumed = (found[name] for found in variants)
     assert isinstance(whole, Trained), whole

@@ -65,7 +65,9 @@ def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
-@languages
+@pytest.mark.parametrize(
+    "language", ["Python", pytest.param("R", marks=[needs_r, pytest.mark.full])]
+)
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 

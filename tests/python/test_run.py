@@ -485,6 +485,7 @@ os._exit(0)  # TensorFlow's servers may wait for each other at the interpreter's
 """
 
 
+@pytest.mark.full
 def test_tensorflows_own_strategy(write: Any) -> None:
     write(STRATEGY)
     shown = run("-w", "2", "--env", "TF_USE_LEGACY_KERAS=1", "script.py")

@@ -122,6 +122,7 @@ def test_waits_tell_the_spread_and_noise_the_intervals() -> None:
     assert wider.seconds_low < unsure.seconds_low < unsure.seconds_high < wider.seconds_high
 
 
+@pytest.mark.full
 def test_intervals_hold_what_trainings_of_different_speed_hide() -> None:
     generator = np.random.default_rng(0)
     true = {row.mode: row for row in synthetic().project(64).rows if row.workers == 64}
@@ -319,6 +320,7 @@ def train_late(workers: int, batch_size: int) -> TrainResult:
     return pybackend.barrier_train("local", build_dense, late_data, workers=workers, verbose=0)
 
 
+@pytest.mark.full
 def test_time_is_told_apart_by_what_takes_it(tmp_path: Path, capsys: Any) -> None:
     found = []
 

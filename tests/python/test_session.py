@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import build_dense, wait_for, worker_processes
+from conftest import build_dense, full, wait_for, worker_processes
 from connect import connect_server, new_session
 
 from pybackend import (
@@ -100,8 +100,15 @@ def read(session: Any, folder: Path) -> None:
     read_tfrecords(session, folder)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("call", [train, predict, write, read])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        (train, 1),
+        *[full(call, 1) for call in (predict, write, read)],
+        (write, 2),
+        *[full(call, 2) for call in (train, predict, read)],
+    ],
+)
 def test_a_server_that_stops_before_or_after_it_has_answered_ends_the_call(
     server: Server, session: Any, tmp_path: Path, call: Callable[[Any, Path], None], number: int
 ) -> None:
@@ -146,7 +153,7 @@ def wait_for_ever(session: Any, folder: Path) -> None:
     barrier_run(session, work, workers=1, verbose=0)
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("how", [full(signal.SIGSTOP), signal.SIGKILL])
 def test_a_server_that_is_gone_in_mid_job_ends_the_call(
     server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:

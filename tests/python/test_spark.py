@@ -20,6 +20,7 @@ import pytest
 from cloudpickle import dumps
 from conftest import (
     build_dense,
+    full,
     largest_difference,
     shared_spark,
     stop_at_end,
@@ -282,6 +283,7 @@ def test_text_bytes_named_inputs_and_weights(spark: Any, rows: Any) -> None:
     assert largest_difference(model, result.model) <= 1e-6
 
 
+@pytest.mark.full
 def test_a_seed_repeats_the_order_of_a_dataframe(spark: Any, rows: Any) -> None:
     data = frame(spark, *rows).repartition(7)
 
@@ -309,6 +311,7 @@ def test_partitions_are_kept_where_asked_for(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, by_label, workers=1, **common)
 
 
+@pytest.mark.full
 def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     spark: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +421,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, full(1)])
 def test_a_worker_that_is_stopped_after_the_last_step_is_named(
     spark: Any, rows: Any, rank: int
 ) -> None:
@@ -511,6 +514,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
     assert answer in found if found and answer else found is answer
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
     """As a restart does: the same launcher, the same job, the same files."""
@@ -736,6 +740,7 @@ def shown() -> str:
     ).stdout
 
 
+@pytest.mark.full
 def test_workers_of_a_local_session_divide_its_cores(shown: str) -> None:
     cores = min(4, os.cpu_count() or 1) // 2
     assert str([str(cores)] * 2) in shown

@@ -265,6 +265,7 @@ def test_another_version_of_tensorflow_on_one_host_is_named(
     assert "PYSPARK_PYTHON" in message
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_host_without_tensorflow_is_named_with_its_python(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
@@ -303,6 +304,7 @@ def test_ctrl_c_ends_the_workers_and_the_session_lives_on(
     assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_lost_executor_is_named_and_nothing_is_tried_again(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
 ) -> None:

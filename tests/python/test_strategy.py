@@ -201,6 +201,7 @@ def read_table() -> dict[str, dict[str, str]]:
 ON_ONE_MACHINE = ["OneDeviceStrategy", "MirroredStrategy", "CentralStorageStrategy", "TPUStrategy"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("names", "fn", "where"),
     [

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import full
 from replicas import Case, check_equal
 from test_by_value import Net, Scaled
 
@@ -512,6 +513,7 @@ def test_words_that_a_layer_has_learned_come_back() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
     assert not find_differences(model, take_snapshot(model)())
@@ -540,7 +542,7 @@ def test_a_class_of_the_function_that_builds_the_model_comes_back() -> None:
     assert again["loss"] == pytest.approx(result.model.evaluate(x, Y, verbose=0), rel=1e-5)
 
 
-@pytest.mark.parametrize("build", [lambda: _compiled(_stack(), "adam"), _half_trained])
+@pytest.mark.parametrize("build", [full(lambda: _compiled(_stack(), "adam")), _half_trained])
 def test_training_a_result_again_goes_on_as_one_process_does(build: Any) -> None:
     keras.utils.set_random_seed(1)
     single = build()

@@ -39,6 +39,7 @@ def test_the_mark_has_them_start_as_for_users() -> None:
     assert not any(answer[0] for answer in barrier_run(None, look, workers=2))
 
 
+@pytest.mark.full
 def test_one_that_starts_while_it_is_hidden_stays_so() -> None:
     forge = Forge()
     try:
