@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
-from conftest import build_dense, needs_r, wait_for
+from conftest import build_dense, full, needs_r, wait_for
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import run as run_command
@@ -276,7 +276,7 @@ def driver(there: SshHosts) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
 def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) -> None:
     with driver(there) as process:
         assert len(left_on(there)) > 4

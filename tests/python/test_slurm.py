@@ -11,7 +11,7 @@ from typing import Any
 
 import mnist_case
 import pytest
-from conftest import build_dense, needs_r, wait_for
+from conftest import build_dense, full, needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
@@ -96,6 +96,7 @@ def test_mnist_as_on_this_machine(cluster: Slurm, capsys: pytest.CaptureFixture[
     mnist_case.check(result.model)
 
 
+@pytest.mark.full
 def test_a_training_goes_on_when_a_worker_was_killed(
     cluster: Slurm, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_training_goes_on_when_a_worker_was_killed(
     assert results[0].workers[0].weights_sha256 == results[1].workers[0].weights_sha256
 
 
+@pytest.mark.full
 @needs_r
 def test_mnist_from_r(cluster: Slurm, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "slurm", nodes=2, folder=str(jobs(cluster)))
@@ -227,7 +229,7 @@ pybackend.barrier_run(pybackend.slurm(folder=jobs), wait, workers=2, verbose=0)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
 def test_a_driver_that_ends_takes_its_job_along(
     cluster: Slurm, tmp_path: Path, number: signal.Signals
 ) -> None:

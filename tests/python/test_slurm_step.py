@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from conftest import full, wait_for
 from slurm import Slurm, needs_slurm, slurm_cluster
 
 from pybackend.cli import main
@@ -161,7 +161,7 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
 
-@pytest.mark.parametrize(("leaves", "is_late"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("leaves", "is_late"), [(False, False), full(True, False), (True, True)])
 def test_a_job_that_gives_way_has_notice_and_goes_on(
     cluster: Slurm, tmp_path: Path, leaves: bool, is_late: bool
 ) -> None:
