@@ -19,16 +19,17 @@ CHECKS = {
     "r-plain": ["r-test-plain"],
     "r-cluster": ["r-test-cluster"],
     "r-local": ["r-test-local"],
-    "lint": ["py-lint", "r-lint"],
+    "r-lint": ["r-lint"],
+    "py-lint": ["py-lint"],
     "matrix": ["test-matrix"],
 }
-# Only `make test-full` runs these.
-EXHAUSTIVE = ["r-check-no-python", "test-matrix"]
+MARKS = {
+    "r-check-no-python": [pytest.mark.full],
+    "test-matrix": [pytest.mark.full],
+    "py-lint": [pytest.mark.fast],
+}
 TARGETS = [
-    pytest.param(
-        target,
-        marks=[pytest.mark.xdist_group(group), *[pytest.mark.full] * (target in EXHAUSTIVE)],
-    )
+    pytest.param(target, marks=[pytest.mark.xdist_group(group), *MARKS.get(target, [])])
     for group, targets in CHECKS.items()
     for target in targets
 ]
