@@ -43,7 +43,7 @@ test_that("more workers than slots are rejected", {
   )
 })
 
-test_that("a table trains with a model built by R", {
+test_full("a table trains with a model built by R", {
   rows <- stats::setNames(iris, c("a", "b", "c", "d", "label"))
   rows$label <- as.integer(rows$label) - 1L
   table <- sparklyr::sdf_copy_to(sc, rows, "iris_for_r", overwrite = TRUE)
@@ -83,7 +83,7 @@ test_that("a table trains with a model built by R", {
   expect_equal(Reduce(`+`, found), c(150, sum(rows$a), 600))
 })
 
-test_that("an R function returns the batches of each worker, whoever builds the model", {
+test_full("an R function returns the batches of each worker, whoever builds the model", {
   batches <- function(ctx) {
     tf <- reticulate::import("tensorflow")
     rows <- seq(ctx$rank + 1L, 150L, by = ctx$world_size)
@@ -100,7 +100,7 @@ test_that("an R function returns the batches of each worker, whoever builds the 
   expect_equal(fit_weights(fit), fit_weights(train("local")), tolerance = 1e-6)
 })
 
-test_that("an executor without Python says so", {
+test_full("an executor without Python says so", {
   withr::local_envvar(PYSPARK_PYTHON = "/nonexistent/python")
   expect_error(
     barrier_apply(sc, function(ctx) 1, workers = 2),
