@@ -25,6 +25,7 @@ def test_the_examples_come_in_both_languages() -> None:
         assert f"[{name}.py]({name}.py), [{name}.R]({name}.R)" in listed
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_examples_in_python_learn(tmp_path: Path) -> None:
     # One process, so that TensorFlow is imported once.

@@ -123,6 +123,7 @@ def found(trained: dict[str, Any], name: str) -> Trained:
     return outcome
 
 
+@pytest.mark.full
 def test_dropout_repeats_itself_by_the_seed(trained: dict[str, Any]) -> None:
     one, other = found(trained, "dropout"), found(trained, "dropout again")
     assert one.digests == other.digests

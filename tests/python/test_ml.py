@@ -117,6 +117,7 @@ spark.stop()
 """
 
 
+@pytest.mark.full
 def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_path: Path) -> None:
     fitted.save(str(tmp_path / "fitted"))
     columns = ", ".join(f"f{i} float" for i in range(8))
@@ -181,6 +182,7 @@ def test_a_damaged_model_is_refused(spark: Any, dense_model: Any, tmp_path: Path
 
 
 # pyspark leaves its pool of threads to the garbage collection.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_tuning_trains_side_by_side(table: Any) -> None:
     def build(units: int, rate: float) -> Any:  # inside: workers cannot import this module

@@ -236,6 +236,7 @@ def test_servers_end_when_the_chief_has_returned(session: Any, run: Any, tmp_pat
         cluster.train(session.sparkContext.parallelize([1]))
 
 
+@pytest.mark.full
 def test_a_function_of_barrier_run_gets_rows(session: Any) -> None:
     def total(context: Any) -> list[float]:
         batches = list(context.feed(batch_size=4))
