@@ -18,7 +18,7 @@ test_that("what is no part of a pipeline is rejected", {
 })
 
 test_that("a model is a stage of sparklyr's pipelines, and is saved with them", {
-  sc <- file_connection("local-cluster[2,1,1024]")
+  sc <- file_connection("local[2]")
   table <- flower_table(sc)
   make_pipeline <- function(...) {
     sparklyr::ml_pipeline(sc) |>
