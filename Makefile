@@ -18,7 +18,9 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' pybackend/__init__.py
 WHEEL := build/wheel/tfdist-$(VERSION)-py3-none-any.whl
 TARBALL := build/rpkg/tfdist_$(VERSION).tar.gz
 PY_SOURCES := $(shell find pybackend -type f -not -name '*.pyc')
-R_SOURCES := $(shell find rpkg -type f -not -name '*.whl' -not -name '*.pyc' -not -path 'rpkg/tests/*')
+# ruff leaves its cache where a link to pyproject.toml lies.
+R_SOURCES := $(shell find rpkg -type f -not -name '*.whl' -not -name '*.pyc' \
+  -not -path 'rpkg/tests/*' -not -path '*/.ruff_cache/*')
 # testthat writes its snapshots anew whenever it runs, and Python its caches.
 R_TESTS_AND_VIGNETTES := $(shell find rpkg/tests vignettes -type f -not -name '*.html' \
   -not -name '*.pyc' -not -path '*/_snaps/*')
