@@ -149,6 +149,9 @@ def pytest_configure(config: pytest.Config) -> None:
     The folder of the controller has the others in it; it marks all that the run has started.
     """
     if is_distributed(config):
+        # A shell that runs this in the background has it ignore Ctrl-C, and so would the programs
+        # that tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
