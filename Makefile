@@ -134,10 +134,10 @@ PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 test: setup ## what must pass before a change lands, both languages
 	$(TEST_ENV) TFDIST_TEST_FULL=0 $(PYTEST) -m "not full" --junitxml=build/test.xml
 
-test-full: setup ## what a release needs: all tests, all versions of Spark (an hour)
+test-full: setup ## what a release needs: all tests, all versions of Spark (over an hour)
 	$(TEST_ENV) TFDIST_FUZZ_INPUTS=1000 $(PYTEST) --junitxml=build/test-full.xml
 
-test-fast: $(DEV_STAMP) ## the inner loop: no Spark, no R, no worker processes
+test-fast: $(DEV_STAMP) ## the inner loop: no Spark, no R, no worker processes, no Keras
 	$(TEST_ENV) $(PYTEST) -m fast
 
 lint: py-lint r-lint ## style and types of both halves

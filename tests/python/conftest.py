@@ -54,7 +54,7 @@ GROUPS = {
         "test_tfos_pipeline",
     ],
 }
-# Modules that start workers, or other programs, one at a time. All that is not named is `fast`.
+# Modules that start workers, or other programs. What is not named is `fast`, unless it has Keras.
 ALONE = [
     "test_checks",
     "test_exact_cases",
@@ -109,11 +109,14 @@ ALONE = [
     "test_r_function",
     "test_recovery",
     "test_remote_task",
+    "test_reporting",
     "test_rendezvous",
     "test_resources",
     "test_sources",
     "test_sql",
     "test_ssh",
+    "test_tensorboard",
+    "test_tf_config",
     "test_train",
     "test_transfer",
     "test_warm",
@@ -134,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _RANK.get(item.module.__name__, len(_RANK)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        if item.module.__name__ not in _RANK:
+        if item.module.__name__ not in _RANK and not hasattr(item.module, "keras"):
             item.add_marker("fast")
 
 
