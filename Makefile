@@ -51,8 +51,7 @@ R_STAMP := .rlib/.tfdist-installed
 
 .PHONY: setup py-setup-run py-setup r-setup
 setup: ## fill .venv and .rlib with everything
-	scripts/apt-install.sh python java machines browser
-	scripts/apt-install.sh r
+	scripts/apt-install.sh python java machines browser r
 	$(MAKE) --no-print-directory --jobs 2 $(DEV_STAMP) $(R_DEPENDENCIES_STAMP)
 	$(MAKE) --no-print-directory $(R_STAMP) $(ARCHIVE)
 
@@ -114,10 +113,11 @@ SPARK_CONF := $(ROOT)/build/spark-conf
 ARCHIVE := build/spark.jsa
 JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
 JVM_ARCHIVED := $(JVM) -XX:SharedArchiveFile=$(ROOT)/$(ARCHIVE)
-SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4
+SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4 \
+  -Dspark.sql.codegen.wholeStage=false
 TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) PYTHONDONTWRITEBYTECODE= \
   SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_ARCHIVED)" \
-  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -Dspark.sql.codegen.wholeStage=false \
+  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) \
     '-Dspark.executor.defaultJavaOptions=$(JVM_ARCHIVED)'"
 
 $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py

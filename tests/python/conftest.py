@@ -20,7 +20,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ FORGE = Forge()
 # Modules that share a Spark session run in one process, one after the other; any other module runs
 # wherever a process is free. What takes longest comes first.
 GROUPS = {
+    "checks": ["test_checks"],
     "spark": ["test_distributor", "test_probe", "test_routes", "test_spark"],
     "frames": [
         "test_dfutil",
@@ -56,7 +57,6 @@ GROUPS = {
 }
 # Modules that start workers, or other programs. What is not named is `fast`, unless it has Keras.
 ALONE = [
-    "test_checks",
     "test_exact_cases",
     "test_exact",
     "test_slurm",
@@ -122,7 +122,7 @@ ALONE = [
     "test_warm",
 ]
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
-_RANK = {module: rank for rank, module in enumerate([*ALONE[:1], *_GROUP_OF, *ALONE[1:]])}
+_RANK = {module: rank for rank, module in enumerate([*_GROUP_OF, *ALONE])}
 
 
 def group_of(item: pytest.Item) -> str:
@@ -151,10 +151,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The folder of the controller has the others in it; it marks all that the run has started.
     """
+    # A shell that runs this in the background has it ignore Ctrl-C, and so would what tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_distributed(config):
-        # A shell that runs this in the background has it ignore Ctrl-C, and so would the programs
-        # that tests start.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
@@ -166,14 +165,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def end_all(folder: str) -> None:
     """End what has been started with temporary files in this folder and still runs."""
-    mark = f"TMPDIR={folder}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                print(f"still runs: {(entry / 'cmdline').read_bytes()[:200]!r}", file=sys.stderr)
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:  # it has ended meanwhile, or is another user's
-            continue
+    for pid, command in marked_processes(f"TMPDIR={folder}"):
+        if pid != os.getpid():
+            print(f"still runs: {command[:200]!r}", file=sys.stderr)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -339,17 +335,21 @@ def largest_difference(one: Any, other: Any) -> float:
 
 def worker_processes() -> list[int]:
     """Process ids of the tfdist workers that this test run has started and that still run."""
-    marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
-    found = FORGE.workers()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"pybackend.worker" in command and marker in environment:
-                found.append(int(entry.name))
+    ours = marked_processes()
+    return FORGE.workers() + [pid for pid, command in ours if b"pybackend.worker" in command]
+
+
+def marked_processes(mark: str | None = None) -> list[tuple[int, bytes]]:
+    """Ids and command lines of the processes with this text in their environment.
+
+    None: that of this test run. The words of a command line end with zero bytes.
+    """
+    wanted = (mark or f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}").encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            if wanted in (entry / "environ").read_bytes():
+                found.append((int(entry.name), (entry / "cmdline").read_bytes()))
     return found
 
 

@@ -16,8 +16,6 @@ from conftest import wait_for
 from pybackend import WorkerFailedError
 
 PATIENCE = 120.0
-# A shell that runs this in the background has it ignore Ctrl-C.
-_BEGIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 class EndlessCall(threading.Thread):
@@ -47,7 +45,7 @@ def endless_driver(
     program: str, *arguments: str, has_begun: Callable[[], bool]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that makes such a call."""
-    command = [sys.executable, "-c", _BEGIN + program, *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as driver:
         try:
             wait_for(lambda: has_begun() or driver.poll() is not None, PATIENCE)

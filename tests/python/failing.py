@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import marked_processes
 
 from pybackend import WorkerContext, WorkerFailedError, barrier_run, barrier_train
 
@@ -144,7 +145,7 @@ class Left:
 def look(mark: str) -> Left:
     """What there is now; processes are those that have ``mark`` in their environment."""
     own = _descriptors("self")
-    processes = frozenset(_find_marked(mark.encode()) - {os.getpid()})
+    processes = frozenset(pid for pid, _ in marked_processes(mark)) - {os.getpid()}
     listening = _listening()
     held = [f"socket:[{n}]" for n in listening]
     everything = [*own, *(name for pid in processes for name in _descriptors(str(pid)))]
@@ -187,17 +188,6 @@ def _compare(before: Left, after: Left) -> list[str]:
     ]
     found += [f"process {pid}" for pid in after.processes - before.processes]
     return found + [f"/dev/shm/{name}" for name in after.shared_memory - before.shared_memory]
-
-
-def _find_marked(mark: bytes) -> set[int]:
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def _descriptors(pid: str) -> list[str]:

@@ -7,15 +7,14 @@ engine, by the very function that workers call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import pytest
-from conftest import largest_difference, record_outcome
+from conftest import full, largest_difference, record_outcome
 
 import pybackend
 from pybackend.api.keras_defaults import read_keras_defaults
@@ -119,11 +118,10 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
     ]
 
 
-def named(cases: Mapping[str, Any], daily: Sequence[str]) -> list[Any]:
+def named(cases: Iterable[str], daily: Sequence[str]) -> list[Any]:
     """The names of cases as parameters of a test; those that are not in ``daily`` are `full`."""
     assert set(daily) <= set(cases), set(daily) - set(cases)
-    marks = {name: () if name in daily else (pytest.mark.full,) for name in cases}
-    return [pytest.param(name, marks=marks[name]) for name in cases]
+    return [name if name in daily else full(name) for name in cases]
 
 
 def chosen(cases: Mapping[str, Any], request: Any) -> dict[str, Any]:

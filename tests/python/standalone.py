@@ -28,7 +28,6 @@ HOSTS = 3
 CONNECT_IN_R = """
 config <- sparklyr::spark_config()
 config[["sparklyr.shell.driver-memory"]] <- "1g"
-config[["sparklyr.gateway.port"]] <- as.integer(Sys.getenv("TEST_PORT"))
 config[["spark.driver.host"]] <- config[["spark.driver.bindAddress"]] <- Sys.getenv("TEST_DRIVER")
 config[["spark.cores.max"]] <- 3L
 config[["spark.executor.cores"]] <- 1L
@@ -86,7 +85,6 @@ class Cluster:
             **R_VARIABLES,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
-            "TEST_PORT": str(low_port()),
             "TEST_DRIVER": self.driver,
             "TEST_MASTER": self.master,
         }
@@ -191,8 +189,7 @@ def _logged(log: Path, pattern: str) -> str:
 def low_port() -> int:
     """A free port below those that the system gives to outgoing connections.
 
-    No connection takes it before who asks for it listens there. sparklyr tries to connect to its
-    gateway until that listens, and to one of those ports such a try may connect to itself.
+    No connection takes it before who asks for it listens there.
     """
     while True:
         port = random.randrange(20_000, 32_000)

@@ -280,9 +280,8 @@ def test_a_stopped_session_is_named(url: str) -> None:
 
 
 DRIVER = """
-import pybackend, signal, sys
+import pybackend, sys
 from pyspark.sql import SparkSession
-signal.signal(signal.SIGINT, signal.default_int_handler)
 def work(context):
     import os, signal
     print("pid", os.getpid(), flush=True)

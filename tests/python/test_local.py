@@ -212,9 +212,7 @@ def test_what_a_worker_has_started_ends_with_it() -> None:
 
 
 DRIVER = """
-import pybackend, signal
-# A shell starts its background jobs with this signal ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import pybackend
 def work(context):
     import os, signal
     print("pid", os.getpid(), flush=True)

@@ -26,14 +26,11 @@ COMMAND = (sys.executable, "-m", "pybackend", "run")
 
 
 @pytest.fixture(autouse=True)
-def _signals_as_in_a_terminal() -> Iterator[None]:
-    """What nohup, or a shell in the background, has ignored would be ignored by what is started."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _hangs_up() -> Iterator[None]:
+    """What nohup has ignored would be ignored by what is started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

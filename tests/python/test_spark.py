@@ -540,7 +540,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
 
 
 def executors() -> list[int]:
-    """Process ids of the executors of this test run."""
+    """Process ids of the executors of this test run; of use in workers, which have no conftest."""
     marker, found = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended

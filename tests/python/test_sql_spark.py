@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import full, shared_spark
+from conftest import shared_spark
 from databases import numbers_of
+from replicas import named
 from sql_models import OPERATIONS, make
 
 from pybackend import InputError, deploy_model, to_sql, undeploy_model
@@ -29,7 +30,7 @@ def spark() -> Iterator[Any]:
 DAILY = ("functions", "long memory", "words")
 
 
-@pytest.mark.parametrize("name", [name if name in DAILY else full(name) for name in OPERATIONS])
+@pytest.mark.parametrize("name", named(OPERATIONS, DAILY))
 def test_spark_computes_what_keras_does(spark: Any, name: str) -> None:
     model, inputs, outputs = make(name)
     key = "p0" if name == "words" else "id"  # a name that queries give to weights

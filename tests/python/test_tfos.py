@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shared_spark, wait_for, worker_processes
+from conftest import marked_processes, shared_spark, wait_for, worker_processes
 from pyspark.streaming import StreamingContext
 
 from pybackend import (
@@ -43,17 +43,12 @@ def nothing_left_behind() -> Iterator[None]:
 
 def members() -> dict[int, Path]:
     """Members that this test run has started and that still run, and their folders."""
-    marker = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode()
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            is_ours = marker in (entry / "environ").read_bytes()
-            if is_ours and any(b"detached_task" in word for word in words):
-                found[int(entry.name)] = Path(words[-3].decode())
-        except OSError:
-            continue
-    return found
+    commands = ((pid, command.split(b"\0")) for pid, command in marked_processes())
+    return {
+        pid: Path(words[-3].decode())
+        for pid, words in commands
+        if any(b"detached_task" in word for word in words)
+    }
 
 
 @pytest.fixture

@@ -54,8 +54,6 @@ end_shared_connection <- function() {
 test_config <- function() {
   config <- sparklyr::spark_config()
   config[["sparklyr.shell.driver-memory"]] <- "1g"
-  # Two R processes that connect at once get in each other's way on sparklyr's port, 8880.
-  config[["sparklyr.gateway.port"]] <- free_ports(1L)
   # Jars that a release of Spark needs for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {
@@ -65,8 +63,7 @@ test_config <- function() {
   config
 }
 
-# Below the ports that systems give to outgoing connections: they give away what is used only later,
-# and sparklyr tries to connect until its gateway listens, where such a try may connect to itself.
+# Below the ports that systems give to outgoing connections, which give away what is used only later.
 free_ports <- function(count) {
   socket <- reticulate::import("socket")
   is_free <- function(port) {
