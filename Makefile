@@ -125,7 +125,7 @@ $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
 	mkdir -p $(SPARK_CONF)
 	SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON="$(ROOT)/$(PY)" \
 	  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -XX:ArchiveClassesAtExit=$(ROOT)/$@" \
-	  $(PY) scripts/spark-archive.py
+	  "$(SPARK_HOME)/bin/spark-submit" scripts/spark-archive.py # ends when Java has written it
 
 # Two cores' worth of processes, and one more, as tests also wait for others.
 PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
