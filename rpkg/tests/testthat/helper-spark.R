@@ -63,7 +63,7 @@ test_config <- function() {
   config
 }
 
-# Below the ports that systems give to outgoing connections, which give away what is used only later.
+# Below the ports that systems give to outgoing connections, which take what is used only later.
 free_ports <- function(count) {
   socket <- reticulate::import("socket")
   is_free <- function(port) {
