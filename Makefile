@@ -107,8 +107,7 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 # The JVMs of tests live for seconds: optimizing their code costs more than it gains, and two
 # collectors with many threads get in each other's way. With an archive of Spark's classes they start
 # at half the cost; Java wants the one folder on the class path, that of the settings, to be empty. So
-# settings are properties; nor is it worth to compile a plan for a few rows. Drivers do without: with
-# an archive Java lists methods in another order, by which Spark's reflect() finds another getLogger().
+# settings are properties; nor is it worth to compile a plan for a few rows.
 SPARK_CONF := $(ROOT)/build/spark-conf
 ARCHIVE := build/spark.jsa
 JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
@@ -117,7 +116,7 @@ SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4 \
   -Dspark.sql.codegen.wholeStage=false
 TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) PYTHONDONTWRITEBYTECODE= \
   SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_ARCHIVED)" \
-  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) \
+  SPARK_SUBMIT_OPTS="$(JVM_ARCHIVED) $(SPARK_OPTIONS) \
     '-Dspark.executor.defaultJavaOptions=$(JVM_ARCHIVED)'"
 
 $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,14 +71,20 @@ def _end(session: Any) -> None:
 
 def _levels(session: Any) -> dict[str, str]:
     """Loggers to silence, with the level to return to; the user may have silenced one already."""
-    names = [f"'{_LOG4J}.LogManager', 'getLogger', '{name}'" for name in _LOGGERS]
-    found = (re.match(r"([\w.]+):(\w+)", text) for text in _evaluate(session, names))
-    levels = {match[1]: match[2] for match in found if match}
-    return {
-        name: _SHOWN if level == _HIDDEN else level
-        for name, level in levels.items()
-        if level != "OFF"
-    }
+    manager = f"'{_LOG4J}.LogManager'"
+    names = [f"{manager}, 'getLogger', '{name}'" for name in _LOGGERS]
+    root, *loggers = (
+        text.split(" ")[0].rpartition(":")
+        for text in _evaluate(session, [f"{manager}, 'getRootLogger'", *names])
+    )
+    levels = {}
+    for wanted, (name, _, level) in zip(_LOGGERS, loggers, strict=True):
+        # SQL takes the first getLogger() that Java lists. If that is the one of an object, it is
+        # asked for the logger of all texts; then the root's level stands for what nobody tells.
+        level = level if name == wanted else root[2]
+        if level != "OFF":
+            levels[wanted] = _SHOWN if level == _HIDDEN else level
+    return levels
 
 
 def _set_levels(session: Any, levels: dict[str, str]) -> None:

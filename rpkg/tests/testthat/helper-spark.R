@@ -46,6 +46,11 @@ is_open <- function(sc) !is.null(sc) && sparklyr::connection_is_open(sc)
 
 end_shared_connection <- function() {
   if (is_open(shared_connection$sc)) {
+    # Else PySpark, which has joined it, takes it for running, and refuses one of Connect.
+    session <- reticulate::import("pyspark.sql")$SparkSession$getActiveSession()
+    if (!is.null(session)) {
+      session$stop()
+    }
     sparklyr::spark_disconnect(shared_connection$sc)
   }
   shared_connection$sc <- NULL
