@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +95,7 @@ ALONE = [
     "test_exact_random",
     "test_exact_shards",
     "test_exact_together",
+    "test_exactness",
     "test_exchange",
     "test_frames",
     "test_host_list",
@@ -137,8 +140,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _RANK.get(item.module.__name__, len(_RANK)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        if item.module.__name__ not in _RANK and not hasattr(item.module, "keras"):
+        if is_fast(item.path):
             item.add_marker("fast")
+
+
+@functools.cache
+def is_fast(path: Path) -> bool:
+    """Whether the tests of a module start nothing and need no Keras: those of `make test-fast`."""
+    keras = r"^ *(import|from) (keras|tensorflow|replicas)"
+    return path.stem not in _RANK and not re.search(keras, path.read_text(), re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Keep `make test-fast` from importing what it does not run."""
+    is_module = collection_path.name.startswith("test_") and collection_path.stem != "test_checks"
+    is_asked = config.getoption("markexpr") == "fast"
+    return (is_asked and is_module and not is_fast(collection_path)) or None
 
 
 def is_distributed(config: pytest.Config) -> bool:

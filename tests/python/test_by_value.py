@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import named
 
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 
@@ -158,9 +159,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "half precision": _half,
     "half precision, fitted": _half_fitted,
 }
+# One of each kind: `make test-full` copies the others, too.
+DAILY = ["fitted", "subclassed", "factors and flags", "lookup", "recurrent", "lambda"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", named(MODELS, DAILY))
 def test_a_copy_trains_bit_by_bit_as_the_original(name: str) -> None:
     keras.utils.set_random_seed(1)
     model = MODELS[name]()

@@ -60,6 +60,7 @@ def describe(context: Any) -> Any:
     return [context.rank, *map(os.environ.get, variables)]
 
 
+@pytest.mark.full
 def test_mnist_on_hosts_as_on_this_machine(there: SshHosts) -> None:
     result = pybackend.train_mnist(
         pybackend.hosts("a,b", ssh_options=there.options), verbose=0, **mnist_case.CASE

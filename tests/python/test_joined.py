@@ -107,6 +107,7 @@ def test_all_get_the_result_of_one_call_in_any_order_of_start() -> None:
     assert results[0]["figures"] == ["accuracy", "loss"]
 
 
+@pytest.mark.full
 @needs_r
 def test_mnist_in_both_languages(tmp_path: Path) -> None:
     FORGE.start()
@@ -219,6 +220,7 @@ def test_a_failure_of_one_worker_is_raised_in_all() -> None:
         )
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None:
     FORGE.start()
     addresses = free_addresses(2)

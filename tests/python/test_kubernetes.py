@@ -163,6 +163,7 @@ def test_without_the_client() -> None:
     assert "InputError: kubernetes() needs the package kubernetes" in ended.stderr
 
 
+@pytest.mark.full
 def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
     result = pybackend.train_mnist(target(cpus=1), **mnist_case.CASE)
     shown = capsys.readouterr().out
@@ -277,6 +278,7 @@ def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(
     assert token not in str(error)
 
 
+@pytest.mark.full
 def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = pybackend.kubernetes("registry/tf:1", gpus=1, patience=5)
     with pytest.raises(ClusterError, match=r"within 5 s.*Insufficient nvidia.com/gpu"):
@@ -284,6 +286,7 @@ def test_pods_that_find_no_node(cluster: Kube, capsys: pytest.CaptureFixture[str
     assert "pending: 0/2 nodes are available" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_more_pods_than_a_quota_allows(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "quota", 0)
     with pytest.raises(ClusterError, match=r"0 of 2 pods.*FailedCreate: exceeded quota: pods"):
@@ -303,6 +306,7 @@ def test_what_kubernetes_does_not_allow(cluster: Kube) -> None:
         barrier_run(target(context="absent"), print, workers=2)
 
 
+@pytest.mark.full
 def test_an_image_without_the_python_that_was_named(cluster: Kube) -> None:
     with pytest.raises(WorkerFailedError, match="ended without a report: status 127") as caught:
         barrier_run(pybackend.kubernetes("registry/tf:1", python="/no/python"), print, workers=2)

@@ -187,6 +187,7 @@ print(outer(inner, 1), outer(inner, 2))
     assert in_a_process(code).stdout.split() == ["1", "caught"]
 
 
+@pytest.mark.full
 @needs_r
 def test_letters_warnings_and_missing_values(tmp_path: Path) -> None:
     code = f"""
@@ -235,6 +236,7 @@ def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None
         barrier_train(None, r(BUILD % DOUBLED), rows, workers=1, verbose=0, model_uri=uri)
 
 
+@pytest.mark.full
 @needs_r
 @pytest.mark.launcher(False)
 def test_of_layers_and_metrics_in_r_the_weights_come_back() -> None:

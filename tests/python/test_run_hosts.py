@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from conftest import full, wait_for
 from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
@@ -128,7 +128,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "sshd", "guard", "agent"])
+@pytest.mark.parametrize("how", ["SIGKILL", "guard", *map(full, ("SIGINT", "sshd", "agent"))])
 def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> None:
     process = start(WAITING, *options(there, "a,b", "--grace", "0.1"))
     folders = [Path(process.stdout.readline()[4:-1]) for _ in range(2)]

@@ -103,8 +103,7 @@ def read(session: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "number"),
     [
-        (train, 1),
-        *[full(call, 1) for call in (predict, write, read)],
+        *[full(call, 1) for call in (train, predict, write, read)],
         (write, 2),
         *[full(call, 2) for call in (train, predict, read)],
     ],
@@ -129,6 +128,7 @@ def problem_of_a_job(session: Any) -> str | None:
     return None
 
 
+@pytest.mark.full
 def test_a_server_that_stops_at_any_question_ends_the_call(server: Server, session: Any) -> None:
     number = 1
     while True:

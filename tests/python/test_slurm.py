@@ -86,6 +86,7 @@ def endless_call(cluster: Slurm, started: Path) -> EndlessCall:
     )
 
 
+@pytest.mark.full
 def test_mnist_as_on_this_machine(cluster: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
     result = pybackend.train_mnist(
         pybackend.slurm(nodes=2, time=10, folder=jobs(cluster)), **mnist_case.CASE

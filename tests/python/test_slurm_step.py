@@ -161,7 +161,9 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
 
-@pytest.mark.parametrize(("leaves", "is_late"), [(False, False), full(True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("leaves", "is_late"), [full(False, False), full(True, False), (True, True)]
+)
 def test_a_job_that_gives_way_has_notice_and_goes_on(
     cluster: Slurm, tmp_path: Path, leaves: bool, is_late: bool
 ) -> None:

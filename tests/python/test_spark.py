@@ -132,6 +132,7 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert len({w.weights_sha256 for w in cluster.workers}) == 1
 
 
+@pytest.mark.full
 def test_a_model_goes_to_executors_by_value(spark: Any, rows: Any) -> None:
     class Halves(keras.Model):
         def __init__(self) -> None:
@@ -174,6 +175,7 @@ def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) 
     assert len(result.history["val_loss"]) == 3
 
 
+@pytest.mark.full
 def test_validation_columns_go_by_name(spark: Any) -> None:
     pairs = [(1.0, 100.0, 0), (2.0, 200.0, 1)] * 4
     train = spark.createDataFrame(pairs, "a double, b double, `my.label` int")
@@ -203,6 +205,7 @@ def test_no_rows_at_all_are_named(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, empty, workers=2, verbose=0)
 
 
+@pytest.mark.full
 def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
     from pyspark.ml.feature import VectorAssembler
 
@@ -230,6 +233,7 @@ def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
         np.testing.assert_allclose(one, other, atol=1e-6)  # the rows come in another order
 
 
+@pytest.mark.full
 def test_images_in_flat_rows_take_the_shape_of_the_model(spark: Any) -> None:
     rng = np.random.default_rng(1)
     rows = [(rng.random(784).tolist(), int(i % 10)) for i in range(20)]
@@ -325,6 +329,7 @@ def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     assert largest_difference(result.model, pybackend.load_model(uri)) == 0
 
 
+@pytest.mark.full
 def test_a_large_model_comes_back_in_pieces(spark: Any) -> None:
     def build() -> Any:
         model = keras.Sequential([keras.Input((2000,)), keras.layers.Dense(2500)])
@@ -502,7 +507,7 @@ class Closed(Watched):
 
 @pytest.mark.launcher
 @pytest.mark.parametrize(
-    ("server", "answer"), [(Watched, b"Everyone"), (Halved, b"MeetElsewhere"), (Closed, None)]
+    ("server", "answer"), [(Watched, b"Everyone"), full(Halved, b"MeetElsewhere"), (Closed, None)]
 )
 def test_workers_meet_at_the_driver_or_all_by_spark(
     spark: Any, monkeypatch: Any, server: Any, answer: bytes | None
@@ -569,6 +574,7 @@ class KillExecutor(keras.callbacks.Callback):
             threading.Event().wait(600)  # for its end: the next steps would be ahead of it
 
 
+@pytest.mark.full
 def test_a_training_goes_on_when_an_executor_was_killed(
     spark: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:

@@ -68,7 +68,7 @@ test_that("a function runs once per worker, with its context and TF_CONFIG", {
   expect_true(found[[1]]$ended)
 })
 
-test_that("workers have roles and share values, and servers end", {
+test_full("workers have roles and share values, and servers end", {
   skip_if_no_pybackend()
   found <- barrier_apply(
     "local",

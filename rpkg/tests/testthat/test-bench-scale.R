@@ -12,7 +12,7 @@ test_that("wrong arguments are refused by name", {
   expect_error(bench_scale(function(workers, batch_size) 3, 1), "must return what barrier_train")
 })
 
-test_that("a training is measured with several numbers of workers, and projected", {
+test_full("a training is measured with several numbers of workers, and projected", {
   skip_if_no_pybackend()
   train <- function(workers, batch_size) {
     suppressMessages(barrier_train(

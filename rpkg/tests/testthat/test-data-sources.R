@@ -205,7 +205,10 @@ test_that("an R function gives each worker its batches", {
   figures <- barrier_evaluate("local", fit, batches)
   alone <- evaluate_here(fit$model, list(x, y))
   expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
+})
 
+test_full("a function that fails is named", {
+  skip_if_no_pybackend()
   condition <- tryCatch(
     barrier_train("local", dense_model(), function(ctx) stop("no rows here"), verbose = 0),
     tfdist_error = identity

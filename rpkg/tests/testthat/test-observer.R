@@ -37,7 +37,7 @@ test_that("an observer stops the training after an epoch, with the history of so
   expect_identical(losses, as.numeric(fit$history$loss))
 })
 
-test_that("an error in an observer is the error of the training", {
+test_full("an error in an observer is the error of the training", {
   skip_if_no_pybackend()
   watch <- observer(on_epoch_end = function(epoch, logs) {
     rlang::abort("no such plot", class = "plot_error", epoch = epoch)

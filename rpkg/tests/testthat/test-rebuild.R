@@ -9,39 +9,50 @@ in_workspace <- function(code, frame = parent.frame()) {
   mget(names, globalenv())
 }
 
-test_that("what is written in R comes back whole, also in another session, and can be trained on", {
+# A function that builds a model with a layer, a loss and a metric of R, and one that it calls, in the
+# workspace until the test ends.
+define_model <- function(frame = parent.frame()) {
+  in_workspace(
+    frame = frame,
+    quote({
+      tfdist_test_double <- function(x) 2 * x
+      tfdist_test_model <- function() {
+        layer_scaled <- keras3::new_layer_class(
+          "Scaled",
+          build = function(input_shape) {
+            self$scale <- self$add_weight(shape = list(4L), name = "scale")
+          },
+          call = function(inputs) tfdist_test_double(inputs) * self$scale
+        )
+        share_of_hits <- function(y_true, y_pred) {
+          keras3::metric_sparse_categorical_accuracy(y_true, y_pred)
+        }
+        model <- keras3::keras_model_sequential(input_shape = 4L) |>
+          layer_scaled() |>
+          keras3::layer_dense(3, activation = "softmax")
+        keras3::compile(
+          model,
+          keras3::optimizer_adam(0.05),
+          function(y_true, y_pred) keras3::loss_sparse_categorical_crossentropy(y_true, y_pred),
+          keras3::custom_metric("hits", share_of_hits)
+        )
+      }
+    })
+  )
+}
+
+train_defined <- function(made, epochs) {
+  build <- made$tfdist_test_model
+  rows <- iris_arrays()
+  barrier_train("local", NULL, rows, model_fn = build, epochs = epochs, seed = 1, verbose = 0)
+}
+
+test_that("what is written in R comes back whole, also in another session", {
   skip_if_no_pybackend()
   skip_if_not_installed("keras3")
-  made <- in_workspace(quote({
-    tfdist_test_double <- function(x) 2 * x
-    tfdist_test_model <- function() {
-      layer_scaled <- keras3::new_layer_class(
-        "Scaled",
-        build = function(input_shape) {
-          self$scale <- self$add_weight(shape = list(4L), name = "scale")
-        },
-        call = function(inputs) tfdist_test_double(inputs) * self$scale
-      )
-      share_of_hits <- function(y_true, y_pred) {
-        keras3::metric_sparse_categorical_accuracy(y_true, y_pred)
-      }
-      model <- keras3::keras_model_sequential(input_shape = 4L) |>
-        layer_scaled() |>
-        keras3::layer_dense(3, activation = "softmax")
-      keras3::compile(
-        model,
-        keras3::optimizer_adam(0.05),
-        function(y_true, y_pred) keras3::loss_sparse_categorical_crossentropy(y_true, y_pred),
-        keras3::custom_metric("hits", share_of_hits)
-      )
-    }
-  }))
+  made <- define_model()
   rows <- iris_arrays()
-  train <- function(epochs) {
-    build <- made$tfdist_test_model
-    barrier_train("local", NULL, rows, model_fn = build, epochs = epochs, seed = 1, verbose = 0)
-  }
-  fit <- train(1)
+  fit <- train_defined(made, 1)
   expect_identical(fit$model_format, "weights.h5")
   compare <- reticulate::import("pybackend.model.compare")
   expect_identical(compare$hash_weights(fit$model), fit$rebuilding$digest)
@@ -56,15 +67,6 @@ test_that("what is written in R comes back whole, also in another session, and c
   hits <- max.col(predict(saved, rows[[1]])) == rows[[2]] + 1L
   expect_equal(figures[["hits"]], mean(hits), tolerance = 1e-6)
 
-  rest <- update(saved, sc = "local", data = rows, epochs = 1, verbose = 0)
-  list2env(made, globalenv())
-  expect_equal(fit_weights(rest), fit_weights(train(2)), tolerance = 1e-6)
-  expect_equal(
-    barrier_evaluate("local", rest, rows, workers = 1, verbose = 0),
-    evaluate.tfdist_fit(rest, rows[[1]], rows[[2]]),
-    tolerance = 1e-6
-  )
-
   # Keras's own file of it is for sessions that have the layer.
   file <- withr::local_tempfile(fileext = ".keras")
   write_model(saved, file)
@@ -74,6 +76,23 @@ test_that("what is written in R comes back whole, also in another session, and c
     predict(saved, structure(list(), class = "tbl_spark"))
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), saved)
   })
+})
+
+test_full("a model of R's functions is trained on as if its training had not been interrupted", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  made <- define_model()
+  rows <- iris_arrays()
+  saved <- train_defined(made, 1)
+  rm(list = names(made), envir = globalenv())
+  rest <- update(saved, sc = "local", data = rows, epochs = 1, verbose = 0)
+  list2env(made, globalenv())
+  expect_equal(fit_weights(rest), fit_weights(train_defined(made, 2)), tolerance = 1e-6)
+  expect_equal(
+    barrier_evaluate("local", rest, rows, workers = 1, verbose = 0),
+    evaluate.tfdist_fit(rest, rows[[1]], rows[[2]]),
+    tolerance = 1e-6
+  )
 })
 
 test_full("a train step written in R trains as Keras's own does", {

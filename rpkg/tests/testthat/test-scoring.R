@@ -108,7 +108,7 @@ test_that("several workers compute what one process computes", {
   expect_equal(scores, predict(fit, iris, type = "raw"), tolerance = 1e-5)
 })
 
-test_that("models and functions are scored as fits are", {
+test_full("models and functions are scored as fits are", {
   skip_if_no_pybackend()
   model <- dense_model()
   data <- list(as.matrix(iris[1:4]), iris$Species)

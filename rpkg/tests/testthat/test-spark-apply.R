@@ -6,6 +6,13 @@ views <- function() {
   vapply(session$catalog$listTables(), function(view) view$name, "")
 }
 
+test_that("an error on a worker has its rank, message and calls", {
+  before <- views()
+  expect_worker_error(sc)
+  expect_setequal(views(), before)
+})
+
+# After the error: the connection has survived it.
 test_that("f runs once per worker in R, and large results arrive whole", {
   shift <- 7
   found <- barrier_apply(
@@ -23,16 +30,6 @@ test_that("f runs once per worker in R, and large results arrive whole", {
   configs <- lapply(found, function(value) jsonlite::fromJSON(value$config))
   expect_identical(configs[[1]]$cluster$worker, configs[[2]]$cluster$worker)
   expect_identical(configs[[2]]$task$index, 1L)
-})
-
-test_that("an error on a worker has its rank, message and calls; the connection survives", {
-  before <- views()
-  expect_worker_error(sc)
-  expect_identical(
-    barrier_apply(sc, function(ctx) ctx$rank, workers = 2, verbose = 0),
-    list(0L, 1L)
-  )
-  expect_setequal(views(), before)
 })
 
 test_that("more workers than slots are rejected", {
@@ -146,7 +143,7 @@ expect_interrupted <- function(place) {
   expect_identical(again, list(0L, 1L))
 }
 
-test_that("Ctrl-C ends the workers, and the connection survives", {
+test_full("Ctrl-C ends the workers, and the connection survives", {
   expect_interrupted(sc)
 })
 

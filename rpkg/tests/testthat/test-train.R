@@ -166,7 +166,7 @@ test_that("a data frame trains as its arrays do", {
   expect_equal(scores, predict(frame, as.matrix(iris[1:3, 1:4])), tolerance = 1e-6)
 })
 
-test_that("the last rows of a data frame are kept for validation, after some of the epochs", {
+test_full("the last rows of a data frame are kept for validation, after some of the epochs", {
   skip_if_no_pybackend()
   train <- function(data, ...) {
     train_flowers(data, ..., epochs = 3, initial_epoch = 1, validation_freq = 2)
