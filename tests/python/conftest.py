@@ -290,7 +290,10 @@ def shared_spark(master: str) -> Iterator[Any]:
     session = _SHARED_SESSIONS.get(master)
     if session is None:
         stop_shared_spark()
-        session = _SHARED.enter_context(_started(master))
+        # Most of what Python processes do in local mode here takes Keras (forge/sitecustomize.py).
+        environment = "spark__executorEnv__TFDIST_TEST_SPARK_KERAS"
+        settings = {} if "cluster" in master else {environment: "1"}
+        session = _SHARED.enter_context(_started(master, **settings))
         _SHARED_SESSIONS[master] = session
     yield session
     session.catalog.clearCache()

@@ -275,6 +275,7 @@ def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
         barrier_train(None, build_dense, data, workers=2, verbose=0)
 
 
+@pytest.mark.full
 def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
     x, y = rows
 

@@ -189,6 +189,7 @@ class StopWhenJoined(keras.callbacks.Callback):
         self.model.stop_training = mark.exists() and epoch > int(mark.read_text())
 
 
+@pytest.mark.full
 def test_it_grows_to_as_many_as_there_may_be(tmp_path: Path) -> None:
     settings = {"workers": 1, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
     result = train(StopWhenJoined(tmp_path, 1), **settings)

@@ -106,6 +106,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
     assert [result.epochs for result in results] == [2, 2]
 
 
+@pytest.mark.full
 def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     there: SshHosts, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     test_elastic.check_exact(result)
 
 
+@pytest.mark.full
 def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
     hosts = pybackend.hosts("a:2,b:2", ssh_options=there.options, environment={"GREETING": "hi"})
     a, b = (host.address for host in there.hosts)

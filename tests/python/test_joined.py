@@ -198,6 +198,7 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
         assert f", but the machine of worker 0 ({addresses[0]}) has " in text
 
 
+@pytest.mark.full
 def test_another_secret_is_named_on_both_sides() -> None:
     addresses = free_addresses(2)
     other = {"TFDIST_SECRET": "quite another secret"}

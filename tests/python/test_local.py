@@ -87,6 +87,7 @@ def test_roles_are_given_in_the_order_of_the_ranks_and_named_arguments_to_the_fu
     ]
 
 
+@pytest.mark.full
 def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> None:
     monkeypatch.setenv("TF_CONFIG", make_tf_config(["10.0.0.1:2222", "10.0.0.2:2222"], 0))
     rows = np.zeros((4, 8), "float32"), np.zeros(4)

@@ -299,6 +299,7 @@ class Counted(keras.layers.Layer):
         return x
 
 
+@pytest.mark.full
 def test_a_process_loads_a_model_once(table: Any, tmp_path: Path) -> None:
     made = tmp_path / "made"
     softmax = keras.layers.Dense(3, activation="softmax")

@@ -131,6 +131,7 @@ def test_a_model_must_be_compiled_to_be_evaluated(rows: Any) -> None:
         barrier_evaluate(None, model, rows)
 
 
+@pytest.mark.full
 def test_a_result_is_a_model_that_knows_its_columns(rows: Any, tmp_path: Any) -> None:
     names = np.array(["cat", "dog", "fox"])
     path = str(tmp_path / "rows.parquet")

@@ -204,6 +204,7 @@ def test_a_training_that_gives_way_goes_on(
     assert urgent[0].returncode == 0
 
 
+@pytest.mark.full
 def test_a_node_that_fails(cluster: Slurm, tmp_path: Path) -> None:
     running = endless_call(cluster, tmp_path)
     cluster.kill("n10")
@@ -241,6 +242,7 @@ def test_a_driver_that_ends_takes_its_job_along(
     wait_for(lambda: not list(jobs(cluster).iterdir()), PATIENCE)
 
 
+@pytest.mark.full
 def test_a_job_that_waits(cluster: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(cluster.folder / "other.log")
     cluster.run("sbatch", "-N3", "--exclusive", "-o", output, "--wrap", "sleep 300")

@@ -206,6 +206,7 @@ except ClusterError as error:
 """
 
 
+@pytest.mark.full
 def test_a_worker_that_cannot_reach_another_says_so(cluster: Cluster) -> None:
     if cluster.hosts[0].port is None:
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
