@@ -100,7 +100,7 @@ $(WHEEL): $(PY_SOURCES) pyproject.toml README.md LICENSE | $(DEV_STAMP)
 	@touch $@
 
 $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | $(R_STAMP)
-	$(R_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
+	$(R_ENV) $(TEST_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TFDIST_TEST_REQUIRE=1 \
 	  $(DATABASE) $(WARM) scripts/r-build.sh $(WHEEL) build/rpkg
 
 # --- checks ---

@@ -97,7 +97,6 @@ def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
     np.testing.assert_allclose(numbers(predict_spark(found, data), ".pred"), expected, atol=1e-6)
 
 
-@pytest.mark.full
 def test_images_in_bytes(spark: Any) -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 28, 28), "uint8")
     data = spark.createDataFrame(
@@ -144,7 +143,6 @@ def test_a_training_s_levels_name_the_classes(table: Any, rows: Any, dense_model
     assert other.dtypes[-1] == (".pred_class", "string")
 
 
-@pytest.mark.full
 def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, rows: Any) -> None:
     schema = StructType(
         [
@@ -175,7 +173,6 @@ def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, ro
         assert [row[:6] for row in found.orderBy("id").collect()] == [tuple(row) for row in before]
 
 
-@pytest.mark.full
 def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
     keras.utils.set_random_seed(2)
     left, right = keras.Input((3,), name="left"), keras.Input((2,), name="right")
@@ -194,7 +191,6 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
         predict_spark(model, table, features=FEATURES)
 
 
-@pytest.mark.full
 def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
     rows = [(0, 0.5, "b"), (1, 1.5, "a"), (2, -1.0, "c")]
     data = spark.createDataFrame(rows, "id int, size double, color string")
@@ -299,7 +295,6 @@ class Counted(keras.layers.Layer):
         return x
 
 
-@pytest.mark.full
 def test_a_process_loads_a_model_once(table: Any, tmp_path: Path) -> None:
     made = tmp_path / "made"
     softmax = keras.layers.Dense(3, activation="softmax")
@@ -372,7 +367,6 @@ def test_what_does_not_fit_is_refused(
         predict_spark(dense_model, table, **{"features": FEATURES, **arguments})
 
 
-@pytest.mark.full
 def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile(loss="binary_crossentropy")

@@ -167,7 +167,6 @@ def test_a_task_that_is_run_again_writes_its_rows_once(spark: Any, tmp_path: Pat
     assert read_tfrecords(spark, tmp_path / "data").distinct().count() == 30_000
 
 
-@pytest.mark.full
 def test_old_records_go_only_for_new_ones(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "data"
     write_tfrecords(spark.range(5), path)

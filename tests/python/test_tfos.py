@@ -196,7 +196,6 @@ def test_a_function_that_leaves_rows_behind_is_named(
         run("leave", [])
 
 
-@pytest.mark.full
 def test_an_error_while_rows_are_fed_reaches_the_driver(session: Any, run: Any) -> None:
     def fail(args: Any, ctx: Any) -> None:
         ctx.get_data_feed().next_batch(10)

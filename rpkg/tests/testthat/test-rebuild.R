@@ -67,6 +67,7 @@ test_that("what is written in R comes back whole, also in another session", {
   hits <- max.col(predict(saved, rows[[1]])) == rows[[2]] + 1L
   expect_equal(figures[["hits"]], mean(hits), tolerance = 1e-6)
 
+  list2env(made, globalenv())
   # Keras's own file of it is for sessions that have the layer.
   file <- withr::local_tempfile(fileext = ".keras")
   write_model(saved, file)
