@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ALONE, GROUPS
-from warm import VARIABLE
+from conftest import ALONE, FORGE, GROUPS
 
 ROOT = Path(__file__).parents[2]
 # The site and R CMD check need the same tarball, so they are one group; the longest first.
@@ -34,12 +33,14 @@ TARGETS = [
     for target in targets
 ]
 # What `conftest` has set for this process and those that it starts.
-_OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL", VARIABLE)
+_OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_make(target: str) -> None:
+    if "lint" not in target:
+        FORGE.start()  # for R's workers
     run(target, ["make", "--no-print-directory", target], ROOT)
 
 

@@ -278,11 +278,18 @@ def _take(received: list[int], wanted: list[int]) -> None:
 
 
 def run(command: list[str]) -> int:
-    """Run a command whose Python processes fork their workers; its exit status."""
+    """Run a command whose Python processes fork their workers; its exit status.
+
+    A forge that the environment names serves, too.
+    """
     forge = Forge()
-    forge.start()
+    variables = forge.variables()
+    if Path(os.environ.get(VARIABLE, "/nonexistent")).exists():
+        variables[VARIABLE] = os.environ[VARIABLE]
+    else:
+        forge.start()
     try:
-        return subprocess.run(command, env={**os.environ, **forge.variables()}).returncode
+        return subprocess.run(command, env={**os.environ, **variables}).returncode
     finally:
         forge.close()
 
