@@ -1,7 +1,7 @@
 # usage: Rscript scripts/r-test.R [plain] [local] [cluster] [test-file.R ...]
 # Runs the R package's tests against the installed package: those of the files
-# that connect to no Spark, to one of one process, or to one of several, and of
-# the files named. A test has a limit of seconds. Nothing stays in the
+# that connect to no Spark, to one of one process, or to a cluster or a server,
+# and of the files named. A test has a limit of seconds. Nothing stays in the
 # workspace: tests ask what a function of it carries along.
 local({
   wanted <- commandArgs(trailingOnly = TRUE)
@@ -10,9 +10,9 @@ local({
   folder <- "rpkg/tests/testthat"
   kind_of <- function(path) {
     lines <- readLines(path)
-    if (any(grepl('file_connection("local-cluster', lines, fixed = TRUE))) {
+    if (any(grepl('file_connection\\("local-cluster|file_pyspark_connection\\(', lines))) {
       "cluster"
-    } else if (any(grepl("file_(pyspark_)?connection\\(", lines))) {
+    } else if (any(grepl("file_connection\\(", lines))) {
       "local"
     } else {
       "plain"

@@ -18,7 +18,7 @@ import numpy as np
 import pyspark
 import pytest
 import test_routes
-from conftest import build_dense, largest_difference, wait_for, worker_processes
+from conftest import build_dense, full, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 from killing import KillAt
 
@@ -134,6 +134,7 @@ def test_a_dataframe_is_every_row_once(session: Any) -> None:
     assert len(result.history["val_loss"]) == 2
 
 
+@pytest.mark.full
 def test_predictions_beside_the_rows(session: Any, rows: Any, dense_model: Any) -> None:
     x = rows[0][:40]
     values = [(i, x[i].tolist()) for i in range(40)]
@@ -203,7 +204,9 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
 
 
 @pytest.mark.launcher
-@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
+@pytest.mark.parametrize(
+    "events", [full(REAL_SERVER, id="reachable"), pytest.param(refused, id="unreachable")]
+)
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "MeetingServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
@@ -229,6 +232,7 @@ def test_too_few_slots_are_told_at_once(session: Any) -> None:
     assert time.monotonic() - began < 30  # not the minute for which slots are waited for
 
 
+@pytest.mark.full
 def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_job, "_IDLE_SECONDS", 4)
     holders = socket.create_server(("127.0.0.1", 0))

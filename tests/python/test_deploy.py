@@ -256,6 +256,7 @@ def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPat
     assert deploy(con, build(1)).version == 1
 
 
+@pytest.mark.full
 def test_many_weights(con: Any) -> None:
     """In bulk: a statement for each of them would take minutes."""
     keras.utils.set_random_seed(4)

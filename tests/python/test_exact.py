@@ -103,7 +103,7 @@ def test_unshuffled_training_is_keras_fit_itself(dense_model: Any, rows: Any) ->
     np.testing.assert_allclose(result.history["accuracy"], history["accuracy"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows_used", [7, 101], ids=["steps-without-rows", "uneven"])
+@pytest.mark.parametrize("rows_used", [7, full(101)], ids=["steps-without-rows", "uneven"])
 def test_rows_that_do_not_divide_evenly_count_once(rows_used: int, rows: Any) -> None:
     x, y = rows[0][:rows_used], rows[1][:rows_used]
     keras.utils.set_random_seed(3)
@@ -143,6 +143,7 @@ def test_adam_clipping_weights_and_regularization(rows: Any) -> None:
     assert largest_difference(model, result.model) <= 1e-5
 
 
+@pytest.mark.full
 def test_few_validation_rows_leave_workers_without_any(rows: Any) -> None:
     held_out = (rows[0][:4], rows[1][:4])
     result = barrier_train(

@@ -172,6 +172,7 @@ def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
         run("a", gpus=1)
 
 
+@pytest.mark.full
 def test_hosts_may_be_ipv6_addresses(there: SshHosts) -> None:
     addresses = [str(host.address6) for host in there.hosts]
     listed = [f"[{address}]" for address in addresses]

@@ -141,6 +141,7 @@ def test_mnist_by_tfdist_run(program: str, tmp_path: Path) -> None:
     check_files(tmp_path, 2)
 
 
+@pytest.mark.full
 def test_a_seed_is_drawn_once_for_all() -> None:
     FORGE.start()
     addresses = free_addresses(2)
@@ -171,8 +172,8 @@ def test_a_first_process_that_never_comes_is_named() -> None:
 @pytest.mark.parametrize(
     ("own", "found"),
     [
-        ({"epochs": 2}, "`epochs` is 2 in worker 1 ("),
-        ({"seed": 1}, "`seed` is 1 in worker 1 ("),
+        full({"epochs": 2}, "`epochs` is 2 in worker 1 ("),
+        full({"seed": 1}, "`seed` is 1 in worker 1 ("),
         ({"rows": 59}, "`data` has 59 rows in worker 1 ("),
     ],
 )
@@ -267,6 +268,7 @@ def test_a_worker_that_fails_before_all_are_linked_ends_the_call_at_once() -> No
     assert time.monotonic() - began < LIMIT
 
 
+@pytest.mark.full
 def test_values_of_any_size_come_back() -> None:
     addresses = free_addresses(2)
     started = [Process(index, addresses, value_bytes=3_000_000) for index in range(2)]

@@ -343,6 +343,7 @@ def test_a_driver_that_ends_takes_its_job_along(cluster: Kube, number: signal.Si
     wait_for(cluster.is_empty, PATIENCE)
 
 
+@pytest.mark.full
 def test_a_driver_whose_machine_is_gone(cluster: Kube) -> None:
     """Nobody is left who could delete the Job: the pods end by themselves, and it expires."""
     with driver_of_two(cluster) as driver:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import record_outcome
+from conftest import full, record_outcome
 from keras import ops
 
 from pybackend import InputError
@@ -370,7 +370,7 @@ def test_predictions_that_are_asserted_are_not_moved() -> None:
     check_loss_is_mean(model, (X, TARGETS))
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", full("sum")])
 def test_a_long_sequence_is_tried_as_a_graph(
     reduction: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,6 +66,7 @@ def test_how_many_workers() -> None:
         probe("yarn")
 
 
+@pytest.mark.full
 def test_every_slot_of_a_cluster(spark: Any) -> None:
     report = probe(spark)
     assert report["problems"] == []
@@ -132,6 +133,7 @@ def test_a_worker_that_never_listens_is_refused_within_the_limit() -> None:
     assert found == {"unreached": [{"rank": 1, "reason": REFUSED}], "listen_error": None}
 
 
+@pytest.mark.full
 def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> None:
     with reserved() as one, reserved() as two, reserved() as elsewhere:
         announced, true = ([address(one), address(x)] for x in (two, elsewhere))

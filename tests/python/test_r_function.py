@@ -175,6 +175,7 @@ random.seed(6); print(draw() != first)
     assert in_a_process(code).stdout.split() == ["True", "True", "True"]
 
 
+@pytest.mark.full
 @needs_r
 def test_calls_may_be_nested_and_an_error_that_r_has_caught_is_none() -> None:
     code = f"""

@@ -154,6 +154,7 @@ def train_and_be_killed(folder: str) -> None:
     train(killer, log_to(Path(folder)), checkpoint=Checkpoint(f"{folder}/kept", every=3))
 
 
+@pytest.mark.full
 def test_after_the_driver_was_killed_the_call_resumes(
     undisturbed: TrainResult, tmp_path: Path, capsys: Any
 ) -> None:
@@ -178,6 +179,7 @@ def test_after_the_driver_was_killed_the_call_resumes(
     assert "goes on from the checkpoint of epoch" in said
 
 
+@pytest.mark.full
 def test_a_training_that_has_ended_is_kept_and_may_go_on(
     undisturbed: TrainResult, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import full
 
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
 from pybackend.model import serialization
@@ -144,11 +145,11 @@ def test_a_trained_model_comes_back_and_trains_on(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: keras.optimizers.Adam(0.01),
+        full(lambda: keras.optimizers.Adam(0.01)),
         lambda: keras.optimizers.SGD(
             keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), momentum=0.9, nesterov=True
         ),
-        lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0),
+        full(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0)),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.01)),
     ],
     ids=["Adam", "SGD with a schedule", "AdamW", "LossScale"],

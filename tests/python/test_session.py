@@ -100,13 +100,10 @@ def read(session: Any, folder: Path) -> None:
     read_tfrecords(session, folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("call", "number"),
-    [
-        *[full(call, 1) for call in (train, predict, write, read)],
-        (write, 2),
-        *[full(call, 2) for call in (train, predict, read)],
-    ],
+    [(call, number) for number in (1, 2) for call in (train, predict, write, read)],
 )
 def test_a_server_that_stops_before_or_after_it_has_answered_ends_the_call(
     server: Server, session: Any, tmp_path: Path, call: Callable[[Any, Path], None], number: int

@@ -126,6 +126,7 @@ def test_mnist_from_r(cluster: Slurm, tmp_path: Path) -> None:
     mnist_case.check_r(tmp_path, "slurm", nodes=2, folder=str(jobs(cluster)))
 
 
+@pytest.mark.full
 def test_slurm_gives_workers_their_resources(
     cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_ranks_are_the_tasks_of_a_step(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(err) == {rank: ["problem"] for rank in range(4)}
 
 
-@pytest.mark.parametrize("starter", [RUN, ("srun", "-m", "cyclic", sys.executable)])
+@pytest.mark.parametrize("starter", [RUN, full(("srun", "-m", "cyclic", sys.executable))])
 def test_a_script_joins_the_gang(cluster: Slurm, tmp_path: Path, starter: tuple[str, ...]) -> None:
     (tmp_path / "join.py").write_text(JOIN)
     secret = {"TFDIST_SECRET": new_token()}
@@ -161,9 +161,8 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
 
-@pytest.mark.parametrize(
-    ("leaves", "is_late"), [full(False, False), full(True, False), (True, True)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("leaves", "is_late"), [(False, False), (True, False), (True, True)])
 def test_a_job_that_gives_way_has_notice_and_goes_on(
     cluster: Slurm, tmp_path: Path, leaves: bool, is_late: bool
 ) -> None:

@@ -70,6 +70,7 @@ def endless(started: Path) -> dict[str, Any]:
     return {"workers": HOSTS, "epochs": 10**6, "verbose": 0, "callbacks": callbacks}
 
 
+@pytest.mark.full
 def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_is_lost(
     cluster: Cluster, spark: Any, data: Any, capsys: Any, tmp_path: Path
 ) -> None:

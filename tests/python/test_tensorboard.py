@@ -109,6 +109,7 @@ def command(result: TrainResult) -> Iterator[tuple[Any, str]]:
 
 
 # Without the forge: the process is the subject.
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
     command: Any, result: TrainResult

@@ -1,6 +1,6 @@
 # One small job by every route that R has: the weights of one process each time.
 
-test_that("local, with a model of this session and with one built by R in the workers", {
+test_full("local, with a model of this session and with one built by R in the workers", {
   skip_if_no_pybackend()
   expect_scenario(scenario_train("local", model = scenario()$build()))
   expect_scenario(scenario_train("local", model_fn = scenario_model()))

@@ -19,7 +19,7 @@ flowers <- data.frame(
   kind = as.character(iris$Species)
 )
 
-test_that("data frames, Spark tables and arrays encoded by hand give the same model", {
+test_full("data frames, Spark tables and arrays encoded by hand give the same model", {
   sc <- file_connection("local[2]")
   of_frame <- train_once("local", flowers, kind ~ . - id)
   names <- c("size", "colour_blue", "colour_green", "colour_red", "place_a", "place_b")

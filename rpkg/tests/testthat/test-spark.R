@@ -68,7 +68,19 @@ test_that("a local connection trains as this machine does", {
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 
-  # Text as the label, weights of rows, and a SQL query, to which dplyr verbs are added.
+  sparklyr::spark_disconnect(sc)
+  expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
+})
+
+test_full("text as the label, weights of rows, and a SQL query, to which dplyr verbs are added", {
+  sc <- file_connection("local[2]")
+  train <- function(sc, data, ..., verbose = 0) {
+    model <- dense_model()
+    barrier_train(sc, model, data, ..., workers = 2, epochs = 2, seed = 1, verbose = verbose)
+  }
+  rows <- iris
+  names(rows) <- c("a", "b", "c", "d", "label")
+  rows$label <- as.integer(rows$label) - 1L
   rows$kind <- as.character(iris$Species)
   rows$n <- rep(c(1, 2), 75)
   sparklyr::sdf_copy_to(sc, rows, "iris_kinds", overwrite = TRUE)
@@ -86,7 +98,4 @@ test_that("a local connection trains as this machine does", {
   last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
   coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)
   expect_equal(last, barrier_evaluate(sc, by_kind, coded), tolerance = 1e-5)
-
-  sparklyr::spark_disconnect(sc)
-  expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
 })
