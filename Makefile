@@ -49,6 +49,11 @@ BENCH_STAMP := .venv/.tfdist-bench-$(TF)
 R_DEPENDENCIES_STAMP := .rlib/.tfdist-dependencies
 R_STAMP := .rlib/.tfdist-installed
 
+# One set-up at a time; it runs its own steps side by side.
+ifeq ($(MAKELEVEL),0)
+.NOTPARALLEL:
+endif
+
 .PHONY: setup py-setup-run py-setup r-setup
 setup: ## fill .venv and .rlib with everything
 	scripts/apt-install.sh python java machines browser r
@@ -107,24 +112,26 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 # The JVMs of tests live for seconds: optimizing their code costs more than it gains, and two
 # collectors with many threads get in each other's way. With an archive of Spark's classes they start
 # at half the cost; Java wants the one folder on the class path, that of the settings, to be empty. So
-# settings are properties; nor is it worth to compile a plan for a few rows.
+# settings are properties; nor is it worth compiling a plan for a few rows.
 SPARK_CONF := $(ROOT)/build/spark-conf
 ARCHIVE := build/spark.jsa
 JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
-JVM_ARCHIVED := $(JVM) -XX:SharedArchiveFile=$(ROOT)/$(ARCHIVE)
+# Java's options end at blanks.
+JVM_ARCHIVED := $(JVM) $(if $(word 2,$(ROOT)),,-XX:SharedArchiveFile=$(ROOT)/$(ARCHIVE))
 SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4 \
   -Dspark.sql.codegen.wholeStage=false
-TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1) PYTHONDONTWRITEBYTECODE= \
+TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1,$(TFDIST_TEST_REQUIRE)) PYTHONDONTWRITEBYTECODE= \
   SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_ARCHIVED)" \
   SPARK_SUBMIT_OPTS="$(JVM_ARCHIVED) $(SPARK_OPTIONS) \
     '-Dspark.executor.defaultJavaOptions=$(JVM_ARCHIVED)'"
 
 $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
-	rm -rf $(SPARK_CONF) $@
-	mkdir -p $(SPARK_CONF)
+	rm -rf build/spark-conf $@
+	mkdir -p build/spark-conf
 	SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON="$(ROOT)/$(PY)" \
-	  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -XX:ArchiveClassesAtExit=$(ROOT)/$@" \
+	  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -XX:ArchiveClassesAtExit=$@" \
 	  "$(SPARK_HOME)/bin/spark-submit" scripts/spark-archive.py # ends when Java has written it
+	@touch $@ # a Java that writes none has not to try again
 
 # Two cores' worth of processes, and one more, as tests also wait for others.
 PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
@@ -152,14 +159,14 @@ r-lint: $(R_STAMP)
 	$(R_ENV) scripts/r-documented.sh
 
 py-test: $(DEV_STAMP) ## pytest in one process; what needs R runs after `make r-setup`
-	$(TEST_ENV) $(PY) -m pytest --ignore tests/python/test_checks.py
+	$(TEST_ENV) $(PY) -m pytest -m "not full" --deselect tests/python/test_checks.py::test_make
 
 R_TEST = $(R_ENV) $(TEST_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_PROBLEMS=false \
   $(DATABASE) $(WARM) Rscript scripts/r-test.R
 R_TESTS := r-test-plain r-test-local r-test-cluster
 .PHONY: r-test $(R_TESTS)
-r-test: $(R_STAMP) ## testthat against the installed R package; R_FILES="test-fit.R" runs these alone
-	$(R_TEST) $(or $(R_FILES),plain local cluster)
+r-test: $(R_STAMP) ## R's half of `make test`; R_FILES="test-fit.R" runs all tests of these files
+	TFDIST_TEST_FULL=$(if $(R_FILES),,0) $(R_TEST) $(or $(R_FILES),plain local cluster)
 
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_TEST) $*

@@ -52,7 +52,7 @@ def postgres_server(programs: Path) -> Iterator[str]:
         user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
         os.chown(folder, _NOBODY, _NOBODY)
     data = f"{folder}/data"
-    # No memory of its in /dev/shm, where other tests look for what they have left.
+    # None of its memory in /dev/shm, where other tests look for what they have left.
     settings = f"-k {folder} -c listen_addresses='' -c fsync=off -c jit=off"
     settings += " -c dynamic_shared_memory_type=mmap"
 

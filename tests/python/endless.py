@@ -15,7 +15,7 @@ from conftest import wait_for
 
 from pybackend import WorkerFailedError
 
-PATIENCE = 120.0
+PATIENCE = 90.0
 
 
 class EndlessCall(threading.Thread):

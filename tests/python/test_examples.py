@@ -26,7 +26,6 @@ def test_the_examples_come_in_both_languages() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_examples_in_python_learn(tmp_path: Path) -> None:
     # One process, so that TensorFlow is imported once.
     programs = [f"runpy.run_path({str(ROOT / 'examples' / name)!r} + '.py')" for name in NAMES]
@@ -36,7 +35,6 @@ def test_the_examples_in_python_learn(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs_r
-@pytest.mark.timeout(300)
 def test_the_examples_in_r_learn(tmp_path: Path) -> None:
     programs = [ROOT / "examples" / f"{name}.R" for name in NAMES]
     for page in ("docs/site/index.md", "docs/migrating/keras3.md"):

@@ -18,7 +18,6 @@ PAGES = sorted((ROOT / "docs/migrating").glob("*.md"))
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
     parts = {
         page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES

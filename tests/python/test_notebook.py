@@ -31,7 +31,6 @@ pybackend.barrier_train(
 """
 
 
-@pytest.mark.timeout(300)
 def test_the_notebook_runs_and_an_interrupt_ends_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,6 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_pages_about_data_and_tracking_run_from_top_to_bottom(tmp_path: Path) -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in ("data.md", "tracking.md")]
     assert all(page.count("```python\n") >= 5 for page in pages)

@@ -362,6 +362,16 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
         barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
 
 
+@pytest.mark.full
+def test_a_column_of_nulls_is_named(spark: Any, rows: Any) -> None:
+    from pyspark.sql.functions import lit
+
+    data = frame(spark, rows[0][:20], rows[1][:20]).withColumn("f3", lit(None).cast("float"))
+    with pytest.raises(WorkerFailedError, match=r"column 'f3' holds .* null") as caught:
+        barrier_train(spark, build_dense, data, workers=2, verbose=0)
+    assert caught.value.exception_type == "InputError"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -712,10 +722,11 @@ with tempfile.TemporaryDirectory() as folder:
             print(error)
         shown = [*session.sparkContext.getConf().getAll(), *session.sql("SET").collect()]
         print("settings", "spark.app.name" in str(shown), token in str(shown))
-        log._set_levels(session, dict(zip(log._LOGGERS, ["DEBUG", "INFO"], strict=True)))
-        log._begin(session)
-        log._end(session)
-        print("levels", *log._levels(session).values())
+        for levels in (["DEBUG", "INFO"], ["OFF", "ERROR"]):
+            log._set_levels(session, dict(zip(log._LOGGERS, levels, strict=True)))
+            log._begin(session)
+            log._end(session)
+            print("levels", *log._levels(session).values())
     (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
     print("log", *(text in events for text in ("spark.app.name", "tfdist", token)))
 try:
@@ -789,7 +800,8 @@ def test_dynamic_allocation_is_refused() -> None:
 
 
 def test_levels_of_sparks_loggers_are_kept(shown: str) -> None:
-    assert "levels DEBUG WARN" in shown
+    assert "levels DEBUG WARN\n" in shown
+    assert "levels ERROR\n" in shown  # the other is OFF still
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from pybackend.model.transfer import (
 )
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(300)
 layers = keras.layers
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")

@@ -70,7 +70,11 @@ def _end(session: Any) -> None:
 
 
 def _levels(session: Any) -> dict[str, str]:
-    """Loggers to silence, with the level to return to; the user may have silenced one already."""
+    """Loggers to silence, with the level to return to; the user may have silenced one already.
+
+    SQL takes the first `getLogger` that Java lists. If that is the one of an object, it is asked
+    for the logger of all texts: no level of ours can be read then, and the root's is used.
+    """
     manager = f"'{_LOG4J}.LogManager'"
     names = [f"{manager}, 'getLogger', '{name}'" for name in _LOGGERS]
     root, *loggers = (
@@ -79,10 +83,8 @@ def _levels(session: Any) -> dict[str, str]:
     )
     levels = {}
     for wanted, (name, _, level) in zip(_LOGGERS, loggers, strict=True):
-        # SQL takes the first getLogger() that Java lists. If that is the one of an object, it is
-        # asked for the logger of all texts; then the root's level stands for what nobody tells.
         level = level if name == wanted else root[2]
-        if level != "OFF":
+        if level.isalpha() and level != "OFF":
             levels[wanted] = _SHOWN if level == _HIDDEN else level
     return levels
 

@@ -45,15 +45,16 @@ shared_connection <- new.env()
 is_open <- function(sc) !is.null(sc) && sparklyr::connection_is_open(sc)
 
 end_shared_connection <- function() {
-  if (is_open(shared_connection$sc)) {
+  sc <- shared_connection$sc
+  shared_connection$sc <- NULL
+  if (is_open(sc)) {
+    on.exit(sparklyr::spark_disconnect(sc))
     # Else PySpark, which has joined it, takes it for running, and refuses one of Connect.
     session <- reticulate::import("pyspark.sql")$SparkSession$getActiveSession()
     if (!is.null(session)) {
       session$stop()
     }
-    sparklyr::spark_disconnect(shared_connection$sc)
   }
-  shared_connection$sc <- NULL
 }
 
 test_config <- function() {
@@ -84,7 +85,7 @@ free_ports <- function(count) {
   }
   found <- Filter(is_free, sample(20000:32000, 50L))
   if (length(found) < count) {
-    stop("hardly one of 50 ports was free")
+    stop("fewer than ", count, " of 50 ports were free")
   }
   found[seq_len(count)]
 }

@@ -11,3 +11,18 @@ test_that("a cluster of two executors trains as this machine does", {
     class = "tfdist_error_cluster"
   )
 })
+
+test_full("a pipeline is fitted and predicts on executors", {
+  sc <- file_connection("local-cluster[2,1,1024]")
+  rows <- stats::setNames(iris, c("a", "b", "c", "d", "kind"))
+  table <- sparklyr::sdf_copy_to(sc, rows, "flowers_on_executors", overwrite = TRUE)
+  fitted <- sparklyr::ml_pipeline(sc) |>
+    sparklyr::ft_string_indexer("kind", "label") |>
+    sparklyr::ft_vector_assembler(c("a", "b", "c", "d"), "features") |>
+    ml_keras(dense_model(), workers = 2, epochs = 2, seed = 1) |>
+    sparklyr::ml_fit(table)
+  found <- dplyr::collect(dplyr::arrange(sparklyr::ml_predict(fitted, table), a, b, c, d))
+  sorted <- as.matrix(dplyr::arrange(rows, a, b, c, d)[1:4])
+  scores <- fitted$keras$model$predict(sorted, verbose = 0L)
+  expect_equal(found$prediction, max.col(scores) - 1)
+})

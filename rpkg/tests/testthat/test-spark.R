@@ -68,7 +68,7 @@ test_that("a local connection trains as this machine does", {
 
   expect_error(train(sc, table, label = "kind"), class = "tfdist_error_input")
 
-  sparklyr::spark_disconnect(sc)
+  end_shared_connection()
   expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
 })
 
