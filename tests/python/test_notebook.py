@@ -31,6 +31,7 @@ pybackend.barrier_train(
 """
 
 
+@pytest.mark.full
 def test_the_notebook_runs_and_an_interrupt_ends_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

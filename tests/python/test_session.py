@@ -150,6 +150,7 @@ def wait_for_ever(session: Any, folder: Path) -> None:
     barrier_run(session, work, workers=1, verbose=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [full(signal.SIGSTOP), signal.SIGKILL])
 def test_a_server_that_is_gone_in_mid_job_ends_the_call(
     server: Server, tmp_path: Path, how: signal.Signals

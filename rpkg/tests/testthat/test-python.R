@@ -47,7 +47,7 @@ run_script <- function(level, lines) {
   system2(file.path(R.home("bin"), "Rscript"), script, stdout = TRUE, stderr = TRUE)
 }
 
-test_that("a training prints no start-up lines", {
+test_full("a training prints no start-up lines", {
   skip_if_no_pybackend()
   # Keras is imported by the user, before tfdist has been called.
   code <- c(

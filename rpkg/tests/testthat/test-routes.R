@@ -6,9 +6,13 @@ test_full("local, with a model of this session and with one built by R in the wo
   expect_scenario(scenario_train("local", model_fn = scenario_model()))
 })
 
-test_that("sparklyr: the shared JVM, and spark_apply() with R in the same application", {
+test_full("sparklyr: the shared JVM", {
   sc <- file_connection("local-cluster[2,1,1024]")
   expect_scenario(scenario_train(sc, model = scenario()$build()))
+})
+
+test_that("sparklyr: spark_apply() with R in the same application", {
+  sc <- file_connection("local-cluster[2,1,1024]")
   expect_scenario(scenario_train(sc, model_fn = scenario_model()))
 })
 

@@ -1,4 +1,4 @@
-test_that("a training writes for TensorBoard, which opens and ends", {
+test_full("a training writes for TensorBoard, which opens and ends", {
   skip_if_no_pybackend()
   folder <- file.path(withr::local_tempdir(), "run")
   fit <- train_flowers(iris, epochs = 2, tensorboard = folder)
