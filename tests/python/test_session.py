@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import build_dense, full, wait_for, worker_processes
+from conftest import build_dense, wait_for, worker_processes
 from connect import connect_server, new_session
 
 from pybackend import (
@@ -151,7 +151,7 @@ def wait_for_ever(session: Any, folder: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [full(signal.SIGSTOP), signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_server_that_is_gone_in_mid_job_ends_the_call(
     server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:
