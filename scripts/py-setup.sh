@@ -20,4 +20,7 @@ export PIP_CONSTRAINT=constraints.txt
 # rpy2's other mode compiles against R, which need not be here yet.
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
 .venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
-  --progress-bar off --editable ".[$extras]" </dev/null
+  --progress-bar off --no-compile --editable ".[$extras]" </dev/null
+# pip compiles file by file, which takes longer than all else; some packages have templates that
+# are no Python.
+.venv/bin/python -m compileall -qq -j 0 .venv/lib || true

@@ -25,7 +25,7 @@ import pybackend
 from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.spark.network import TOO_LONG
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 
 # As long as a busy machine may take for what has no other end.
 PATIENCE = 120.0
@@ -70,7 +70,6 @@ def endless(started: Path) -> dict[str, Any]:
     return {"workers": HOSTS, "epochs": 10**6, "verbose": 0, "callbacks": callbacks}
 
 
-@pytest.mark.full
 def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_is_lost(
     cluster: Cluster, spark: Any, data: Any, capsys: Any, tmp_path: Path
 ) -> None:
@@ -119,7 +118,6 @@ def test_a_dataframe_with_fewer_rows_than_hosts_is_every_row_once(
     assert largest_difference(dense_model, result.model) <= 1e-6
 
 
-@pytest.mark.full
 def test_a_parameter_server_on_another_host_holds_what_a_third_one_trains(
     spark: Any, data: Any, dense_model: Any, cluster: Cluster
 ) -> None:
@@ -161,7 +159,6 @@ def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
         assert part in message
 
 
-@pytest.mark.full
 def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
     if cluster.hosts[0].port is None:
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
@@ -207,7 +204,6 @@ except ClusterError as error:
 """
 
 
-@pytest.mark.full
 def test_a_worker_that_cannot_reach_another_says_so(cluster: Cluster) -> None:
     if cluster.hosts[0].port is None:
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
@@ -248,7 +244,6 @@ def other_python(cluster: Cluster, spark: Any, folder: Path, without: str) -> It
         context.pythonExec = before
 
 
-@pytest.mark.full
 @pytest.mark.launcher
 def test_another_version_of_tensorflow_on_one_host_is_named(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
@@ -267,7 +262,6 @@ def test_another_version_of_tensorflow_on_one_host_is_named(
     assert "PYSPARK_PYTHON" in message
 
 
-@pytest.mark.full
 @pytest.mark.launcher
 def test_a_host_without_tensorflow_is_named_with_its_python(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
@@ -283,7 +277,6 @@ def test_a_host_without_tensorflow_is_named_with_its_python(
     assert f"`{python} -m pip install tensorflow==" in message
 
 
-@pytest.mark.full
 def test_ctrl_c_ends_the_workers_and_the_session_lives_on(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
 ) -> None:
@@ -306,7 +299,6 @@ def test_ctrl_c_ends_the_workers_and_the_session_lives_on(
     assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
 
 
-@pytest.mark.full
 def test_a_lost_executor_is_named_and_nothing_is_tried_again(
     cluster: Cluster, spark: Any, data: Any, tmp_path: Path
 ) -> None:
@@ -348,7 +340,6 @@ with cluster.session() as session:
 """
 
 
-@pytest.mark.full
 @pytest.mark.launcher
 def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
     cluster: Cluster, spark: Any, tmp_path: Path
@@ -406,7 +397,6 @@ sparklyr::spark_disconnect(sc)
 """
 
 
-@pytest.mark.full
 @needs_r
 @pytest.mark.launcher
 def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
