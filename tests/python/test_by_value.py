@@ -160,7 +160,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "half precision, fitted": _half_fitted,
 }
 # One of each kind: `make test-full` copies the others, too.
-DAILY = ["fitted", "subclassed", "factors and flags", "lookup", "recurrent", "lambda"]
+DAILY = ["fitted", "subclassed", "factors and flags", "lookup", "lambda"]
 
 
 @pytest.mark.parametrize("name", named(MODELS, DAILY))

@@ -18,7 +18,7 @@ import numpy as np
 import pyspark
 import pytest
 import test_routes
-from conftest import build_dense, full, largest_difference, wait_for, worker_processes
+from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 from killing import KillAt
 
@@ -192,6 +192,7 @@ def test_vectors_become_records_of_arrays(session: Any, tmp_path: Path) -> None:
     assert sorted(row.v or [] for row in back.collect()) == [[], [1.0, 2.5]]
 
 
+@pytest.mark.full
 def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`path`: there is no file or folder"):
         read_tfrecords(session, tmp_path / "nothing")
@@ -203,10 +204,9 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
         write_tfrecords(session.range(1), tmp_path / "file")
 
 
+@pytest.mark.full
 @pytest.mark.launcher
-@pytest.mark.parametrize(
-    "events", [full(REAL_SERVER, id="reachable"), pytest.param(refused, id="unreachable")]
-)
+@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
 def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
     monkeypatch.setattr(spark, "MeetingServer", events)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:

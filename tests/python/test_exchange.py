@@ -154,7 +154,8 @@ def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str)
     assert len({w.weights_sha256 for w in close.workers}) == 1
 
 
-@pytest.mark.parametrize("bucket_mb", [full(25.0), 1e-5], ids=["one buffer", "buckets"])
+@pytest.mark.full
+@pytest.mark.parametrize("bucket_mb", [25.0, 1e-5], ids=["one buffer", "buckets"])
 def test_tensorflows_collectives_reach_the_same(
     rows: Any, dense_model: Any, bucket_mb: float, capfd: pytest.CaptureFixture[str]
 ) -> None:

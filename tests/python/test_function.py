@@ -177,6 +177,7 @@ def test_a_server_that_fails_and_a_chief_that_is_killed_are_named() -> None:
     assert [failure.exception_type for failure in caught.value.others] == ["PeerLostError"]
 
 
+@pytest.mark.full
 def test_a_parameter_server_strategy_trains_and_its_servers_end() -> None:
     def work(context: WorkerContext, steps: int) -> Any:
         import tensorflow as tf

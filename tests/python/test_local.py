@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cloudpickle import dumps
-from conftest import FORGE, build_dense, stop_at_end, wait_for, worker_processes
+from conftest import FORGE, build_dense, full, stop_at_end, wait_for, worker_processes
 from failing import KINDS, fail, nothing_left
 from leaks import find_in_commands, know_token
 
@@ -335,7 +335,7 @@ def test_the_end_of_memory_has_advice() -> None:
 
 
 @pytest.mark.launcher(False)
-@pytest.mark.parametrize("how", ["slow", "stopped"])
+@pytest.mark.parametrize("how", [full("slow"), "stopped"])
 def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: str) -> None:
     import keras
 

@@ -27,6 +27,8 @@ import scores
 import spark_session
 import training
 
+# An example, beside the product.
+pytestmark = pytest.mark.full
 EVENTS, SEED, FILES = 600, 3, 3
 
 
@@ -194,7 +196,6 @@ def test_records_and_parquet_give_the_same_rows(spark: Any, prepared: Any, tmp_p
     np.testing.assert_array_equal(np.stack(rows[layout.LABEL]), labels)
 
 
-@pytest.mark.full
 def test_two_workers_reach_the_area_of_one_process(prepared: Any, tmp_path: Path) -> None:
     plan = replace(training.Plan(), epochs=1, batch_size=32, dropout=0.0)
     result = training.train("inclusive", prepared["files"], 2, plan)

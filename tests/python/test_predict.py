@@ -143,6 +143,7 @@ def test_a_training_s_levels_name_the_classes(table: Any, rows: Any, dense_model
     assert other.dtypes[-1] == (".pred_class", "string")
 
 
+@pytest.mark.full
 def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, rows: Any) -> None:
     schema = StructType(
         [
@@ -295,6 +296,7 @@ class Counted(keras.layers.Layer):
         return x
 
 
+@pytest.mark.full
 def test_a_process_loads_a_model_once(table: Any, tmp_path: Path) -> None:
     made = tmp_path / "made"
     softmax = keras.layers.Dense(3, activation="softmax")

@@ -161,6 +161,7 @@ except RError as error:
     assert sys.executable in shown
 
 
+@pytest.mark.full
 @needs_r
 def test_randomness_of_r_follows_the_seed_of_python() -> None:
     code = f"""

@@ -41,7 +41,9 @@ MODELS = {
 }
 
 
-languages = pytest.mark.parametrize("language", ["Python", pytest.param("R", marks=needs_r)])
+languages = pytest.mark.parametrize(
+    "language", ["Python", pytest.param("R", marks=[needs_r, pytest.mark.full])]
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +67,7 @@ def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 
 
-@pytest.mark.parametrize(
-    "language", ["Python", pytest.param("R", marks=[needs_r, pytest.mark.full])]
-)
+@languages
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 

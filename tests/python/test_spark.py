@@ -242,6 +242,7 @@ def test_images_in_flat_rows_take_the_shape_of_the_model(spark: Any) -> None:
     assert result.model.input_shape == (None, 28, 28, 1)
 
 
+@pytest.mark.full
 def test_text_bytes_named_inputs_and_weights(spark: Any, rows: Any) -> None:
     x, y = rows
     animals = ["cat", "dog", "owl"]

@@ -97,6 +97,7 @@ def test_tensorflow_reads_what_was_made(
     assert read.task_address(spec.role, spec.index) == spec.address
 
 
+@pytest.mark.full
 @compared
 @given(clusters())
 def test_rank_chief_and_size_are_those_of_tensorflow(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from conftest import largest_difference
+from conftest import full, largest_difference
 
 from pybackend import InputError, barrier_predict, barrier_train
 
@@ -49,7 +49,7 @@ class Halves(keras.utils.PyDataset):
         return tuple(part[70 * index : 70 * (index + 1)] for part in self.rows)
 
 
-@pytest.mark.parametrize("kind", ["tf.data", "PyDataset"])
+@pytest.mark.parametrize("kind", ["tf.data", full("PyDataset")])
 def test_a_data_set_is_cut_over_the_workers(rows: Any, dense_model: Any, kind: str) -> None:
     x, y = rows[0][:301], rows[1][:301]
     data: Any = Halves(x, y)
