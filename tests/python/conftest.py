@@ -39,6 +39,8 @@ hypothesis.settings.load_profile("tfdist")
 
 
 FORGE = Forge()
+AT_END = ExitStack()
+"""Closed when the last test of this process has ended."""
 
 # Modules that share a Spark session run in one process, one after the other; any other module runs
 # wherever a process is free. What takes longest comes first.
@@ -213,6 +215,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_sessionfinish() -> None:
     """End what tests have shared."""
+    AT_END.close()
     stop_shared_spark()
     FORGE.close()
 

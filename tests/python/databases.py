@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -22,9 +21,6 @@ import pytest
 
 _NOBODY = 65534
 _COUNT = count()
-# Closed when the tests have ended.
-SERVERS = ExitStack()
-atexit.register(SERVERS.close)
 
 
 def find_postgres() -> Path | None:
@@ -124,8 +120,10 @@ def open_postgres(kind: str = "postgresql") -> Iterator[Any]:
 @cache
 def _share_server(kind: str) -> str | None:
     """Start a server, which runs until the tests have ended; how to reach it."""
+    from conftest import AT_END
+
     programs = find_postgres() if kind == "postgresql" else find_postgres_with_vectors()
-    return None if programs is None else SERVERS.enter_context(postgres_server(programs))
+    return None if programs is None else AT_END.enter_context(postgres_server(programs))
 
 
 def literal(dialect: str, values: Sequence[float] | None) -> str:

@@ -395,7 +395,7 @@ def _explain_failure(pod: Any) -> dict[str, str]:
     if any(one["type"] == "DisruptionTarget" for one in pod["status"]["conditions"]):
         message = f"Pod {pod['metadata']['name']} has condition DisruptionTarget matching FailJob"
         said = {"reason": "PodFailurePolicy", "message": message}
-    return {"type": "Failed", "status": "True", **said}
+    return {"type": "Failed", "status": "True", "lastTransitionTime": _now(), **said}
 
 
 def _set_state(pod: Any, state: str, **said: Any) -> None:

@@ -29,6 +29,7 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.kubernetes import launcher
+from pybackend.launchers.kubernetes.states import JobState, PodState
 
 # The pods have no tests.
 register_pickle_by_value(test_elastic)
@@ -274,8 +275,18 @@ def test_a_job_that_somebody_deletes_has_shown_nobody_its_token(
     assert find_in_commands(token) == find_in_files(cluster.folder, token) == []
     cluster.delete_job(next(iter(cluster.objects["jobs"])))
     error = run.failure()
-    assert error.exception_type == "Deleted"
+    assert error.exception_type == "Deleted", error
     assert token not in str(error)
+
+
+@pytest.mark.parametrize(("second", "kind"), [(4, "Deleted"), (35, "Stopped")])
+def test_a_job_that_fails_as_it_is_deleted_was_deleted(second: int, kind: str) -> None:
+    at = "2026-01-01T00:00:{:02d}Z".format
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    status = {"conditions": [{**failed, "lastTransitionTime": at(5)}]}
+    job = JobState({"metadata": {"deletionTimestamp": at(second)}, "status": status})
+    pod = PodState({"metadata": {"name": "a-0", "deletionTimestamp": at(4)}, "spec": {}})
+    assert job.explain(pod)[0] == kind
 
 
 @pytest.mark.full

@@ -174,10 +174,15 @@ class JobState:
     @property
     def failure(self) -> tuple[str, str]:
         """Why Kubernetes has ended it, as a reason and a message; empty if it has not."""
+        deleted = "Deleted", "the Job was deleted"
         if self.job is None:
-            return "Deleted", "the Job was deleted"
+            return deleted
+        since = (self.job.get("metadata") or {}).get("deletionTimestamp")
         for one in (self.job.get("status") or {}).get("conditions") or ():
             if one["type"] in ("Failed", "FailureTarget") and one["status"] == "True":
+                # It fails as its pods end; but one that had failed is deleted after some time.
+                if since and since <= one.get("lastTransitionTime", ""):
+                    return deleted
                 return str(one.get("reason") or "Failed"), str(one.get("message") or "")
         return "", ""
 
