@@ -113,7 +113,7 @@ $(TARBALL): $(WHEEL) $(R_SOURCES) $(R_TESTS_AND_VIGNETTES) scripts/r-build.sh | 
 # collectors with many threads get in each other's way. With an archive of Spark's classes they start
 # at half the cost; Java wants the one folder on the class path, that of the settings, to be empty. So
 # settings are properties; nor is it worth compiling a plan for a few rows.
-SPARK_CONF := $(ROOT)/build/spark-conf
+SPARK_CONF := build/spark-conf
 ARCHIVE := build/spark.jsa
 JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
 # Java's options end at blanks.
@@ -121,17 +121,17 @@ JVM_ARCHIVED := $(JVM) $(if $(word 2,$(ROOT)),,-XX:SharedArchiveFile=$(ROOT)/$(A
 SPARK_OPTIONS := -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=4 \
   -Dspark.sql.codegen.wholeStage=false
 TEST_ENV = TFDIST_TEST_REQUIRE=$(if $(TFDIST_CRAN),1,$(TFDIST_TEST_REQUIRE)) PYTHONDONTWRITEBYTECODE= \
-  SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_ARCHIVED)" \
+  SPARK_CONF_DIR="$(ROOT)/$(SPARK_CONF)" SPARK_LAUNCHER_OPTS="$(JVM)" SPARK_DAEMON_JAVA_OPTS="$(JVM_ARCHIVED)" \
   SPARK_SUBMIT_OPTS="$(JVM_ARCHIVED) $(SPARK_OPTIONS) \
     '-Dspark.executor.defaultJavaOptions=$(JVM_ARCHIVED)'"
 
 $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
-	rm -rf build/spark-conf $@
-	mkdir -p build/spark-conf
-	SPARK_CONF_DIR="$(SPARK_CONF)" SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON="$(ROOT)/$(PY)" \
+	rm -rf $(SPARK_CONF) $@
+	mkdir -p $(SPARK_CONF)
+	SPARK_CONF_DIR="$(ROOT)/$(SPARK_CONF)" SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON="$(ROOT)/$(PY)" \
 	  SPARK_SUBMIT_OPTS="$(JVM) $(SPARK_OPTIONS) -XX:ArchiveClassesAtExit=$@" \
 	  "$(SPARK_HOME)/bin/spark-submit" scripts/spark-archive.py # ends when Java has written it
-	@touch $@ # a Java that writes none has not to try again
+	@touch $@ # empty where Java writes none, so that it is not tried again
 
 # Two cores' worth of processes, and one more, as tests also wait for others.
 PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
@@ -166,7 +166,7 @@ R_TEST = $(R_ENV) $(TEST_ENV) SPARK_HOME="$(SPARK_HOME)" NOT_CRAN=true TESTTHAT_
 R_TESTS := r-test-plain r-test-local r-test-cluster
 .PHONY: r-test $(R_TESTS)
 r-test: $(R_STAMP) ## R's half of `make test`; R_FILES="test-fit.R" runs all tests of these files
-	TFDIST_TEST_FULL=$(if $(R_FILES),,0) $(R_TEST) $(or $(R_FILES),plain local cluster)
+	$(if $(R_FILES),,TFDIST_TEST_FULL=0) $(R_TEST) $(or $(R_FILES),plain local cluster)
 
 $(R_TESTS): r-test-%: $(R_STAMP)
 	$(R_TEST) $*

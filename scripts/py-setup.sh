@@ -21,6 +21,6 @@ export PIP_CONSTRAINT=constraints.txt
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
 .venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
   --progress-bar off --no-compile --editable ".[$extras]" </dev/null
-# pip compiles file by file, which takes longer than all else; some packages have templates that
-# are no Python.
+# pip compiles one file at a time, which takes longer than the rest. Some packages ship templates
+# that do not compile.
 .venv/bin/python -m compileall -qq -j 0 .venv/lib || true

@@ -92,7 +92,7 @@ local({
 
   results <- as.data.frame(results)
   failed <- sum(results$failed) + sum(results$error)
-  # What test_full() has left out is no skip.
+  # Tests that test_full() leaves out do not count as skipped.
   is_full <- \(found) grepl("run by make test-full", conditionMessage(found))
   is_left_out <- vapply(
     results$result,

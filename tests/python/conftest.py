@@ -215,9 +215,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_sessionfinish() -> None:
     """End what tests have shared."""
-    AT_END.close()
     stop_shared_spark()
     FORGE.close()
+    AT_END.close()
 
 
 def full(*values: Any, **options: Any) -> Any:

@@ -120,7 +120,7 @@ def open_postgres(kind: str = "postgresql") -> Iterator[Any]:
 @cache
 def _share_server(kind: str) -> str | None:
     """Start a server, which runs until the tests have ended; how to reach it."""
-    from conftest import AT_END
+    from conftest import AT_END  # not at the top: this file is a program of its own, too
 
     programs = find_postgres() if kind == "postgresql" else find_postgres_with_vectors()
     return None if programs is None else AT_END.enter_context(postgres_server(programs))

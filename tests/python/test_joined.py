@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORGE, R_VARIABLES, full, needs_r, wait_for
+from conftest import FORGE, R_VARIABLES, full, marked_processes, needs_r, wait_for
 from mnist_case import CASE, IN_PYTHON, IN_R, check_files, describe
 from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
@@ -308,7 +308,8 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
         assert started[victim].process.wait(LIMIT) == -signal.SIGKILL
     assert f"worker {victim}" in text.splitlines()[0]
     assert "ended" in text
-    wait_for(lambda: not _marked(tmp_path.name) and not list(tmp_path.iterdir()))
+    mark = f"TFDIST_TEST_MARK={tmp_path.name}"
+    wait_for(lambda: not marked_processes(mark) and not list(tmp_path.iterdir()))
 
 
 @pytest.mark.full
@@ -321,16 +322,6 @@ def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
         assert "worker 0 on 127.0.0.1 failed: ProcessLost" in text.splitlines()[0]
         started[0].process.send_signal(signal.SIGCONT)
         assert "Error" in started[0].failure()
-
-
-def _marked(mark: str) -> list[str]:
-    """Processes that carry a mark in their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"TFDIST_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(entry.name)
-    return found
 
 
 def test_what_mpirun_has_started_by_a_wrapper_joins() -> None:

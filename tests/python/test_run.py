@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from conftest import marked_processes, wait_for
 
 from pybackend.cli import main
 
@@ -84,19 +84,6 @@ def await_lines(process: subprocess.Popen[str], *expected: str) -> None:
         line = process.stdout.readline()
         assert line, f"the run has ended without {missing}"
         missing.discard(line.rstrip("\n"))
-
-
-def still_running(mark: str) -> list[int]:
-    """Processes that have this text in their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            if mark.encode() in (entry / "environ").read_bytes() and not is_zombie:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def has_pending_signals(pid: int) -> bool:
@@ -233,7 +220,7 @@ def test_what_does_not_end_by_sigterm_is_killed(write: Any, mark: str) -> None:
         "sys.exit(5)\n"
     )
     assert run("-w", "2", "--grace", "0.2", "script.py").returncode == 5
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 def test_a_restart_has_new_ports_and_a_new_secret(write: Any) -> None:
@@ -304,7 +291,7 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(write: Any, mark: str) -
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 def test_an_interrupt_before_the_ranks_are_started(write: Any, mark: str) -> None:
@@ -317,7 +304,7 @@ def test_an_interrupt_before_the_ranks_are_started(write: Any, mark: str) -> Non
             _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "tfdist: ended by SIGINT before a rank was started\n"
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -332,7 +319,7 @@ def test_signals_are_passed_on(number: signal.Signals, status: int, write: Any, 
         _, err = process.communicate(timeout=60)
     assert process.returncode == status
     assert f"ended by {number.name}" in err.splitlines()[-1]
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 def test_what_nohup_has_ignored_stays_ignored(write: Any) -> None:
@@ -376,14 +363,14 @@ def test_nothing_is_left_when_one_is_killed(victim: str, write: Any, mark: str) 
         agents = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(process.pid if victim == "driver" else int(agents[0]), signal.SIGKILL)
         process.wait(timeout=60)
-        wait_for(lambda: still_running(mark) == [])
+        wait_for(lambda: marked_processes(mark) == [])
     assert process.returncode == (-signal.SIGKILL if victim == "driver" else 1)
 
 
 def test_daemons_end_with_a_gang_that_ends_well(write: Any, mark: str) -> None:
     write(DAEMON)
     assert run("-w", "2", "script.py").returncode == 0
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 def test_what_a_shell_has_started_before_is_left_alone(write: Any) -> None:
@@ -404,7 +391,7 @@ def test_a_reader_that_leaves_ends_the_gang(write: Any, mark: str) -> None:
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == 141
-    assert still_running(mark) == []
+    assert marked_processes(mark) == []
 
 
 def by_hand(index: int, addresses: str, **variables: str) -> subprocess.CompletedProcess[str]:

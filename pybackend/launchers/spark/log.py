@@ -73,7 +73,8 @@ def _levels(session: Any) -> dict[str, str]:
     """Loggers to silence, with the level to return to; the user may have silenced one already.
 
     SQL takes the first `getLogger` that Java lists. If that is the one of an object, it is asked
-    for the logger of all texts: no level of ours can be read then, and the root's is used.
+    for the logger of the class of texts: then these loggers' levels cannot be read, and the root's
+    is used.
     """
     manager = f"'{_LOG4J}.LogManager'"
     names = [f"{manager}, 'getLogger', '{name}'" for name in _LOGGERS]

@@ -1,3 +1,11 @@
+rows <- stats::setNames(iris, c("a", "b", "c", "d", "label"))
+rows$label <- as.integer(rows$label) - 1L
+
+train <- function(sc, data, ..., verbose = 0) {
+  model <- dense_model()
+  barrier_train(sc, model, data, ..., workers = 2, epochs = 2, seed = 1, verbose = verbose)
+}
+
 test_that("a wrong `sc` is answered with the possible values", {
   expect_snapshot(error = TRUE, {
     check_sc("yarn", arg = "sc")
@@ -29,10 +37,6 @@ test_that("a local connection trains as this machine does", {
   route <- check_sc(sc)
   expect_identical(route$kind, "sparklyr")
 
-  train <- function(sc, data, ..., verbose = 0) {
-    model <- dense_model()
-    barrier_train(sc, model, data, ..., workers = 2, epochs = 2, seed = 1, verbose = verbose)
-  }
   here <- train("local", iris_arrays())
   spark <- train(sc, iris_arrays())
   expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
@@ -57,9 +61,6 @@ test_that("a local connection trains as this machine does", {
 
   # A table reaches the workers through a view that is removed afterwards.
   before <- list_views(session)
-  rows <- iris
-  names(rows) <- c("a", "b", "c", "d", "label")
-  rows$label <- as.integer(rows$label) - 1L
   table <- sparklyr::sdf_copy_to(sc, rows, "iris_rows", overwrite = TRUE)
   from_table <- train(sc, table)
   expect_identical(sum(from_table$workers$rows), 150L)
@@ -74,13 +75,6 @@ test_that("a local connection trains as this machine does", {
 
 test_full("text as the label, weights of rows, and a SQL query, to which dplyr verbs are added", {
   sc <- file_connection("local[2]")
-  train <- function(sc, data, ..., verbose = 0) {
-    model <- dense_model()
-    barrier_train(sc, model, data, ..., workers = 2, epochs = 2, seed = 1, verbose = verbose)
-  }
-  rows <- iris
-  names(rows) <- c("a", "b", "c", "d", "label")
-  rows$label <- as.integer(rows$label) - 1L
   rows$kind <- as.character(iris$Species)
   rows$n <- rep(c(1, 2), 75)
   sparklyr::sdf_copy_to(sc, rows, "iris_kinds", overwrite = TRUE)
