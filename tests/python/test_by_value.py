@@ -160,7 +160,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "half precision, fitted": _half_fitted,
 }
 # One of each kind: `make test-full` copies the others, too.
-DAILY = ["fitted", "subclassed", "factors and flags", "lookup", "lambda"]
+DAILY = ["subclassed", "lookup", "lambda"]
 
 
 @pytest.mark.parametrize("name", named(MODELS, DAILY))
@@ -217,6 +217,7 @@ def test_a_function_of_tensorflow_is_traced_anew() -> None:
     assert float(copy.double(tf.constant(4.0))) == 8.0
 
 
+@pytest.mark.full
 def test_snapshots_are_copies_of_what_was() -> None:
     model = _fitted()
     snapshot = take_snapshot(model)

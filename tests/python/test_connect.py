@@ -65,6 +65,7 @@ def session(url: str) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.mark.full
 def test_arrays_give_the_same_weights_as_on_this_machine(
     session: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:
@@ -171,6 +172,7 @@ def refused(*arguments: Any, **settings: Any) -> Any:
 REAL_SERVER = spark.MeetingServer
 
 
+@pytest.mark.full
 def test_records_go_there_and_back(session: Any, tmp_path: Path) -> None:
     frame = session.range(0, 1000, 1, 2).selectExpr(
         "id", "int(id) AS number", "if(id % 3 = 0, null, array(id, 1)) AS pair"
@@ -218,6 +220,7 @@ def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> N
     wait_for(lambda: not worker_processes())
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_client_out_of_reach_gets_the_result(session: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark, "MeetingServer", refused)
@@ -295,6 +298,7 @@ pybackend.barrier_run(session, work, workers=2, verbose=2)
 """
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_an_interrupt_ends_the_workers(url: str) -> None:
     driver = subprocess.Popen(

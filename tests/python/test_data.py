@@ -85,6 +85,7 @@ def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_mode
     assert figures["loss"] == pytest.approx(everything["loss"], abs=1e-6)
 
 
+@pytest.mark.full
 def test_files_are_shuffled_globally_as_arrays_are(
     tmp_path: Path, rows: Any, dense_model: Any
 ) -> None:
@@ -172,6 +173,7 @@ def build_two_labels() -> Any:
     return model
 
 
+@pytest.mark.full
 def test_a_table_gives_the_labels_of_several_outputs(tmp_path: Path, rows: Any) -> None:
     x, y = rows
     model = build_two_labels()
@@ -297,6 +299,7 @@ def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
         call_pipeline(FunctionRows(lambda context: rows), context, "data")
 
 
+@pytest.mark.full
 def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None:
     uri = tmp_path / "models" / "trained.keras"
     result = barrier_train(None, build_dense, rows, workers=2, model_uri=uri, verbose=0)

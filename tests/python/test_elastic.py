@@ -225,6 +225,7 @@ def test_of_an_epoch_the_last_gang_counts_that_has_trained_it() -> None:
     assert count_by_epoch(gangs, 5) == [3, 3, 1, 1, 1]
 
 
+@pytest.mark.full
 def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
     def die_or_build() -> Any:
         if os.environ["TFDIST_RANK"] == "0":

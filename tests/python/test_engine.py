@@ -116,6 +116,7 @@ def test_one_worker_is_plain_keras(dense_model: Any, rows: Any) -> None:
         np.testing.assert_allclose(one, other, atol=1e-7)
 
 
+@pytest.mark.full
 def test_several_inputs_and_outputs(rows: Any) -> None:
     def build() -> Any:
         left = keras.Input((8,), name="left")
@@ -142,6 +143,7 @@ def test_several_inputs_and_outputs(rows: Any) -> None:
     assert np.isfinite(result.history["loss"]).all()
 
 
+@pytest.mark.full
 def test_subclassed_model_with_its_own_train_step(rows: Any) -> None:
     class Doubled(keras.Model):
         def __init__(self, **kwargs: Any) -> None:

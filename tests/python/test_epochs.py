@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import pytest
-from replicas import Case, check_equal
+from replicas import Case, check_equal, named
 from test_exact_cases import X, Y, dense
 
 HELD_OUT = X[:30] + 0.5, Y[:30]
@@ -55,7 +55,15 @@ VALIDATED = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "initial_epoch",
+    "both",
+    "early stopping",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_epochs_are_those_of_keras_fit(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
     _, history = check_equal(case, found, case.callbacks)

@@ -183,6 +183,7 @@ def test_validation_and_rank_metrics_are_those_of_all_rows(dense_model: Any, row
         assert result.history[f"val_{name}"][-1] == pytest.approx(value, abs=1e-5)
 
 
+@pytest.mark.full
 def test_optimizer_state_travels_to_the_workers(dense_model: Any, rows: Any) -> None:
     x, y = rows[0][:120], rows[1][:120]
     dense_model.fit(x, y, batch_size=60, shuffle=False, verbose=0)  # leaves momenta behind
@@ -196,6 +197,7 @@ def test_optimizer_state_travels_to_the_workers(dense_model: Any, rows: Any) -> 
     assert largest_difference(dense_model, result.model) <= 1e-6
 
 
+@pytest.mark.full
 def test_same_seed_same_weights_other_seed_others(rows: Any) -> None:
     def train(seed: int) -> str:
         return barrier_train(

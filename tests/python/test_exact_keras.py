@@ -286,14 +286,9 @@ CASES = {
 
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
-    "ScheduleFreeAdamW",
-    "Adafactor",
     "MultiOptimizer",
-    "CosineDecay",
     "losses of whole batches",
     "CTC",
-    "metrics of one answer",
-    "EarlyStopping, best weights",
     "normalizations",
 ]
 

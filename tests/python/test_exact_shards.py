@@ -69,8 +69,6 @@ def test_some_workers_have_no_rows() -> None:
 
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
-    "sgd 0",
-    "sgd 3",
     "adam 2",
 ]
 

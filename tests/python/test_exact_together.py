@@ -332,16 +332,11 @@ CASES = {**loss_cases(), **metric_cases(), **model_cases()}
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
     "triplet loss",
-    "correlation, validated",
     "loss over the global batch, empty steps",
     "masks that reach two losses",
-    "summed loss, loss scale",
     "compute_loss of any arguments",
-    "contrastive, own train_step",
-    "losses of several outputs, empty steps",
     "metric of a whole batch, empty steps",
     "several optimizers, empty steps",
-    "synchronized, float64",
     "synchronized branches, empty steps",
     "synchronized, masked, empty steps",
     "synchronized, loss over the global batch",

@@ -138,6 +138,7 @@ def test_arguments_may_have_any_name() -> None:
     assert TFDistributor().run(lambda **found: found, **named) == named
 
 
+@pytest.mark.full
 def test_servers_end_when_those_they_serve_have_returned(capfd: Any) -> None:
     def work(context: WorkerContext, patience: float) -> Any:
         import signal

@@ -201,6 +201,7 @@ def test_what_a_callback_evaluates_is_its_own() -> None:
     assert result.history["own"][0] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.full
 def test_a_function_of_data_may_be_over_the_global_batch() -> None:
     """The workers do not know the rows of each other's steps."""
 

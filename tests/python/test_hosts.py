@@ -300,6 +300,7 @@ def leave_the_network(context: Any) -> None:
         threading.Event().wait()
 
 
+@pytest.mark.full
 def test_a_host_that_goes_away_is_named(there: SshHosts) -> None:
     options = ["-o", "ServerAliveInterval=1", *there.options]
     b = there.hosts[1]

@@ -46,6 +46,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.full
 def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any) -> None:
     frame, x = frame_of(rows)[:100], arrays_of(rows)[:100]
     result = barrier_train(

@@ -210,6 +210,7 @@ def test_another_secret_is_named_on_both_sides() -> None:
     assert "the two have different secrets" in second
 
 
+@pytest.mark.full
 def test_a_failure_of_one_worker_is_raised_in_all() -> None:
     FORGE.start()
     addresses = free_addresses(3)
@@ -243,6 +244,7 @@ def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None
         assert result["history"] == here.history
 
 
+@pytest.mark.full
 def test_models_that_functions_build_are_compared() -> None:
     FORGE.start()
     addresses = free_addresses(2)
@@ -253,6 +255,7 @@ def test_models_that_functions_build_are_compared() -> None:
         assert "the model of worker 1 has another structure, or was compiled otherwise" in text
 
 
+@pytest.mark.full
 def test_a_worker_that_fails_before_all_are_linked_ends_the_call_at_once() -> None:
     FORGE.start()
     addresses = free_addresses(2)
@@ -276,6 +279,7 @@ def test_values_of_any_size_come_back() -> None:
         assert [one.result() for one in started] == [[3_000_000] * 2] * 2
 
 
+@pytest.mark.full
 def test_the_model_is_where_the_first_process_has_written_it(tmp_path: Path) -> None:
     FORGE.start()
     addresses = free_addresses(2)
@@ -324,6 +328,7 @@ def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
         assert "Error" in started[0].failure()
 
 
+@pytest.mark.full
 def test_what_mpirun_has_started_by_a_wrapper_joins() -> None:
     FORGE.start()
     spec = json.dumps({"index": None, "seed": 5})

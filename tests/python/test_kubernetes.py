@@ -191,6 +191,7 @@ def test_a_worker_that_fails_says_why(cluster: Kube) -> None:
     assert caught.value.log == ["before the end"]
 
 
+@pytest.mark.full
 def test_a_worker_that_uses_too_much_memory(cluster: Kube) -> None:
     def use(context: Any) -> None:
         import threading
@@ -218,6 +219,7 @@ def test_a_job_that_fails_between_two_questions(
     assert "ended without a report: status" in str(error)
 
 
+@pytest.mark.full
 def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     run = endless_call(cluster)
     cluster.delete_pod(cluster.pods()[1], reason="EvictionByEvictionAPI")
@@ -324,6 +326,7 @@ def test_an_image_without_the_python_that_was_named(cluster: Kube) -> None:
     assert "/no/python" in "".join(caught.value.log)
 
 
+@pytest.mark.full
 def test_an_image_without_tensorflow(cluster: Kube, dense_model: Any, rows: Any) -> None:
     plain = pybackend.kubernetes("registry/tf:1", namespace=NAMESPACE, python=BARE_PYTHON)
     with pytest.raises(ClusterError, match="the image has no TensorFlow for"):

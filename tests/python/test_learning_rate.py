@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import WORKERS, Case, check_equal
+from replicas import WORKERS, Case, check_equal, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend import InputError, ScaleLearningRate
@@ -78,7 +78,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "sqrt, warm-up, decay",
+    "a train_step of its own",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_steps_have_the_rates_of_the_definition(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
     scale = check_scale_lr(case.settings["scale_lr"])

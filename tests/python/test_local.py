@@ -284,6 +284,7 @@ def wait_for_end(pid: int) -> None:
     wait_for(is_gone)
 
 
+@pytest.mark.full
 @pytest.mark.launcher(False)
 def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     barrier_train(None, build_dense, rows, workers=2, epochs=2, batch_size=64)
@@ -438,6 +439,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["driver", "worker"])
 def test_a_full_disk_is_named(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, where: str, tmp_path_factory: Any

@@ -81,10 +81,7 @@ def simulate(case: Case) -> Any:
 DAILY = [
     "local sgd",
     "diloco",
-    "longer than an epoch",
     "steps without rows",
-    "several steps at once",
-    "own train_step",
 ]
 
 

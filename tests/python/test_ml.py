@@ -147,6 +147,7 @@ def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_pa
         KerasEstimator.load(str(tmp_path / "again"))
 
 
+@pytest.mark.full
 def test_an_estimator_is_saved_with_its_options(spark: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(1)
     options = {

@@ -130,6 +130,7 @@ def train(**settings: Any) -> Any:
     return barrier_train(None, build, ROWS, **{**options, **settings})
 
 
+@pytest.mark.full
 def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     s3: Any, server: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

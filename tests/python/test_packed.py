@@ -59,6 +59,7 @@ def test_the_schema_is_that_of_the_rows() -> None:
     assert [field.split()[0] for field in SCHEMA.split(", ")] == ARROW.names
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6), st.randoms())
 def test_every_worker_gets_its_shard(rows: int, held_out: int, workers: int, random: Any) -> None:

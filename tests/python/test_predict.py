@@ -97,6 +97,7 @@ def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
     np.testing.assert_allclose(numbers(predict_spark(found, data), ".pred"), expected, atol=1e-6)
 
 
+@pytest.mark.full
 def test_images_in_bytes(spark: Any) -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 28, 28), "uint8")
     data = spark.createDataFrame(
@@ -174,6 +175,7 @@ def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, ro
         assert [row[:6] for row in found.orderBy("id").collect()] == [tuple(row) for row in before]
 
 
+@pytest.mark.full
 def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
     keras.utils.set_random_seed(2)
     left, right = keras.Input((3,), name="left"), keras.Input((2,), name="right")
@@ -251,6 +253,7 @@ class Doubling(keras.Model):
         return 2 * self.inner(x)
 
 
+@pytest.mark.full
 def test_a_model_of_a_class_of_its_own(table: Any, rows: Any) -> None:
     model = Doubling()
     with pytest.raises(InputError, match="call it once on a batch"):

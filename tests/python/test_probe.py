@@ -57,6 +57,7 @@ def test_workers_of_this_machine() -> None:
     assert (host["name"], host["slots"]) == (socket.gethostname(), 3)
 
 
+@pytest.mark.full
 def test_how_many_workers() -> None:
     assert len(probe(None)["workers"]) == 2
     assert probe("local", workers=1)["verdict"] == "ready: 1 worker on 1 host"

@@ -64,6 +64,7 @@ def test_columns_of_rows_go_to_r_in_types_that_it_has() -> None:
         _column_for_r("n", numbers - 1)
 
 
+@pytest.mark.full
 @needs_r
 def test_values_go_in_and_out() -> None:
     code = """function(ctx, x, words, table) {

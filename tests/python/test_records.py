@@ -148,6 +148,7 @@ def test_no_rows_keep_their_columns(spark: Any, frame: Any, tmp_path: Path) -> N
     assert back.count() == 0
 
 
+@pytest.mark.full
 def test_a_task_that_is_run_again_writes_its_rows_once(spark: Any, tmp_path: Path) -> None:
     flag = tmp_path / "failed"
 
@@ -261,6 +262,7 @@ def test_a_damaged_record_is_named_when_it_is_read(spark: Any, tmp_path: Path) -
         frame.collect()
 
 
+@pytest.mark.full
 def test_files_are_read_by_many_tasks(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

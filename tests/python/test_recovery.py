@@ -123,6 +123,7 @@ def test_killed_at_a_random_step_it_ends_the_same(
     assert capsys.readouterr().out.count("SIGKILL; starting again from the newest checkpoint") == 1
 
 
+@pytest.mark.full
 def test_told_to_end_all_keep_that_step_and_go_on_from_it(
     undisturbed: TrainResult, tmp_path: Path, capsys: Any
 ) -> None:

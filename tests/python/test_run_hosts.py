@@ -75,6 +75,7 @@ print("error", file=sys.stderr)
 """
 
 
+@pytest.mark.full
 def test_ranks_fill_the_hosts(there: SshHosts, start: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("HIDDEN", "this machine's")
     process = start(PLACE, *options(there, "a:2,b:2", "-w", "3", "--env", "GIVEN=x y"))

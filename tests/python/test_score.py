@@ -32,6 +32,7 @@ def two_outputs() -> Any:
     return model
 
 
+@pytest.mark.full
 def test_evaluate_gives_the_figures_of_one_process(rows: Any) -> None:
     x, y = rows[0][:101], (rows[1][:101, None] > 0).astype("float32")
     weight = np.linspace(0, 2, 101).astype("float32")

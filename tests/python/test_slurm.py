@@ -258,6 +258,7 @@ def test_a_folder_that_nodes_do_not_share(cluster: Slurm) -> None:
         barrier_run(pybackend.slurm(folder=cluster.private), print, workers=2)
 
 
+@pytest.mark.full
 def test_a_setup_that_fails(cluster: Slurm) -> None:
     target = pybackend.slurm(folder=jobs(cluster), setup="false\ntrue")
     with pytest.raises(WorkerFailedError, match="`setup` seems to have failed"):
@@ -330,6 +331,7 @@ def test_a_job_that_slurm_does_not_take(cluster: Slurm) -> None:
         barrier_run(pybackend.slurm(nodes=9, folder=jobs(cluster)), print)
 
 
+@pytest.mark.full
 def test_nodes_without_a_number_of_workers(cluster: Slurm) -> None:
     target = pybackend.slurm(nodes=3, folder=jobs(cluster))
     found = barrier_run(target, lambda context: os.uname().nodename, verbose=0)
@@ -343,6 +345,7 @@ def test_nodes_without_a_number_of_workers(cluster: Slurm) -> None:
         barrier_run(many, print, workers=4)
 
 
+@pytest.mark.full
 def test_a_python_that_nodes_do_not_have(cluster: Slurm) -> None:
     with pytest.raises(WorkerFailedError, match="`python` of slurm") as caught:
         barrier_run(pybackend.slurm(folder=jobs(cluster), python="/no/python"), print, workers=2)

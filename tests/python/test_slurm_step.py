@@ -103,6 +103,7 @@ def started(path: Path, ranks: int = 4) -> None:
     wait_for(lambda: all((path / str(rank)).exists() for rank in range(ranks)))
 
 
+@pytest.mark.full
 def test_ranks_are_the_tasks_of_a_step(cluster: Slurm, tmp_path: Path) -> None:
     process = run(cluster, tmp_path, SHOW)
     out, err = process.communicate(timeout=120)
@@ -217,6 +218,7 @@ def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFix
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_driver_that_is_killed_takes_its_step_along(cluster: Slurm, tmp_path: Path) -> None:
     process = run(cluster, tmp_path, STAY)
     started(tmp_path)

@@ -102,6 +102,7 @@ def test_a_worker_that_takes_more_memory_is_ended(spark: Any) -> None:
     assert (caught.value.rank, caught.value.exception_type) == (1, "MemoryExceeded")
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_arrays_give_the_same_weights_as_on_this_machine(
     spark: Any, rows: Any, capsys: Any
@@ -343,6 +344,7 @@ def test_a_large_model_comes_back_in_pieces(spark: Any) -> None:
     assert largest_difference(build(), result.model) == 0
 
 
+@pytest.mark.full
 def test_fewer_rows_than_workers_leave_an_empty_partition(spark: Any, rows: Any) -> None:
     data = frame(spark, rows[0][:1], rows[1][:1])
     result = barrier_train(spark, build_dense, data, workers=2, batch_size=4, verbose=0)
@@ -454,6 +456,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(
     wait_for(lambda: not list(Path(tempfile.gettempdir()).glob("tfdist-[01]-*")))
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
     spark: Any,
@@ -659,6 +662,7 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
     assert "/nowhere/python3" in str(told.value)
 
 
+@pytest.mark.full
 @pytest.mark.launcher
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
@@ -769,6 +773,7 @@ def test_workers_of_a_local_session_divide_its_cores(shown: str) -> None:
     assert str([str(cores)] * 2) in shown
 
 
+@pytest.mark.full
 def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> None:
     assert "log True True False" in shown
     assert "settings True False" in shown

@@ -111,6 +111,7 @@ def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
             spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
+@pytest.mark.full
 def test_a_failure_at_the_end_puts_the_version_before_back(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

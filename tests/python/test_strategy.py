@@ -54,6 +54,7 @@ def test_workers_train_what_lies_on_parameter_servers(dense_model: Any, capfd: A
         np.testing.assert_array_equal(weight.numpy(), kept)
 
 
+@pytest.mark.full
 def test_one_worker_takes_the_steps_of_one_process() -> None:
     x, y = make_rows(480)
     weights = np.linspace(0.5, 2, 480).astype("float32")

@@ -79,6 +79,7 @@ compared = settings(
 )
 
 
+@pytest.mark.full
 @compared
 @given(clusters())
 @example({"workers": ["[fd77::10]:2222", "10.0.0.2:2222"], "index": 0})

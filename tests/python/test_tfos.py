@@ -196,6 +196,7 @@ def test_a_function_that_leaves_rows_behind_is_named(
         run("leave", [])
 
 
+@pytest.mark.full
 def test_an_error_while_rows_are_fed_reaches_the_driver(session: Any, run: Any) -> None:
     def fail(args: Any, ctx: Any) -> None:
         ctx.get_data_feed().next_batch(10)
@@ -210,6 +211,7 @@ def test_an_error_while_rows_are_fed_reaches_the_driver(session: Any, run: Any) 
         cluster.shutdown()
 
 
+@pytest.mark.full
 def test_servers_end_when_the_chief_has_returned(session: Any, run: Any, tmp_path: Path) -> None:
     def be(folder: str, ctx: Any) -> None:
         config = json.loads(os.environ["TF_CONFIG"])["task"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import full
-from replicas import Case, check_equal
+from replicas import Case, check_equal, named
 from test_by_value import Net, Scaled
 
 import pybackend
@@ -188,7 +188,18 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: `make test-full` trains the others, too.
+DAILY = [
+    "low-rank factors",
+    "variables without decay, listed",
+    "arguments of an unbuilt model",
+    "arguments of a loss",
+    "a class of a function",
+    "attributes and own compile",
+]
+
+
+@pytest.mark.parametrize("name", named(CASES, DAILY))
 def test_what_trains_is_what_was_passed(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name], name=name)
 
@@ -211,6 +222,7 @@ def test_a_callback_acts_on_the_model_that_trains() -> None:
     assert not np.array_equal(model.layers[-1].bias.numpy(), [7.0, 8.0, 9.0])
 
 
+@pytest.mark.full
 def test_the_result_is_of_the_class_that_was_passed_and_can_be_trained_again() -> None:
     result = pybackend.barrier_train(None, _tempered(), (X, Y), workers=2, epochs=1, verbose=0)
     assert isinstance(result.model, Tempered)
@@ -520,6 +532,7 @@ def test_a_deep_model_by_value() -> None:
     assert len(copy.layers) == 151
 
 
+@pytest.mark.full
 def test_a_class_of_the_function_that_builds_the_model_comes_back() -> None:
     def build() -> Any:
         class Plain(keras.Model):

@@ -217,7 +217,7 @@ test_full("a function that fails is named", {
   expect_match(conditionMessage(condition), "no rows here")
 })
 
-test_that("a model written to a URI is read from there", {
+test_full("a model written to a URI is read from there", {
   skip_if_no_pybackend()
   folder <- withr::local_tempdir()
   withr::local_dir(folder)

@@ -12,7 +12,7 @@ test_that("bad arguments are errors before Python is used", {
   })
 })
 
-test_that("a table becomes TFRecord files and is read back, and training uses them", {
+test_full("a table becomes TFRecord files and is read back, and training uses them", {
   sc <- file_connection("local[2]")
   rows <- stats::setNames(iris, c("a", "b", "c", "d", "species"))
   rows$species <- as.character(rows$species)

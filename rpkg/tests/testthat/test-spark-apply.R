@@ -13,7 +13,7 @@ test_that("an error on a worker has its rank, message and calls", {
 })
 
 # After the error: the connection has survived it.
-test_that("f runs once per worker in R, and large results arrive whole", {
+test_full("f runs once per worker in R, and large results arrive whole", {
   shift <- 7
   found <- barrier_apply(
     sc,

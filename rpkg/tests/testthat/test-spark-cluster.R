@@ -1,4 +1,4 @@
-test_that("a cluster of two executors trains as this machine does", {
+test_full("a cluster of two executors trains as this machine does", {
   sc <- file_connection("local-cluster[2,1,1024]")
   # The network of train_mnist().
   spark <- seed_fit(sc)

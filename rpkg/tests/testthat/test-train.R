@@ -280,7 +280,7 @@ test_full("Python alone gives the same model from the same seed", {
   expect_identical(seed_fit("local")$model_sha256, utils::tail(digest, 1))
 })
 
-test_that("a session of several trains with them, or alone if it says so", {
+test_full("a session of several trains with them, or alone if it says so", {
   skip_if_no_pybackend()
   withr::local_envvar(TF_CONFIG = make_tf_config(c("10.0.0.1:2222", "10.0.0.2:2222"), 0))
   withr::local_envvar(TFDIST_SECRET = "a secret of this test")
