@@ -136,7 +136,7 @@ $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
 # Two cores' worth of processes, and one more, as tests also wait for others.
 PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: test test-full test-fast lint py-lint r-lint py-test docs bench
+.PHONY: test test-full test-fast lint py-lint r-lint py-test vignettes docs bench
 test: setup ## what must pass before a change lands, both languages
 	$(TEST_ENV) TFDIST_TEST_FULL=0 $(PYTEST) -m "not full" --junitxml=build/test.xml
 
@@ -189,7 +189,9 @@ fuzz: $(DEV_STAMP) ## 100,000 damaged or hostile inputs to each reader
 	TFDIST_FUZZ_INPUTS=$${TFDIST_FUZZ_INPUTS:-100000} $(PY) -m pytest -q --timeout 0 \
 	  -o faulthandler_timeout=0 tests/python/test_fuzz.py
 
-docs: $(TARBALL) ## run the vignettes, build the site in build/docs, and check it
+vignettes: $(TARBALL) ## run the vignettes, and build the R package with their pages
+
+docs: $(TARBALL) ## the site of both languages in build/docs, checked
 	$(R_ENV) scripts/docs.sh $(TARBALL) build/docs
 
 .PHONY: cheatsheet

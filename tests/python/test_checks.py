@@ -1,4 +1,4 @@
-"""R's tests, the linters, R CMD check and the site, by the Makefile; how tests are named."""
+"""R's tests, linters, R CMD check, vignettes and the site, by the Makefile; how tests are named."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from conftest import ALONE, FORGE, GROUPS
 
 ROOT = Path(__file__).parents[2]
-# The site and R CMD check need the same tarball, so they are one group; the longest first.
+# What needs the same tarball is one group; the longest first.
 CHECKS = {
-    "site": ["docs", "r-check-python", "r-check-no-python"],
+    "tarball": ["vignettes", "r-check-no-python", "docs", "r-check-python"],
     "r-plain": ["r-test-plain"],
     "r-cluster": ["r-test-cluster"],
     "r-local": ["r-test-local"],
@@ -23,7 +23,8 @@ CHECKS = {
     "matrix": ["test-matrix"],
 }
 MARKS = {
-    "r-check-no-python": [pytest.mark.full],
+    "docs": [pytest.mark.full],
+    "r-check-python": [pytest.mark.full],
     "test-matrix": [pytest.mark.full],
     "py-lint": [pytest.mark.fast],
 }
@@ -39,7 +40,7 @@ _OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_make(target: str) -> None:
-    if target == "docs" or target.startswith(("r-test", "r-check-python")):
+    if target == "vignettes" or target.startswith(("r-test", "r-check-python")):
         FORGE.start()  # for R's workers
     run(target, ["make", "--no-print-directory", target], ROOT)
 

@@ -779,10 +779,12 @@ def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> N
     assert "settings True False" in shown
 
 
+@pytest.mark.full
 def test_a_session_that_asks_for_encryption_gets_no_servers_without(shown: str) -> None:
     assert "spark.ssl.enabled is true, but what TensorFlow's own servers send" in shown
 
 
+@pytest.mark.full
 def test_a_stopped_session_is_named(shown: str) -> None:
     assert shown.count("it was stopped") == 1
 
@@ -805,6 +807,7 @@ def test_dynamic_allocation_is_refused() -> None:
     assert "barrier mode does not work with it" in run_program(DYNAMIC_ALLOCATION)
 
 
+@pytest.mark.full
 def test_levels_of_sparks_loggers_are_kept(shown: str) -> None:
     assert "levels DEBUG WARN\n" in shown
     assert "levels ERROR\n" in shown  # the other is OFF still
