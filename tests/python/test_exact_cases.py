@@ -544,9 +544,6 @@ CASES = {
 DAILY = [
     "metrics of classes",
     "embedding, empty steps",
-    "adam",
-    "accumulation adam",
-    "several inputs and outputs",
     "own train_step",
     "two updates, buckets, empty steps",
     "spectral normalization, empty steps",
@@ -555,7 +552,6 @@ DAILY = [
     "mask reaches the loss",
     "mixed_bfloat16",
     "loss scale",
-    "class weights, one named",
     "jit_compile, own train_step",
     "shuffle=global",
     "empty steps, eager, metrics",

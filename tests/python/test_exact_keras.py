@@ -286,7 +286,6 @@ CASES = {
 
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
-    "MultiOptimizer",
     "losses of whole batches",
     "CTC",
     "normalizations",

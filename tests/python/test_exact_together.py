@@ -332,7 +332,6 @@ CASES = {**loss_cases(), **metric_cases(), **model_cases()}
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
     "triplet loss",
-    "loss over the global batch, empty steps",
     "masks that reach two losses",
     "compute_loss of any arguments",
     "metric of a whole batch, empty steps",

@@ -40,7 +40,7 @@ test_full("a dplyr pipeline trains, and the failure of a callback has its reason
   sparklyr::spark_session(sc)$catalog$dropTempView("iris_pipeline")
 })
 
-test_that("a connection of pysparklyr trains as this machine does", {
+test_full("a connection of pysparklyr trains as this machine does", {
   route <- check_sc(sc)
   expect_identical(route$kind, "pysparklyr")
 
