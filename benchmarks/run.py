@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import audit
 import bench_scale
 import collective
 import fed_training
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "large": lambda rounds: {
         "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)
     },
+    "audit": audit.measure,
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
     "tfrecord": tfrecord.measure,

@@ -252,6 +252,7 @@ def _report_training(worker: Worker, trained: Training) -> WorkerReport:
         seconds=trained.seconds,
         waited=trained.waited,
         step_times=trained.step_times,
+        audit=trained.audit,
         value=trained.history,
         weights_sha256=trained.weights_sha256,
         model_sha256=trained.model_sha256,

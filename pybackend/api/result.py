@@ -13,11 +13,11 @@ from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.figure_file import check_figure
 from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
-from pybackend.api.result_text import list_events, list_figures, list_workers
+from pybackend.api.result_text import list_audit, list_events, list_figures, list_workers
 from pybackend.data.columns import as_plain
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
-from pybackend.job.report import Gang, Restart, WorkerReport, count_by_epoch, find_straggler
+from pybackend.job.report import Audit, Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
 
 @dataclass(frozen=True)
@@ -251,6 +251,14 @@ class TrainResult:
         arguments = dict(locals())
         return predict_here(lambda: self.model, self, x, arguments)
 
+    @property
+    def audit(self) -> Audit | None:
+        """What the steps were compared with that were repeated as one process takes them.
+
+        None of a training that nobody audits: see `Exchange`.
+        """
+        return self.workers[0].audit if self.workers else None
+
     def epochs_of(self, name: str) -> list[int]:
         """The epochs, counted from 1, that have a figure of this name in the history."""
         last = self.initial_epoch + self.epochs
@@ -333,7 +341,7 @@ class TrainResult:
             f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
             f"seed {self.seed}"
         )
-        return [first, *list_figures(self.history, self.metrics)]
+        return [first, *list_figures(self.history, self.metrics), *list_audit(self.workers)]
 
     @property
     def _events(self) -> list[str]:
@@ -368,6 +376,7 @@ class TrainResult:
             "epochs": self.epochs,
             "epochs_of": {name: self.epochs_of(name) for name in self.history},
             "straggler": list(self.straggler) if self.straggler else None,
+            "audit": asdict(self.audit) if self.audit else None,
             "metrics": self.metrics,
             "model_uri": self.model_uri,
             "levels": None if self.levels is None else as_plain(self.levels),

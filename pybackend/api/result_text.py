@@ -19,6 +19,19 @@ def list_figures(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any
     return lines
 
 
+def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
+    """What an audit of the steps has found, if there was one."""
+    audit = workers[0].audit if workers else None
+    if audit is None:
+        return []
+    if not audit.steps:
+        return [f"not audited: {'; '.join(audit.skipped)}"] if audit.skipped else []
+    found = f"largest relative difference {max(audit.weights, audit.metrics):.1g}"
+    if audit.differences:
+        found = f"{len(audit.differences)} of them different"
+    return [f"audited on {audit.steps} of {workers[0].steps:,} steps against one process: {found}"]
+
+
 def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
     """What each worker did, by its number."""
     return [

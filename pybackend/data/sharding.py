@@ -177,7 +177,8 @@ def replay_batches(
             own = Visits(count, seed, rank, bool(shuffle)).between(0, count, epoch)
             visits.append(np.arange(rows)[deal(rows, workers, rank)][own])
     edges = [cut_rows(count, steps) for count in counts]
-    return [
+    batches = [
         np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])
         for s in range(steps)
     ]
+    return batches if shuffle else [np.sort(batch) for batch in batches]

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ from pybackend.engine.steps import (
 )
 from pybackend.engine.valid_steps import ValidStepCounter
 from pybackend.errors import InputError
-from pybackend.model.layers import find_other_optimizers
+from pybackend.model.layers import find_half_variables, find_other_optimizers
 from pybackend.model.masks import has_masked_loss
 
 Kinds = list[str | None]
@@ -61,6 +62,13 @@ class GradientExchange:
         What is computed from the rows of the global batch.
     clock
         Notes for how long exchanges hold up the steps.
+
+    Attributes
+    ----------
+    plain_step
+        The model's own ``train_step``, while the exchange is installed.
+    is_repeatable
+        Whether the workers can take a step again, outside of the function that was traced.
     """
 
     def __init__(
@@ -80,22 +88,37 @@ class GradientExchange:
         self._may_be_empty = may_be_empty
         self._calls = StepCalls()
         self._statistics = GlobalStatistics(model, watched, self._calls, self._weigh_gradients)
-        self._gathered = GatheredRows(watched, self._calls)
+        self._gathered = GatheredRows(watched, self._calls, position.find_order)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._collective = watched
         # Of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
+        self._is_paused = False
+        self.plain_step: Callable[[Any], Any] = model.train_step
         self._error: BaseException | None = None
         self._means = StepMeans(model, self._calls, self._count_rows)
         is_masked = has_masked_loss(model) and not over.loss
+        # In half precision a worker's gradients are to be as large as those of one process: they
+        # overflow then where its would.
+        is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._shares_loss = is_scaled and has_keras_train_step(model) and not is_masked
+        self._half = find_half_variables(model) if self._shares_loss else set()
+        self._means.is_always_asked = self._shares_loss
+        self._share: Any = None
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
+        # Whose sparse gradients are of the same indices on all workers, as those of positions are.
+        self._shared: set[int] = set()
+        self._knows_shared = False
         # Masks decide the weights, if there are any.
         knows_totals = self._valid is None and position.total_rows is not None
         # A custom train_step may call apply as often as it likes.
         accumulates = knows_totals and graph is None and has_keras_train_step(model)
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
+        self.over = over
+        # XLA has compiled the parts of a step, and TensorFlow's collectives need a graph.
+        self.is_repeatable = graph is None and not model.jit_compile and self._micro_steps == 1
         self._host = HostExchange(
             collective, position, settings, self._micro_steps, knows_totals, clock
         )
@@ -106,12 +129,16 @@ class GradientExchange:
         """Exchange gradients while the context lasts; the model is as it was afterwards."""
         model, optimizer = self._model, self._model.optimizer
         train_step, apply = model.train_step, optimizer.apply
+        self.plain_step = train_step
         with ExitStack() as stack:
             # What was traced exchanges; a model may be trained on without, after a loss, too.
             stack.callback(model.make_train_function, force=True)
             stack.enter_context(self._global_batch.install())
             stack.enter_context(self._means.install())
             stack.enter_context(self._statistics.install())
+            if self._shares_loss:
+                shared = self._wrap_scale(optimizer.scale_loss)
+                stack.enter_context(override(optimizer, "scale_loss", shared))
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(override(model, "compute_loss", watched))
@@ -132,6 +159,31 @@ class GradientExchange:
             finally:
                 self._host.close()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let steps that are taken in this context be those of one process."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Let all workers take the last step once more in this context."""
+        state = self.read_state()
+        self._begun.step -= 1
+        self._gathered.step -= 1
+        self._host.step_back()
+        try:
+            yield
+        finally:
+            self.restore_state(state)
+
+    def count_calls(self) -> int:
+        """How often the optimizer was called."""
+        return _read_calls(self._model.optimizer)
+
     @property
     def error(self) -> BaseException | None:
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
@@ -149,6 +201,7 @@ class GradientExchange:
     def begin_epoch(self) -> None:
         """Start counting the epoch's steps."""
         self._begun.begin_epoch()
+        self._gathered.step = 0
         self._host.begin_epoch()
 
     def end_epoch(self) -> None:
@@ -157,11 +210,17 @@ class GradientExchange:
     def read_state(self) -> dict[str, Any]:
         """See `Synchronizer`."""
         requested = self.agreement.is_requested
-        return {"step": self._begun.step, "requested": requested, "host": self._host.read_state()}
+        return {
+            "step": self._begun.step,
+            "gathered": self._gathered.step,
+            "requested": requested,
+            "host": self._host.read_state(),
+        }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See `Synchronizer`."""
         self._begun.step = state["step"]
+        self._gathered.step = state.get("gathered", state["step"])
         self.agreement.is_requested = state["requested"]
         self._host.restore_state(state["host"])
 
@@ -175,8 +234,12 @@ class GradientExchange:
 
         Returns what `weigh_means` takes.
         """
+        # With any number of rows, a known number of indices cannot come from the rows.
+        self._knows_shared = tf.get_static_value(rows) is None
         self._calls.begin(rows)
-        return self._means.compute_share()
+        share = self._means.compute_share()
+        self._share = share if self._shares_loss else None
+        return share
 
     def weigh_means(self, share: Any) -> AbstractContextManager[None]:
         """In this context means of one number per step are weighed."""
@@ -226,17 +289,26 @@ class GradientExchange:
         anchor = min((variables[n] for n in [*dense, *sparse]), key=_count_elements)
         with self._calls.next():  # a step that applies twice exchanges twice
             parts = [part for pair in slices for part in pair]
-            means = self._exchange(tensors, parts, weight, loss, anchor)
+            shared = [self._is_shared(gradients[n], variables[n]) for n in sparse]
+            means = self._exchange(tensors, parts, shared, weight, loss, anchor)
         self._calls.end(means)
         result = list(gradients)
         for n, tensor, mean in zip(dense, tensors, means, strict=False):
             mean.set_shape(tensor.shape)
+            # One process adds up in half precision, and overflows there.
+            is_half = self._shares_loss and id(variables[n]) in self._half
+            mean = tf.cast(mean, tf.float16) if is_half else mean
             result[n] = tf.cast(mean, tensor.dtype)
         for n, indices, values in zip(
             sparse, means[len(dense) :: 2], means[len(dense) + 1 :: 2], strict=True
         ):
             result[n] = _make_slices(indices, values, variables[n].shape)
         return result
+
+    def _is_shared(self, gradient: Any, variable: Any) -> bool:
+        if self._knows_shared and gradient.indices.shape[0] is not None:
+            self._shared.add(id(variable))
+        return id(variable) in self._shared
 
     def _count_rows(self, rows: int) -> float:
         """Rows of the global batch of the step that begins; called once for each."""
@@ -251,16 +323,37 @@ class GradientExchange:
             raise
 
     def _exchange(
-        self, tensors: list[Any], slices: list[Any], weight: Any, loss: Any, anchor: Any
+        self,
+        tensors: list[Any],
+        slices: list[Any],
+        shared: list[bool],
+        weight: Any,
+        loss: Any,
+        anchor: Any,
     ) -> list[Any]:
         # Half precision cannot represent a sum weighted by rows: it is exchanged as float32.
         wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
-        dense = [tf.cast(tensor, wide) for tensor in tensors]
+        dense = [self._undo_share(tf.cast(tensor, wide)) for tensor in tensors]
+        slices = [*slices]
+        slices[1::2] = map(self._undo_share, slices[1::2])
         weight, loss = tf.cast(weight, wide), tf.cast(loss, wide)
         if self._graph is not None:
             return self._graph.average(dense, weight)
         number = self._calls.count_exchange()
-        return self._host.average(dense, slices, weight, loss, anchor, number)
+        return self._host.average(dense, slices, shared, weight, loss, anchor, number)
+
+    def _undo_share(self, gradient: Any) -> Any:
+        """The gradient of a worker's mean loss from that of its share of it."""
+        if self._share is None:
+            return gradient
+        return tf.math.divide_no_nan(gradient, tf.cast(self._share, gradient.dtype))
+
+    def _wrap_scale(self, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def scaled(loss: Any) -> Any:
+            share = self._means.share
+            return scale_loss(loss if share is None else loss * tf.cast(share, loss.dtype))
+
+        return scaled
 
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:
@@ -301,6 +394,8 @@ class GradientExchange:
                     "`apply` of an optimizer that compile() was not given needs the variables: "
                     "apply(gradients, variables)"
                 )
+            if self._is_paused:
+                return apply(grads, trainable_variables)
             variables = None if trainable_variables is None else list(trainable_variables)
             weight, loss = self.weigh_step(self._calls.rows)
             means = self.average(list(grads), weight, loss, variables)
@@ -313,7 +408,9 @@ class GradientExchange:
     def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
         """What a worker without rows does: as a step with rows, to the same variables."""
         zeros = self.make_zeros(kinds, variables)
+        share, self._share = self._share, None
         apply(self.average(zeros, 0.0, 0.0, variables), variables)
+        self._share = share
 
 
 def count_accumulated_steps(optimizer: Any) -> int:

@@ -50,6 +50,8 @@ class Feed:
         Rows of the global batch by step; int64 array of shape (steps,).
     arrivals
         When the batches of this epoch were read.
+    is_dealt
+        The workers take the rows of a batch in turn, as they were dealt.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Feed:
         self._all_rows_by_rank = np.stack([np.diff(own) for own in edges])
         self.may_be_empty = bool((self._all_rows_by_rank == 0).any())
         self._edges = edges[rank]
+        self._everyones_edges = np.stack(edges)
+        self.is_dealt = not shuffle
         self._first_epoch: int | None = None
         self._enter(0)
         everyones = len(counts) if shuffle == "global" else None
@@ -140,6 +144,24 @@ class Feed:
     def rows_at(self, step: int) -> Any:
         """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
         return self._rows_by_rank[:, step]
+
+    def order_at(self, step: int) -> Any:
+        """In which order the rows of all ranks, one rank after the other, are those of the batch.
+
+        Of dealt rows, one of each rank in turn.
+        """
+        step = min(step, self.steps - 1)
+        counts, place = self._rows_by_rank[:, step], self._places[step]
+        ranks = np.repeat(np.arange(len(counts)), counts)
+        starts = np.repeat(self._everyones_edges[:, place] - np.cumsum(counts) + counts, counts)
+        return np.lexsort((ranks, starts + np.arange(len(ranks))))
+
+    def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
+        """This worker's columns at a step, and which of the rows that it visits is their first."""
+        place = int(self._places[step])
+        first, end = int(self._edges[place]), int(self._edges[place + 1])
+        visits = self._visits.between(first, end, int(self._passes[step]))
+        return self._columns.take(visits), first
 
     def dataset(self, skip: int = 0) -> Any:
         """The local batches of one epoch; Keras iterates over it again for each.

@@ -10,9 +10,11 @@ import keras
 import tensorflow as tf
 
 from pybackend.collective import Collective
+from pybackend.engine.audit import Auditor
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCallbacks, Start
 from pybackend.engine.csv_log import continue_log
 from pybackend.engine.elastic import EpochKeeper, Memory
+from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
 from pybackend.engine.held_out import HeldOut
 from pybackend.engine.learning_rate import ScaledSteps
@@ -36,6 +38,7 @@ from pybackend.job.answers import Answers
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
+from pybackend.job.report import Audit
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_other_optimizers
 
@@ -56,7 +59,7 @@ def fit(
     start: Start | None = None,
     board: Sequence[Any] = (),
     answers: Answers | None = None,
-) -> tuple[dict[str, list[Any]], int]:
+) -> tuple[dict[str, list[Any]], int, Audit | None]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
     Parameters
@@ -81,7 +84,8 @@ def fit(
     Returns
     -------
     tuple
-        The history, values by name of the figure; and the number of steps taken.
+        The history, values by name of the figure; the number of steps taken; and what an audit
+        has found, or None.
     """
     # The feed shuffles; Keras is not asked to.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -100,11 +104,17 @@ def fit(
     sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
     own = select_callbacks(collective.rank, callbacks)
     sync.evaluated_by = [*own, *board]
-    listed = [clock, sync, *own, *board]
     scaled = None
     if job.scale_lr is not None:
         scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
-        listed.append(scaled)
+    auditor = None
+    if isinstance(synchronizer, GradientExchange) and job.is_audited:
+        others = scaled.variables if scaled else ()
+        auditor = Auditor(
+            model, collective, feed, synchronizer, job, emit, others, options.get("class_weight")
+        )
+    listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *board]
+    listed += [scaled] if scaled else []
     if collective.rank == 0 and job.reports_steps:
         listed.append(StepReports(job, feed, collective.world_size, emit))
     if collective.rank == 0 and job.is_observed and answers is not None:
@@ -127,6 +137,8 @@ def fit(
         kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
         state = TrainingState(model, sync, synchronizer, kept, memory.first)
         listed += [history, EpochKeeper(job, collective, memory, start, state, emit)]
+    if auditor is not None:
+        listed.append(auditor.beginning)
     if start.state is not None:
         for callback in own:
             continue_log(callback)
@@ -138,7 +150,7 @@ def fit(
         raise synchronizer.error or error from None
     if keeper is not None:
         keeper.finish()
-    return dict(history), sync.steps_done
+    return dict(history), sync.steps_done, auditor.report if auditor else None
 
 
 def _fit_from(

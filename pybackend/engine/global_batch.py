@@ -34,11 +34,21 @@ Array = npt.NDArray[Any]
 class OtherRows(Protocol):
     """Where the rows of the other workers come from."""
 
-    def __call__(self, own: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any]:
-        """What comes before each of the worker's own tensors, what comes after it, and n / n_w."""
+    def __call__(
+        self, own: Sequence[Any], is_first: bool
+    ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
+        """What comes before each of the worker's own tensors, what comes after it, and n / n_w.
 
-    def fetch_whole(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
-        """The rows of all workers, at a step for which this one has none."""
+        Behind these, for each tensor in which order all of it is as in the batch; None: it is.
+
+        Parameters
+        ----------
+        is_first
+            Nothing was fetched in this step before.
+        """
+
+    def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
+        """The rows of all workers in their order, at a step for which this one has none."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +79,35 @@ def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
 
 
 class GatheredRows:
-    """Fetches the rows of the other workers at each step, from TensorFlow's graph."""
+    """Fetches the rows of the other workers at each step, from TensorFlow's graph.
 
-    def __init__(self, collective: Collective, calls: StepCalls) -> None:
+    Parameters
+    ----------
+    find_order
+        In which order the rows of all ranks are those of the batch, by step; None: they are.
+
+    Attributes
+    ----------
+    step
+        The next one of the epoch.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        calls: StepCalls,
+        find_order: Callable[[int], Array] | None = None,
+    ) -> None:
         self._collective = collective
         self._calls = calls
+        self._find_order = find_order
+        self.step = 0
         self.error: BaseException | None = None
         """What went wrong: TensorFlow passes on the text alone."""
 
-    def __call__(self, own: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any]:
+    def __call__(
+        self, own: Sequence[Any], is_first: bool
+    ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
         """As `OtherRows`."""
         for tensor in own:
             _check_has_rows(tensor)
@@ -85,20 +115,28 @@ class GatheredRows:
         types = [tensor.dtype for tensor in own]
         with self._calls.next():
             rows = tf.convert_to_tensor(self._calls.rows)
-            found = tf.numpy_function(self._fetch, [rows, *own], [*types, *types, tf.float64])
+            fetch = partial(self._fetch, is_first)
+            kinds = [*types, *types, *([tf.int64] * count), tf.float64]
+            found = tf.numpy_function(fetch, [rows, *own], kinds)
         self._calls.end(found[-1:])
-        for number, tensor in enumerate(found[:-1]):
+        for number, tensor in enumerate(found[: 2 * count]):
             tensor.set_shape([None, *own[number % count].shape[1:]])
-        return found[:count], found[count:-1], found[-1]
+        orders = None
+        if self._find_order is not None:
+            orders = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
+        return found[:count], found[count : 2 * count], found[-1], orders
 
-    def fetch_whole(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
+    def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
         """As `OtherRows`."""
         nothing = [np.zeros([0] * spec.shape.rank, spec.dtype.as_numpy_dtype) for spec in specs]
 
         def fetch() -> list[Any]:
-            *sides, _ = self._fetch(0, *nothing)
-            pairs = zip(sides[: len(specs)], sides[len(specs) :], strict=True)
-            return [np.concatenate(pair) for pair in pairs]
+            *parts, _ = self._fetch(is_first, 0, *nothing)
+            sides = np.split(np.arange(len(parts)), 3)
+            return [
+                np.concatenate([parts[before], parts[after]])[parts[order]]
+                for before, after, order in zip(*sides, strict=True)
+            ]
 
         with self._calls.next():
             whole = tf.numpy_function(fetch, [], [spec.dtype for spec in specs])
@@ -107,7 +145,8 @@ class GatheredRows:
             tensor.set_shape(spec.shape)
         return list(whole)
 
-    def _fetch(self, rows: Any, *own: Array) -> list[Any]:
+    def _fetch(self, is_first: bool, rows: Any, *own: Array) -> list[Any]:
+        self.step += is_first
         try:
             packed = _pack(int(rows), own) if rows else np.zeros(0, np.uint8)
             received = self._collective.all_gather(packed)
@@ -125,10 +164,19 @@ class GatheredRows:
             total = sum(count for count, _ in everyone.values())
             like = next(iter(everyone.values()))[1]
             factor = np.float64(total / rows if rows else 0.0)
-            return [*_stack(before, like), *_stack(after, like), factor]
+            lengths = np.sum([[len(a) for a in part] for _, part in everyone.values()], axis=0)
+            return [*_stack(before, like), *_stack(after, like), *self._order(lengths), factor]
         except BaseException as error:
             self.error = self.error or error
             raise
+
+    def _order(self, lengths: Sequence[int]) -> list[Array]:
+        """For each array of some length in all, the order of the batch if it has a row for each."""
+        found = None if self._find_order is None else self._find_order(self.step - 1)
+        return [
+            found if found is not None and len(found) == length else np.arange(length)
+            for length in lengths
+        ]
 
 
 class GlobalBatch:
@@ -250,14 +298,18 @@ class GlobalBatch:
 
         places = {name: keras.tree.map_structure(place, value) for name, value in given.items()}
         if new:
-            before, after, factor = self._other_rows(new)
+            is_first = not self._own
+            before, after, factor, orders = self._other_rows(new, is_first)
             specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in new]
-            self._calls.record(lambda: self._whole.extend(self._other_rows.fetch_whole(specs)))
+            self._calls.record(
+                lambda: self._whole.extend(self._other_rows.fetch_whole(specs, is_first))
+            )
             self._own += new
-            self._whole += [
+            whole = [
                 tf.concat([one, _scale_gradient(tensor, factor), other], 0)
                 for one, tensor, other in zip(before, new, after, strict=True)
             ]
+            self._whole += whole if orders is None else map(tf.gather, whole, orders)
         return places
 
 

@@ -102,7 +102,9 @@ class _SimulatedRows:
             gradients = compute_step_gradients(self._model, take_part(self._rows, part))
         return np.append(gradients, losses)
 
-    def __call__(self, own: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
+    def __call__(
+        self, own: Sequence[Any], is_first: bool
+    ) -> tuple[list[Any], list[Any], float, None]:
         """As `OtherRows`."""
         if self._is_recording:
             self._recorded.setdefault(self._part.start, []).append(own)
@@ -115,8 +117,9 @@ class _SimulatedRows:
             found = [tf.stop_gradient(tensor) for tensor in asked[self._asked]]
             side[:] = [tf.concat(pair, 0) for pair in zip(side, found, strict=True)]
         self._asked += 1
-        return before, after, count_rows(self._rows) / (self._part.stop - self._part.start)
+        factor = count_rows(self._rows) / (self._part.stop - self._part.start)
+        return before, after, factor, None
 
-    def fetch_whole(self, specs: Sequence[Any]) -> list[Any]:
+    def fetch_whole(self, specs: Sequence[Any], is_first: bool) -> list[Any]:
         """Every part has rows."""
         raise NotImplementedError

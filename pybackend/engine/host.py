@@ -99,6 +99,10 @@ class HostExchange:
         self._loss_sum, self._rows_sum = state["loss"], state["rows"]
         self._restored = dict(state["flats"])
 
+    def step_back(self) -> None:
+        """The last step is taken once more."""
+        self._position.step -= 1
+
     def close(self) -> None:
         """End the threads that send buckets."""
         for flat in self._flats.values():
@@ -108,6 +112,7 @@ class HostExchange:
         self,
         dense: list[Any],
         slices: list[Any],
+        shared: Sequence[bool],
         weight: Any,
         loss: Any,
         anchor: Any,
@@ -121,6 +126,8 @@ class HostExchange:
             Tensors of one type.
         slices
             Indices and values of sparse gradients, in turns.
+        shared
+            Whether these indices are the same on all workers.
         weight, loss
             Scalars: what each gradient is the mean over, and this worker's mean loss.
         anchor
@@ -132,7 +139,7 @@ class HostExchange:
         types = [tensor.dtype for tensor in [*dense, *slices]]
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
-            step = partial(self._step, flat, len(dense))
+            step = partial(self._step, flat, len(dense), shared)
             return list(tf.numpy_function(step, [weight, loss, *dense, *slices], types))
         # Tokens tie the buckets to the end of the step. They wait for the gradients and, by a
         # weight that is updated, for the end of the step before: a gradient may depend on the
@@ -146,7 +153,7 @@ class HostExchange:
             )
             for number, bucket in enumerate(buckets)
         ]
-        collect = partial(self._collect, flat, len(tokens))
+        collect = partial(self._collect, flat, len(tokens), shared)
         return list(tf.numpy_function(collect, [weight, loss, *tokens, *slices], types))
 
     def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any, number: int) -> FlatExchange:
@@ -171,7 +178,15 @@ class HostExchange:
         total = self._position.total_rows if self._knows_totals else None
         return float(self._settings.nominal_rows if total is None else total)
 
-    def _step(self, flat: FlatExchange, dense: int, weight: Any, loss: Any, *arrays: Any) -> Any:
+    def _step(
+        self,
+        flat: FlatExchange,
+        dense: int,
+        shared: Sequence[bool],
+        weight: Any,
+        loss: Any,
+        *arrays: Any,
+    ) -> Any:
         with self._remember_errors(), self._clock.held():
             if self._micro_steps == 1:
                 means, total = flat.exchange(weight, loss, arrays[:dense])
@@ -180,26 +195,40 @@ class HostExchange:
                 # What is pending at the end of an epoch is sent, so that all are in one state.
                 is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
                 means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
-            return self._finish(flat, means, arrays[dense:], weight, total)
+            return self._finish(flat, means, arrays[dense:], shared, weight, total)
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self._remember_errors():
             flat.post(bucket, weight, arrays)
             return np.int32(bucket)
 
-    def _collect(self, flat: FlatExchange, tokens: int, weight: Any, loss: Any, *rest: Any) -> Any:
+    def _collect(
+        self,
+        flat: FlatExchange,
+        tokens: int,
+        shared: Sequence[bool],
+        weight: Any,
+        loss: Any,
+        *rest: Any,
+    ) -> Any:
         with self._remember_errors(), self._clock.held():
             means, total = flat.collect(weight, loss)
-            return self._finish(flat, means, rest[tokens:], weight, total)
+            return self._finish(flat, means, rest[tokens:], shared, weight, total)
 
     def _finish(
-        self, flat: FlatExchange, means: list[Any], slices: Sequence[Any], weight: Any, total: float
+        self,
+        flat: FlatExchange,
+        means: list[Any],
+        slices: Sequence[Any],
+        shared: Sequence[bool],
+        weight: Any,
+        total: float,
     ) -> list[Any]:
         """All results of an exchange; sparse ones travel after the buckets."""
         factor = weight / total if total else 0.0
-        for indices, values in zip(slices[::2], slices[1::2], strict=True):
+        for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
             scaled = (values * factor).astype(values.dtype)
-            means = [*means, *gather_slices(self._collective, indices, scaled)]
+            means = [*means, *gather_slices(self._collective, indices, scaled, is_shared)]
         rows = self._position.total_rows or 0
         self._loss_sum += flat.mean_loss * rows
         self._rows_sum += rows

@@ -41,6 +41,11 @@ class ScaledSteps(keras.callbacks.Callback):
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rate = tf.Variable(0.0, dtype=self._optimizer.learning_rate.dtype, trainable=False)
 
+    @property
+    def variables(self) -> list[Any]:
+        """What a step reads and changes."""
+        return [self._multiples, self._step, self._rate]
+
     @contextmanager
     def install(self) -> Iterator[None]:
         """Act on the optimizer's steps while the context lasts."""

@@ -21,7 +21,7 @@ def combine_logs(
 ) -> dict[str, Any]:
     """One rank's logs made those of all: metrics from their summed state, the rest averaged.
 
-    A log is a metric's if it has that metric's name and value; a custom step may log anything
+    A log is a metric's if it has that metric's value on all ranks; a custom step may log anything
     under any name. Ranks without rows, which may have no logs, take part with nothing.
 
     Parameters
@@ -32,22 +32,22 @@ def combine_logs(
         Variables of metrics that are the same on all ranks.
     """
     local = {name: to_plain(value) for name, value in model.get_metrics_result().items()}
-    names = _agree_on_names(logs, local, collective, rows)
-    own = [name for name, is_metric in names.items() if not is_metric]
+    names = _find_metrics(logs, local, collective, rows)
+    own = [name for name, metric in names.items() if metric is None]
     share = rows[collective.rank] / rows.sum()
     values = [
         np.mean(to_plain(logs[name])) * share if name in logs and share else 0.0 for name in own
     ]
     averaged = dict(zip(own, all_sum(collective, values), strict=True)) if own else {}
     summed = _sum_metrics(model, collective, shared)
-    found = {n: summed[n] if is_metric else float(averaged[n]) for n, is_metric in names.items()}
+    found = {n: float(averaged[n]) if m is None else summed[m] for n, m in names.items()}
     return {"loss": found.pop("loss"), **found} if "loss" in found else found
 
 
-def _agree_on_names(
+def _find_metrics(
     logs: Mapping[str, Any], local: Mapping[str, Any], collective: Collective, rows: Any
-) -> dict[str, bool]:
-    """Logged names, and whether each is a metric's on every rank that has logged it."""
+) -> dict[str, str | None]:
+    """Logged names, and the metric whose value each has on every rank that has logged it."""
     # Whoever had rows knows what is logged.
     root = int(np.argmax(rows))
     text = json.dumps(list(logs) or list(local)).encode()
@@ -56,13 +56,20 @@ def _agree_on_names(
     received = np.frombuffer(text.ljust(int(size[0]))[: int(size[0])], np.uint8).copy()
     collective.broadcast(received, root)
     names = json.loads(received.tobytes())
+    has_rows = rows[collective.rank] > 0
     is_other = [
-        rows[collective.rank] > 0
-        and not (name in local and _is_same(to_plain(logs.get(name, local[name])), local[name]))
+        [
+            has_rows and not _is_same(to_plain(logs.get(name, local.get(name))), value)
+            for value in local.values()
+        ]
         for name in names
     ]
-    others = all_sum(collective, np.array(is_other, float))
-    return {name: count == 0 for name, count in zip(names, others, strict=True)}
+    others = all_sum(collective, np.array(is_other, float).reshape(len(names), len(local)))
+    found: dict[str, str | None] = {}
+    for name, counts in zip(names, others, strict=True):
+        same = [metric for metric, count in zip(local, counts, strict=True) if not count]
+        found[name] = name if name in same else next(iter(same), None)
+    return found
 
 
 def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> dict[str, Any]:

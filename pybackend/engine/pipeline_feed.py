@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class PipelineFeed:
     """
 
     total_rows = None
+    is_dealt = False
 
     def __init__(self, data: Any, collective: Collective, limit: int | None) -> None:
         self.epoch = 0
@@ -51,6 +53,7 @@ class PipelineFeed:
         self._read: deque[int] = deque()
         self._steps_taken = 0
         self._last_rows = 0
+        self._first: Any = None
         self.arrivals = Arrivals()
         own = int(data.cardinality())
         unknown = own == tf.data.UNKNOWN_CARDINALITY
@@ -119,6 +122,7 @@ class PipelineFeed:
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
         if not self._is_endless:  # it begins again, whatever was read ahead
             self._read.clear()
+            self._first = None
             self.arrivals.clear()
 
     def count_steps(self, steps: int) -> None:
@@ -127,6 +131,10 @@ class PipelineFeed:
             self._last_rows = self._read.popleft()
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
+
+    def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
+        """As `Feed.read_step`, of the first batch that an epoch has read, which alone is kept."""
+        return flatten(self._first), 0
 
     def resume(self, first_epoch: int) -> None:
         """Begin with a later epoch: the pipeline does not know which."""
@@ -145,11 +153,23 @@ class PipelineFeed:
         def count(rows: Any) -> Any:
             self._read.append(int(rows))
             self.arrivals.note(1)
-            return rows
+            return self._first is None
 
-        first = tf.nest.flatten(parts)[0]
-        counted = tf.numpy_function(count, [tf.shape(first)[0]], tf.int32, stateful=True)
-        with tf.control_dependencies([counted]):
+        def keep(*leaves: Any) -> Any:
+            copies = [np.array(leaf) for leaf in leaves]
+            self._first = tf.nest.pack_sequence_as(parts, copies)
+            return False
+
+        leaves = tf.nest.flatten(parts)
+        rows = tf.shape(leaves[0])[0]
+        is_first = tf.numpy_function(count, [rows], tf.bool, stateful=True)
+        is_first.set_shape([])
+        kept = tf.cond(
+            is_first,
+            lambda: tf.numpy_function(keep, leaves, tf.bool, stateful=True),
+            lambda: False,
+        )
+        with tf.control_dependencies([kept]):
             return tf.nest.map_structure(tf.identity, parts)
 
     def _make_empty_arrays(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,20 @@ def find_free_memory() -> float:
             most = int((folder / "memory.max").read_text())
             free.append(float(max(0, most - int((folder / "memory.current").read_text()))))
     return min(free)
+
+
+def read_memory() -> float:
+    """Bytes that this process has in memory; 0 where Linux does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return float(pages * resource.getpagesize())
+
+
+def read_peak_memory() -> float:
+    """The most that it has had so far."""
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _hash_machine() -> float:

@@ -59,7 +59,9 @@ class StepMeans:
         self._model = model
         self._calls = calls
         self._count_total = count_total
-        self._share: Any = None
+        self.share: Any = None
+        """Of the step that is being traced, while `weigh` lasts."""
+        self.is_always_asked = False
 
     @contextmanager
     def install(self) -> Iterator[None]:
@@ -73,23 +75,23 @@ class StepMeans:
     @contextmanager
     def weigh(self, share: Any) -> Iterator[None]:
         """A step is traced in this context, of whose rows this worker has a share."""
-        self._share = share
+        self.share = share
         try:
             yield
         finally:
-            self._share = None
+            self.share = None
 
     def _watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(values: Any, sample_weight: Any = None) -> Any:
-            is_one = self._share is not None and keras.ops.ndim(values) == 0
-            weight = self._share if is_one and sample_weight is None else sample_weight
+            is_one = self.share is not None and keras.ops.ndim(values) == 0
+            weight = self.share if is_one and sample_weight is None else sample_weight
             return update(values, sample_weight=weight)
 
         return watched
 
     def compute_share(self) -> Any:
         """This worker's part of the rows of the step that begins, or None if nobody asks."""
-        if not find_step_means(self._model):
+        if not self.is_always_asked and not find_step_means(self._model):
             return None
 
         def compute(rows: Any) -> Any:

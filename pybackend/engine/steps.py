@@ -41,6 +41,12 @@ class Position:
         return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 
     @property
+    def find_order(self) -> Callable[[int], Any] | None:
+        """`Feed.order_at`, if the rows of a batch have an order."""
+        feed = self._feed
+        return feed.order_at if isinstance(feed, Feed) and feed.is_dealt else None
+
+    @property
     def is_last(self) -> bool:
         """Whether the epoch ends with this step."""
         return self.step == self._feed.steps - 1

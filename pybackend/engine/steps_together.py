@@ -42,14 +42,14 @@ class StepsTogether:
         self._model = model
         self._feed = feed
         self._calls = StepCalls()
-        self._gathered = GatheredRows(collective, self._calls)
+        self._position = Position(feed)
+        self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         # Masks make a worker's loss a mean over other numbers than its rows.
         is_masked = has_masked_loss(model) and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._collective = collective
         self._error: BaseException | None = None
-        self._position = Position(feed)
         self._means = StepMeans(model, self._calls, self._count_rows)
         self._function: Any = None
 
@@ -73,6 +73,7 @@ class StepsTogether:
                 self._calls.replace(self._take_part)
 
         self._position.begin_epoch()
+        self._gathered.step = 0
         together = StepOrSkip(self._model, step, skip) if self._feed.may_be_empty else step
         with ExitStack() as stack:
             stack.enter_context(self._batch.install())

@@ -43,7 +43,7 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
 from pybackend.job.options import Exchange
-from pybackend.job.report import StepTimes
+from pybackend.job.report import Audit, StepTimes
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -83,6 +83,7 @@ class Training:
     inputs: Any
     waited: float | None
     step_times: StepTimes | None = None
+    audit: Audit | None = None
     discard: Callable[[], None] | None = None
 
 
@@ -183,7 +184,7 @@ def train(
     clock = StepClock(feed.arrivals)
     if checkpoints is not None or memory is not None:
         notice.expect()  # to the end: what comes after it is kept by then, and handed over
-    history, steps = fit(
+    history, steps, audit = fit(
         model,
         collective,
         feed,
@@ -228,6 +229,7 @@ def train(
         inputs=inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
+        audit=audit if rank == 0 else None,
         discard=discard,
     )
 

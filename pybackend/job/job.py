@@ -184,6 +184,14 @@ class Job:
         exchange = self.exchange
         return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
 
+    @property
+    def is_audited(self) -> bool:
+        """Whether steps are compared with those of one process, which they are to equal."""
+        exchange = self.exchange
+        if not isinstance(exchange, Exchange) or exchange.compression is not None:
+            return False
+        return bool(exchange.audit)
+
     def can_lose(self, ranks: Collection[int]) -> bool:
         """Whether the others train on without these: workers of parameter servers, not all."""
         return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)

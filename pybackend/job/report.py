@@ -73,6 +73,33 @@ class StepTimes:
     quantiles: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Audit:
+    """Steps of a training that were repeated as one process takes them.
+
+    Attributes
+    ----------
+    steps, rows
+        How many were compared, and rows of their global batches.
+    weights
+        The largest difference of a variable of the model or an optimizer, as a part of its change
+        in the step.
+    metrics
+        The same of a metric's variable.
+    skipped
+        Why steps that were chosen were not compared.
+    differences
+        What differed, with ``audit="warn"``.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    weights: float = 0.0
+    metrics: float = 0.0
+    skipped: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class WorkerReport:
     """What one worker did.
@@ -94,6 +121,8 @@ class WorkerReport:
     step_times
         Where the time of its steps went (training); None if that is not known, as above, or if
         there were too few steps.
+    audit
+        Of its steps, what was compared with one process (training, rank 0).
     value
         What the function returned (`barrier_run`), or the history (training).
     weights_sha256
@@ -114,6 +143,7 @@ class WorkerReport:
     seconds: float = 0.0
     waited: float | None = None
     step_times: StepTimes | None = None
+    audit: Audit | None = None
     value: Any = None
     weights_sha256: str | None = None
     model_sha256: str | None = None

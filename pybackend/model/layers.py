@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -50,6 +51,15 @@ def is_of_keras(function: Any) -> bool:
     return str(function.__module__).startswith("keras.")
 
 
+def find_half_variables(model: Any) -> set[int]:
+    """Identities of variables whose layer computes in float16."""
+    types: dict[int, str] = {}
+    # A layer inside another one has fewer variables, and knows better.
+    for layer in sorted(find_layers(model), key=lambda one: -len(one.variables)):
+        types |= {id(v): str(layer.compute_dtype) for v in layer.variables}
+    return {key for key, name in types.items() if name == "float16"}
+
+
 def find_synchronized(model: Any) -> list[Any]:
     """Layers that are to normalize by the statistics of all workers' rows."""
     return [layer for layer in find_layers(model) if getattr(layer, "synchronized", False)]
@@ -69,7 +79,7 @@ def build_model(model: Any, inputs: Any) -> None:
 
 
 def find_variables(model: Any) -> list[Any]:
-    """All variables of a model, its losses and metrics, those of TensorFlow included.
+    """All variables of a model, its losses and metrics; of TensorFlow and of closures, too.
 
     Of the optimizer only single numbers, such as how many steps it has made.
     """
@@ -87,9 +97,21 @@ def find_variables(model: Any) -> list[Any]:
             found[id(part)] = part
         elif _derives_from_keras(type(part)):
             waiting += flatten(list(vars(part).values()))
+        elif inspect.isfunction(part):
+            kept = _read_closure(part)
+            waiting += [v for v in kept if isinstance(v, keras.Variable | tf.Variable)]
     optimizer = getattr(model, "optimizer", None)
-    numbers = [v.value for v in (optimizer.variables if optimizer else ()) if not v.shape]
+    numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
     return [*found.values(), *(v for v in numbers if id(v) not in found)]
+
+
+def _read_closure(function: Any) -> list[Any]:
+    """What a function takes from those around it."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it has no value yet
+            found.append(cell.cell_contents)
+    return found
 
 
 def find_custom_objects(model: Any) -> dict[str, Any]:

@@ -86,6 +86,10 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
     yield show_number(sum(worker["rows"] for worker in workers)), "rows"
     if record.get("seconds") is not None:
         yield show_seconds(record["seconds"]), "for the whole call"
+    audit = record.get("audit")
+    if audit and audit["steps"]:
+        largest = max(to_float(audit["weights"]), to_float(audit["metrics"]))
+        yield f"{largest:.1g}", f"largest difference from one process, {audit['steps']} steps"
     rates = [worker.get("rows_per_second") for worker in workers]
     if rates and all(rate is not None for rate in rates):
         yield show_number(float(round(sum(rates)))), "rows a second, all workers"

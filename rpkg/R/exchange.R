@@ -19,6 +19,10 @@
 #' @param encrypt Whether what the workers send each other is encrypted and authenticated (TLS 1.3).
 #'   `NULL`: what leaves a machine is. `FALSE`: nothing is; that is for fast networks that you
 #'   trust.
+#' @param audit Whether some steps are repeated as one process takes them, on the rows of all
+#'   workers, and what comes of them is compared: the first and the last of the first epoch, the
+#'   first of the second one, and of later ones as many as take 2 % of the time. A difference that
+#'   rounding does not explain is an error; with `"warn"` a note. Not with `compression`.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'
@@ -38,7 +42,8 @@ exchange <- function(
   compression = NULL,
   bucket_mb = 25,
   loss_over = "rows",
-  encrypt = NULL
+  encrypt = NULL,
+  audit = TRUE
 ) {
   check_one_of(transport, c("tcp", "tf"))
   check_compression(compression)
@@ -60,12 +65,16 @@ exchange <- function(
       )
     )
   }
+  if (!identical(audit, "warn") && !rlang::is_bool(audit)) {
+    abort_input(sprintf("`audit` must be `TRUE`, `FALSE` or \"warn\", not %s.", describe(audit)))
+  }
   fields <- list(
     transport = transport,
     compression = compression,
     bucket_mb = check_positive(bucket_mb, finite = FALSE),
     loss_over = loss_over,
-    encrypt = encrypt
+    encrypt = encrypt,
+    audit = audit
   )
   new_options(fields, "tfdist_exchange")
 }

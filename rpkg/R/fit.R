@@ -13,6 +13,9 @@
 #'   known), `ok`;
 #' * `straggler`: the rank of the worker for which the others waited, and for how many `seconds`, as
 #'   a list; `NULL` if for none;
+#' * `audit`: what came of the steps that were repeated as one process takes them, as a list: how
+#'   many `steps`, the `rows` of them, the largest relative difference of `weights` and `metrics`,
+#'   and why some were `skipped`; `NULL` if the training was not audited, see [exchange()];
 #' * `workers_by_epoch`: how many workers each epoch had;
 #' * `gangs`: of a training with `min_workers`, who trained from which epoch on: a data frame with
 #'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
@@ -85,6 +88,7 @@ new_fit <- function(
       history = plain_history(fields$history),
       workers = worker_frame(fields$workers),
       straggler = plain_straggler(fields$straggler),
+      audit = plain_audit(fields$audit),
       workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
       gangs = gang_frame(fields$gangs),
       restarts = restart_frame(fields$restarts),
@@ -144,6 +148,15 @@ restart_frame <- function(restarts) {
     lost = text("lost"),
     checkpoint = text("checkpoint")
   )
+}
+
+plain_audit <- function(audit) {
+  if (!is.null(audit)) {
+    for (name in c("skipped", "differences")) {
+      audit[[name]] <- as.character(unlist(audit[[name]]))
+    }
+    audit
+  }
 }
 
 plain_straggler <- function(straggler) {

@@ -13,7 +13,11 @@ print.tfdist_fit <- function(x, ...) {
   ))
   last <- last_figures(x)
   figures <- as.list(rlang::set_names(formatC(last, digits = 4, format = "f"), names(last)))
-  details <- list(settings = format_settings(x), "per worker" = format_balance(x$workers))
+  details <- list(
+    settings = format_settings(x),
+    "per worker" = format_balance(x$workers),
+    audit = format_audit(x)
+  )
   print_aligned(c(figures, details))
   invisible(x)
 }
@@ -71,6 +75,23 @@ format_setting <- function(value) {
     return(if (length(text) == 1L) text else sprintf("c(%s)", toString(text)))
   }
   shorten(paste(deparse(value), collapse = " "))
+}
+
+# What the audit of the steps has found.
+format_audit <- function(fit) {
+  audit <- fit$audit
+  if (is.null(audit)) {
+    return(NULL)
+  }
+  if (audit$steps == 0L) {
+    return(if (length(audit$skipped)) paste("none:", audit$skipped))
+  }
+  found <- sprintf("largest relative difference %.1g", max(audit$weights, audit$metrics))
+  if (length(audit$differences)) {
+    found <- sprintf("%d of them different", length(audit$differences))
+  }
+  steps <- format(fit$workers$steps[[1L]], big.mark = ",")
+  c(sprintf("%d of %s steps against one process", audit$steps, steps), found)
 }
 
 # How evenly rows, steps and waiting were spread.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class Trained:
     epochs: list[int]
     """Numbers of the epochs that were reported, from 1."""
     seconds: list[float]
+    audit: dict[str, Any] | None
+    """What the audit of its steps has found."""
 
 
 def train_all(cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
@@ -256,6 +258,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]
                 "notes": [event.text for event in events if isinstance(event, Note)],
                 "epochs": [event.epoch for event in events if isinstance(event, EpochEnded)],
                 "seconds": trained.seconds,
+                "audit": trained.audit and asdict(trained.audit),
             }
         except Exception as error:
             outcome = {"error": f"{type(error).__name__}: {error}"}
@@ -285,4 +288,5 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
         outcomes[0]["notes"],
         outcomes[0]["epochs"],
         [outcome["seconds"] for outcome in outcomes],
+        outcomes[0]["audit"],
     )

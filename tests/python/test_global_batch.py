@@ -52,14 +52,15 @@ def _sent(rows: int, *arrays: Any) -> Any:
 
     calls = StepCalls()
     calls.begin(rows)
-    GatheredRows(Keeps(), calls)([tf.constant(array) for array in arrays])
+    GatheredRows(Keeps(), calls)([tf.constant(array) for array in arrays], True)
     return sent[0]
 
 
 def _gather(before: Any, own: Any, after: Any) -> Any:
     calls = StepCalls()
     calls.begin(len(own[0]))
-    return GatheredRows(Recorded(before, after), calls)([tf.constant(array) for array in own])
+    found = GatheredRows(Recorded(before, after), calls)([tf.constant(a) for a in own], True)
+    return found[:3]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "float16"])

@@ -209,6 +209,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "epochs",
         "epochs_of",
         "straggler",
+        "audit",
         "metrics",
         "model_uri",
         "levels",

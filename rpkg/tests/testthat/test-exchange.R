@@ -7,6 +7,7 @@ test_that("bad ways to exchange are errors", {
     exchange(loss_over = "batch")
     exchange(encrypt = "yes")
     exchange(transport = "tf", encrypt = TRUE)
+    exchange(audit = "no")
     local_steps(1)
     local_steps(10, learning_rate = Inf)
     local_steps(10, momentum = 1)

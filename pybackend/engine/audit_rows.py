@@ -1,0 +1,98 @@
+"""The rows of a step on their way to the rank that audits it, and their order there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.data.arrays import nest
+from pybackend.data.state_file import decode_state, encode_state
+
+Array = npt.NDArray[Any]
+
+
+class UnequalRows(Exception):
+    """The rows of several workers make no batch: they differ in shape."""
+
+
+@dataclass(frozen=True)
+class GlobalRows:
+    """The rows of all workers at one step.
+
+    Attributes
+    ----------
+    batch
+        ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as one process has them.
+    parts
+        Which rows of it each worker has had, by rank.
+    """
+
+    batch: tuple[Any, ...]
+    parts: list[Array]
+
+    @property
+    def counts(self) -> Array:
+        """Rows of each worker."""
+        return np.array([len(part) for part in self.parts])
+
+
+def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
+    """One worker's rows of a step.
+
+    Parameters
+    ----------
+    first
+        Which of its own rows, in the order in which it takes them, is the first of these.
+    """
+    packed = {name: _pack(np.asarray(column)) for name, column in columns.items()}
+    return encode_state({"first": first, "columns": packed})
+
+
+def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
+    """What `pack_rows` has packed on each rank, as one batch.
+
+    Parameters
+    ----------
+    is_dealt
+        The workers have the rows of a batch in turn, as they were dealt; else one worker's rows
+        come after the other's, as in `replay_batches`.
+
+    Raises
+    ------
+    UnequalRows
+        The rows of the workers differ in shape.
+    """
+    decoded = [decode_state(packed) for packed in everyone]
+    columns = [{name: _unpack(*kept) for name, kept in one["columns"].items()} for one in decoded]
+    counts = [len(next(iter(one.values()))) for one in columns]
+    with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
+    ranks = np.repeat(np.arange(len(counts)), counts)
+    places = np.concatenate(
+        [one["first"] + np.arange(count) for one, count in zip(decoded, counts, strict=True)]
+    )
+    order = np.lexsort((ranks, places)) if is_dealt else np.arange(len(ranks))
+    shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
+    for name, found in shapes.items():
+        if len(found) > 1:
+            raise UnequalRows(f"rows of {name!r} have different shapes on the workers")
+    joined = {name: np.concatenate([one[name] for one in with_rows])[order] for name in shapes}
+    parts = [np.flatnonzero(ranks[order] == rank) for rank in range(len(counts))]
+    return GlobalRows(nest(joined), parts)
+
+
+def _pack(column: Array) -> tuple[Any, list[int]]:
+    if column.dtype.kind == "O":  # text
+        return column.reshape(-1).tolist(), list(column.shape)
+    return column, []
+
+
+def _unpack(values: Any, shape: Sequence[int]) -> Array:
+    if isinstance(values, list):
+        column = np.empty(len(values), object)
+        column[:] = values
+        return column.reshape(shape)
+    return np.asarray(values)

@@ -1,0 +1,254 @@
+"""Takes a step as one process does: Keras's own, on the rows of all workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.engine.audit_rows import GlobalRows, UnequalRows
+from pybackend.engine.overrides import override
+from pybackend.engine.step_means import find_step_means
+from pybackend.model.compare import is_random_state
+from pybackend.model.layers import (
+    find_layers,
+    find_other_optimizers,
+    find_variables,
+    is_of_keras,
+)
+
+Array = npt.NDArray[Any]
+Values = dict[int, Array]
+"""Values of variables, by the identity of the variable."""
+
+# Attributes of Keras's layers that say how much noise they make.
+_NOISE = ("rate", "stddev", "dropout", "recurrent_dropout")
+
+
+class StepState:
+    """All variables that a training step may change.
+
+    Parameters
+    ----------
+    others
+        Variables beside those of the model and its optimizers.
+    """
+
+    def __init__(self, model: Any, others: Sequence[Any] = ()) -> None:
+        self._model = model
+        self._others = others
+
+    def list_variables(self) -> dict[int, Any]:
+        """TensorFlow's variables by their identity; a step may make new ones."""
+        model = self._model
+        optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+        found = [*model.variables, *(v for one in optimizers for v in one.variables)]
+        found += [*model.metrics_variables, *find_variables(model), *self._others]
+        return {id(own): own for own in map(as_tensorflow, found)}
+
+    def name_variables(self) -> dict[int, str]:
+        """What to call them in a message."""
+        model = self._model
+        names = {id(v.value): str(v.path) for v in model.metrics_variables}
+        for one in [model.optimizer, *find_other_optimizers(model).values()]:
+            names |= {id(v.value): f"{v.path} of the optimizer" for v in one.variables}
+        return names | {id(v.value): str(v.path) for v in model.variables}
+
+    def read(self, which: Sequence[int] | None = None) -> Values:
+        """Copies of the values, of all variables or of some."""
+        found = self.list_variables()
+        chosen = found if which is None else [key for key in which if key in found]
+        return {key: np.array(found[key].numpy()) for key in chosen}
+
+    def list_metrics(self, shared: Sequence[Any]) -> list[int]:
+        """Variables of metrics, without those that are the same on all workers."""
+        left_out = {id(as_tensorflow(variable)) for variable in shared}
+        found = [id(v.value) for v in self._model.metrics_variables]
+        return [key for key in found if key not in left_out]
+
+    def list_statistics(self) -> list[int]:
+        """What forward passes move, averaged over the workers at the end of an epoch."""
+        kept = self._model.non_trainable_weights
+        return [id(v.value) for v in kept if "float" in str(v.dtype)]
+
+    def list_generators(self) -> list[int]:
+        """States of random generators."""
+        return [id(v.value) for v in self._model.variables if is_random_state(v)]
+
+    def count_bytes(self) -> int:
+        """Of all values."""
+        found = self.list_variables().values()
+        return sum(int(np.prod(v.shape)) * v.dtype.size for v in found)
+
+    def write(self, values: Mapping[int, Array]) -> None:
+        """Give variables their values."""
+        variables = self.list_variables()
+        for key, value in values.items():
+            if key in variables:
+                variables[key].assign(value)
+
+
+class OneProcess:
+    """One process's part in an audit; leaves Python's random numbers as they were.
+
+    Parameters
+    ----------
+    step
+        The model's own ``train_step``.
+    class_weight
+        As in ``fit``.
+    """
+
+    def __init__(
+        self, model: Any, step: Callable[[Any], Any], class_weight: Mapping[int, float] | None
+    ) -> None:
+        self._model = model
+        self._step = step
+        self._class_weight = class_weight
+
+    def take(self, batch: Sequence[Any]) -> None:
+        """Take a step by a batch of arrays."""
+        with keep_random_numbers(), self._average_as_traced():
+            self._step(self._weigh(keras.tree.map_structure(tf.convert_to_tensor, tuple(batch))))
+
+    def take_all(
+        self,
+        steps: Sequence[GlobalRows],
+        moved: Sequence[Callable[[], None]],
+        noise: float,
+        generator: np.random.Generator,
+    ) -> None:
+        """Take steps by the rows of all workers, each normalized as on its worker.
+
+        Parameters
+        ----------
+        moved
+            Called before each step.
+        noise
+            Move the numbers among the rows by so much of their size, at random.
+        generator
+            Draws it.
+        """
+        for rows, before in zip(steps, moved, strict=True):
+            before()
+            batch = rows.batch
+            if noise:
+                batch = keras.tree.map_structure(lambda a: disturb(a, noise, generator), batch)
+            with self._normalize_by_parts(rows):
+                self.take(batch)
+
+    @contextmanager
+    def _average_as_traced(self) -> Iterator[None]:
+        """Have the means of one number per step be what they are in a traced step.
+
+        There Keras does not know how many rows a batch has, and counts each step as one; in a step
+        that is not traced it weighs the step by its rows.
+        """
+        with ExitStack() as stack:
+            for mean in [] if self._model.run_eagerly else find_step_means(self._model):
+                stack.enter_context(override(mean, "update_state", _unweighted(mean.update_state)))
+            yield
+
+    def _weigh(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With the weights of classes as weights of rows, as Keras has them."""
+        if self._class_weight is None or len(batch) != 2:
+            return batch
+        y = batch[1]
+        is_one_hot = len(y.shape) > 1 and y.shape[-1] != 1
+        codes = tf.argmax(y, -1) if is_one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        weights = [self._class_weight[n] for n in range(len(self._class_weight))]
+        return *batch, tf.gather(tf.constant(weights, tf.float32), codes)
+
+    @contextmanager
+    def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
+        """Have layers that normalize by a worker's own rows do so."""
+        with ExitStack() as stack:
+            for layer in find_unsynchronized(self._model):
+                stack.enter_context(override(layer, "call", _by_parts(layer.call, rows)))
+            yield
+
+
+def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(values: Any, sample_weight: Any = None) -> Any:
+        is_known = isinstance(sample_weight, int)
+        return update(values, sample_weight=None if is_known else sample_weight)
+
+    return watched
+
+
+def _by_parts(call: Callable[..., Any], rows: GlobalRows) -> Callable[..., Any]:
+    def watched(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if not training:
+            return call(inputs, training=training, mask=mask)
+        times, rest = divmod(int(inputs.shape[0]), int(rows.counts.sum()))
+        if rest:
+            raise UnequalRows("a layer that normalizes is called with other rows than the batch's")
+        # Rows may have been laid end to end, as many for each.
+        places = [
+            (part[:, None] * times + np.arange(times)).reshape(-1)
+            for part in rows.parts
+            if len(part)
+        ]
+        outputs = [
+            call(
+                tf.gather(inputs, own),
+                training=True,
+                mask=None if mask is None else tf.gather(mask, own),
+            )
+            for own in places
+        ]
+        return tf.gather(tf.concat(outputs, 0), np.argsort(np.concatenate(places)))
+
+    return watched
+
+
+def find_unsynchronized(model: Any) -> list[Any]:
+    """Layers that normalize by the rows of each worker alone, which is documented."""
+    return [
+        layer
+        for layer in find_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    ]
+
+
+@contextmanager
+def switch_off_noise(model: Any) -> Iterator[None]:
+    """Let Keras's layers drop nothing and add nothing at random while the context lasts."""
+    with ExitStack() as stack:
+        for layer in find_layers(model):
+            for name in _NOISE if is_of_keras(type(layer).call) else ():
+                if isinstance(vars(layer).get(name), int | float):
+                    stack.enter_context(override(layer, name, 0.0))
+        yield
+
+
+@contextmanager
+def keep_random_numbers() -> Iterator[None]:
+    """Leave Python's and numpy's generators as they were."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
+    """Numbers moved by a part of their size at random; what is no number stays as it is."""
+    if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
+        return values
+    factors = 1 + noise * generator.standard_normal(values.shape)
+    return np.asarray(np.asarray(values, np.float64) * factors).astype(values.dtype)
+
+
+def as_tensorflow(variable: Any) -> Any:
+    """TensorFlow's variable behind one of Keras's."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

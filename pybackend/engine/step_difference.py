@@ -1,0 +1,129 @@
+"""What differs between two states that should be one, beyond what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Values = Mapping[int, Array]
+
+# Of the change of a variable: float32 sums of some hundred numbers in another order differ by less.
+_RELATIVE = 2e-5
+# How far beyond what one process shows itself a difference may be.
+_MARGIN = 8.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two values of one variable.
+
+    Attributes
+    ----------
+    key
+        Which variable.
+    size
+        Of the difference, as a part of the variable's change and of what its type rounds.
+    """
+
+    key: int
+    size: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes
+    ----------
+    largest
+        Difference, so measured, among variables that are equal but for rounding.
+    differing
+        Variables that are not, the largest difference first.
+    is_repeatable
+        Whether one process comes to the same twice; else nothing can be said.
+    """
+
+    largest: float
+    differing: list[Difference]
+    is_repeatable: bool = True
+
+
+def compare_changes(
+    before: Values,
+    found: Values,
+    expected: Values,
+    disturb: Callable[[Sequence[int]], Sequence[Values]],
+    precision: float,
+) -> Comparison:
+    """Compare what has become of variables with what should have.
+
+    Parameters
+    ----------
+    disturb
+        What becomes of some of them a second time, and if what they are computed from is moved by
+        about its rounding; called only if there is a difference.
+    precision
+        By which part of a number the type rounds that the model computes in.
+    """
+    tolerance = max(_RELATIVE, precision)
+    scales = {key: _find_scale(before[key], expected[key], tolerance) for key in found}
+
+    def measure(one: Values, key: int) -> float:
+        distance = _distance(one[key], expected[key])
+        return distance / scales[key] if scales[key] else (np.inf if distance else 0.0)
+
+    sizes = {key: measure(found, key) for key in found}
+    suspects = [key for key in found if sizes[key] > tolerance]
+    numbers = [key for key in suspects if _is_number(found[key])]
+    differing = [key for key in suspects if key not in numbers]
+    if numbers:
+        again, *moved = disturb(numbers)
+        # Threads add up in another order each time; but what is random changes most variables.
+        unsteady = sum(measure(again, key) > tolerance for key in numbers)
+        if 2 * unsteady > sum(map(_is_number, found.values())):
+            return Comparison(0.0, [], is_repeatable=False)
+        differing += [
+            key
+            for key in numbers
+            if not sizes[key] <= _MARGIN * max(measure(one, key) for one in [again, *moved])
+        ]
+    equal = [size for key, size in sizes.items() if key not in suspects]
+    listed = [Difference(key, sizes[key]) for key in differing]
+    return Comparison(max(equal, default=0.0), sorted(listed, key=lambda one: -one.size))
+
+
+def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
+    """What a difference is set against: a variable's change, and what its type rounds."""
+    if not _is_number(expected):
+        return 0.0
+    # Half precision has 8 bits or more.
+    rounding = 2.0**-22 if expected.dtype.itemsize >= 4 else 2.0**-7
+    return _distance(before, expected) + rounding * _norm(expected) / tolerance
+
+
+def _distance(one: Array, other: Array) -> float:
+    """The norm of the difference; none between numbers that are both none, or both infinite."""
+    if one.shape != other.shape:
+        return np.inf
+    if not _is_number(one):
+        return 0.0 if np.array_equal(one, other) else np.inf
+    wide, others = one.astype(np.float64), other.astype(np.float64)
+    is_same = (wide == others) | (np.isnan(wide) & np.isnan(others))
+    if is_same.all():
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        distance = _norm(np.where(is_same, 0.0, wide - others))
+    return distance if np.isfinite(distance) else np.inf
+
+
+def _norm(values: Array) -> float:
+    return float(np.linalg.norm(values.astype(np.float64).reshape(-1)))
+
+
+def _is_number(values: Array) -> bool:
+    return values.dtype.kind == "f" or values.dtype.name == "bfloat16"

@@ -1,0 +1,254 @@
+"""Compares what workers have made of a step with what one process makes of it; on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from pybackend.engine.audit_rows import GlobalRows, unpack_rows
+from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.one_process import (
+    OneProcess,
+    StepState,
+    Values,
+    disturb,
+    find_unsynchronized,
+)
+from pybackend.engine.step_difference import Comparison, compare_changes
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.model.layers import find_layers
+
+_DISTURBED = 3
+_MOST_NAMED = 3
+
+
+class Judge:
+    """Compares steps of one training.
+
+    Parameters
+    ----------
+    is_dealt
+        The workers have the rows of a batch in turn.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        exchange: GradientExchange,
+        state: StepState,
+        is_dealt: bool,
+        class_weight: Mapping[int, float] | None,
+    ) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._state = state
+        self._is_dealt = is_dealt
+        self._class_weight = class_weight
+
+    def compare(
+        self,
+        before: Values,
+        found: Values,
+        changed: Sequence[Values],
+        everyone: Sequence[Mapping[str, Any]],
+        place: str,
+    ) -> dict[str, Any]:
+        """What all workers are to know.
+
+        Parameters
+        ----------
+        before, found
+            Values of variables, of this worker; what was found is completed.
+        changed
+            What callbacks have changed before each of the steps.
+        everyone
+            By rank, the ``rows`` of each step, and how ``metrics`` and ``statistics`` have changed.
+        place
+            Which steps these are, in words.
+
+        Returns
+        -------
+        dict
+            ``steps``, ``rows``, ``weights`` and ``metrics`` as in `Audit`, and ``error`` if there
+            is a difference; or ``skipped``, the reason.
+        """
+        try:
+            steps = [
+                unpack_rows([one["rows"][n] for one in everyone], self._is_dealt)
+                for n in range(len(changed))
+            ]
+            self._add_up(before, found, everyone, steps)
+            return self._judge(before, found, changed, steps, place)
+        except Exception as error:  # what one process cannot compute shows nothing
+            return {"skipped": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+    def _judge(
+        self,
+        before: Values,
+        found: Values,
+        changed: Sequence[Values],
+        steps: Sequence[GlobalRows],
+        place: str,
+    ) -> dict[str, Any]:
+        precision = self._read_precision()
+        compute = partial(self._compute, before, changed, steps)
+
+        def move(which: Sequence[int]) -> list[Values]:
+            noises = [0.0, *[precision] * _DISTURBED]
+            return [compute(noise, n, which) for n, noise in enumerate(noises)]
+
+        compared = self._list_compared(before, found)
+        metrics = set(self._state.list_metrics(self._exchange.shared_variables))
+        expected = compute(0.0, 0, None)
+        results = [
+            compare_changes(
+                {key: before[key] for key in keys},
+                {key: found[key] for key in keys},
+                expected,
+                move,
+                precision,
+            )
+            for keys in (
+                [key for key in compared if key not in metrics],
+                [key for key in compared if key in metrics],
+            )
+        ]
+        if not all(result.is_repeatable for result in results):
+            return {"skipped": "a step draws random numbers outside of Keras's layers"}
+        rows = int(sum(each.counts.sum() for each in steps))
+        verdict = {
+            "steps": len(steps),
+            "rows": rows,
+            "weights": results[0].largest,
+            "metrics": results[1].largest,
+        }
+        if self._has_overflowed(before, found, expected):
+            return {"skipped": "gradients of half precision overflowed, as they do now and then"}
+        if any(result.differing for result in results):
+            return verdict | {"error": self._describe(results, place, rows)}
+        return verdict
+
+    def _add_up(
+        self,
+        before: Values,
+        found: Values,
+        everyone: Sequence[Mapping[str, Any]],
+        steps: Sequence[GlobalRows],
+    ) -> None:
+        """What the workers together have made of the variables that each keeps by itself."""
+        shared = self._exchange.shared_variables
+        rows = np.sum([each.counts for each in steps], axis=0)
+        for name, keys, weights in (
+            ("metrics", self._state.list_metrics(shared), np.ones(len(everyone))),
+            ("statistics", self._state.list_statistics(), rows / rows.sum()),
+        ):
+            for number, key in enumerate(keys):
+                if key not in before:
+                    continue
+                changes = [
+                    weight * one[name][number]
+                    for one, weight in zip(everyone, weights, strict=True)
+                    if number in one[name]
+                ]
+                if changes:
+                    total = before[key] + np.sum(changes, axis=0)
+                    found[key] = total.astype(before[key].dtype)
+
+    def _list_compared(self, before: Values, found: Values) -> list[int]:
+        """Variables that should be those of one process."""
+        left_out = set(self._state.list_generators())
+        for layer in find_unsynchronized(self._model):
+            left_out |= {id(v.value) for v in layer.non_trainable_variables}
+        if self._exchange.mean_loss is not None:  # it takes the place of Keras's own mean
+            for metric in self._model.metrics:
+                if metric.name == "loss":
+                    left_out |= {id(v.value) for v in metric.variables}
+        return [key for key in found if key in before and key not in left_out]
+
+    def _compute(
+        self,
+        before: Values,
+        changed: Sequence[Values],
+        steps: Sequence[GlobalRows],
+        noise: float,
+        seed: int,
+        which: Sequence[int] | None,
+    ) -> Values:
+        """What one process makes of variables, of all or some, if it is disturbed by some noise."""
+        generator = np.random.default_rng(seed)
+        self._state.write(before)
+        if noise:
+            trained = [id(v.value) for v in self._model.trainable_variables]
+            moved = {key: before[key] for key in trained if key in before}
+            self._state.write({k: disturb(v, noise, generator) for k, v in moved.items()})
+        process = OneProcess(self._model, self._exchange.plain_step, self._class_weight)
+        prepare = [partial(self._state.write, values) for values in changed]
+        with self._exchange.paused():
+            process.take_all(steps, prepare, noise, generator)
+        return self._state.read(which)
+
+    def _has_overflowed(self, before: Values, found: Values, expected: Values) -> bool:
+        """Whether the scale of a loss is another one: one of the two has left out the step."""
+        optimizer = self._model.optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return False
+        numbers = [id(v.value) for v in optimizer.variables if len(v.shape) == 0]
+        known = [key for key in numbers if key in before]
+        return any(not np.array_equal(found[key], expected[key]) for key in known)
+
+    def _read_precision(self) -> float:
+        """By which part of a number the least precise type of the model rounds."""
+        types = {str(layer.compute_dtype) for layer in find_layers(self._model)}
+        if any("bfloat16" in name for name in types):
+            return 2.0**-8
+        if any("float16" in name for name in types):
+            return 2.0**-11
+        return 2.0**-53 if types and types <= {"float64"} else 2.0**-22
+
+    def _describe(self, results: Sequence[Comparison], place: str, rows: int) -> str:
+        names = self._state.name_variables()
+        differing = [one for result in results for one in result.differing]
+        listed = [
+            f"{names.get(one.key, 'a variable')!r} by {one.size:.2g} of its change"
+            for one in differing[:_MOST_NAMED]
+        ]
+        if len(differing) > _MOST_NAMED:
+            listed.append(f"{len(differing) - _MOST_NAMED} more")
+        return (
+            f"{place} was repeated as one process takes it, on the same {rows} rows, and something "
+            f"else came out: {', '.join(listed)}. {self._advise(results)}"
+        )
+
+    def _advise(self, results: Sequence[Comparison]) -> str:
+        differing = {one.key for one in results[0].differing}
+        if differing and differing <= set(self._state.list_statistics()):
+            return (
+                "The weights are equal; of a variable that is not trained each worker has its own, "
+                "and averages it at the end of an epoch: update it from what is the same on all "
+                "workers, such as weights, and give each worker rows in every step, by more rows "
+                "or fewer workers"
+            )
+        if not differing:
+            return (
+                "The weights are equal; a metric is neither a sum over rows nor a mean of one: "
+                "write it as a `keras.metrics.Metric` whose variables are sums"
+            )
+        if not has_keras_train_step(self._model):
+            return (
+                "The model's own train_step, a loss or a layer makes something of the rows of a "
+                "batch together: compute losses by `self.compute_loss()`, and give `exchange` the "
+                "option loss_over='global batch'"
+            )
+        if self._exchange.over.loss:
+            return (
+                "A layer or `add_loss` makes something of the rows of a batch together: return "
+                "what the loss needs as an output of the model, and use it in a loss of compile()"
+            )
+        return (
+            "The loss or a layer makes something of the rows of a batch together: give `exchange` "
+            "the option loss_over='global batch', under which the loss sees the rows of all workers"
+        )

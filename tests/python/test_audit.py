@@ -1,0 +1,284 @@
+"""Steps that are repeated as one process takes them: what is equal passes, what is not is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from replicas import Case, check_equal
+from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, subclassed
+
+from pybackend.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
+from pybackend.engine.step_difference import compare_changes
+from pybackend.job.options import Exchange
+
+# The first test waits until the workers have trained all cases.
+pytestmark = pytest.mark.timeout(420)
+
+layers = keras.layers
+_RNG = np.random.default_rng(5)
+PLACES = _RNG.normal(size=(48, 5, 4)).astype("float32")
+TAGS = _RNG.integers(0, 3, 48)
+MANY = _RNG.normal(size=(256, 8)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Positions(layers.Layer):
+    """Adds learned vectors of the positions of a sequence."""
+
+    def build(self, shape: Any) -> None:
+        self.table = layers.Embedding(shape[1], shape[2])
+        self.table.build(None)
+
+    def call(self, x: Any) -> Any:
+        return x + self.table(ops.arange(x.shape[1]))
+
+
+def positions(optimizer: Any, **compiled: Any) -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input((5, 4)),
+            Positions(),
+            layers.Dense(6, activation="tanh"),
+            layers.Flatten(),
+            layers.Dropout(0.0),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(optimizer, LOGITS, **compiled)
+    return model
+
+
+def hidden() -> Any:
+    return layers.Dense(6, activation="tanh")
+
+
+def output() -> Any:
+    return layers.Dense(3)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Hardest(keras.losses.Loss):
+    """The mean of the 64 largest losses of a batch: of fewer rows, the mean of all."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        each = ops.sort(ops.sum(ops.square(y_pred - y_true), -1))[-64:]
+        return ops.broadcast_to(ops.mean(each), (ops.shape(y_pred)[0],))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Halves(keras.losses.Loss):
+    """NT-Xent: the second half of a batch are other views of the first (Chen et al., 2020)."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        one, other = ops.split(ops.normalize(y_pred, axis=-1), 2)
+        alike = ops.matmul(one, ops.transpose(other)) / 0.5
+        each = ops.diagonal(alike) - ops.logsumexp(alike, axis=1)
+        return ops.broadcast_to(-ops.mean(each), (ops.shape(y_pred)[0],))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Annealed(layers.Layer):
+    """A penalty that sums over the rows, and weighs nothing at first."""
+
+    def build(self, shape: Any) -> None:
+        self.beta = self.add_weight(name="beta", initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(self.beta * ops.sum(ops.square(x)))
+        return x
+
+
+class Raise(keras.callbacks.Callback):
+    """Raises the weight of a penalty after the first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for layer in self.model.layers:
+            if isinstance(layer, Annealed):
+                layer.beta.assign(0.1)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Largest(keras.metrics.Metric):
+    """The largest output: no sum over rows."""
+
+    def __init__(self, name: str = "largest", **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.value
+
+
+@keras.saving.register_keras_serializable("tests")
+class Watched(keras.Model):
+    """Has a metric of its own in its train_step."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.hidden = layers.Dense(3)
+        self.seen = Largest()
+
+    def build(self, shape: Any) -> None:
+        self.hidden.build(shape)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.hidden(x)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self.seen.update_state(data[1], self(data[0]))
+        return {**logs, "largest": self.seen.result()}
+
+
+def watched() -> Any:
+    model = Watched()
+    model.build((None, 8))
+    model.compile("sgd", LOGITS)
+    return model
+
+
+EQUAL = {
+    "learned positions": Case(
+        lambda: positions(keras.optimizers.Adam(0.01)), (PLACES, TAGS), tolerance=1e-5
+    ),
+    "learned positions, jit": Case(
+        lambda: positions(keras.optimizers.RMSprop(0.01), jit_compile=True),
+        (PLACES, TAGS),
+        tolerance=1e-5,
+    ),
+    "steps without rows": Case(dense(), (X[:7], Y[:7]), batch_size=1),
+    "accumulation": Case(
+        dense(optimizer=lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)),
+        (X, Y),
+        tolerance=1e-5,
+    ),
+    "several steps at once": Case(dense(steps_per_execution=3), (X, Y)),
+    "two halves": Case(
+        stack(hidden, output, loss=Halves),
+        (X[:96], Y[:96]),
+        settings={"shuffle": False, "exchange": Exchange(loss_over="global batch")},
+        custom_objects={"Halves": Halves},
+    ),
+    "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 0.5, 2: 3.0}}),
+}
+# Not what one process makes of them, which is documented; the rest of the step is.
+NOISY = {
+    "dropout": Case(stack(hidden, lambda: layers.Dropout(0.4), output), (X, Y)),
+    "batch normalization": Case(stack(hidden, layers.BatchNormalization, output), (X, Y)),
+}
+DIFFERENT = {
+    "hardest rows": (
+        Case(
+            stack(output, loss=Hardest),
+            (MANY, MANY[:, :3]),
+            batch_size=64,
+            custom_objects={"Hardest": Hardest},
+        ),
+        "step 1 of epoch 1 was repeated as one process takes it, on the same 128 rows, and ",
+    ),
+    "two halves, of rows": (
+        Case(
+            stack(hidden, output, loss=Halves),
+            (X[:96], Y[:96]),
+            custom_objects={"Halves": Halves},
+        ),
+        "",
+    ),
+    "annealed": (
+        Case(
+            stack(hidden, Annealed, output),
+            (X, Y),
+            callbacks=[Raise()],
+            custom_objects={"Annealed": Annealed},
+        ),
+        "step 1 of epoch 2 was repeated",
+    ),
+    "an average on a worker without rows": (
+        Case(
+            subclassed(OwnStep),
+            (X[:7], Y[:7]),
+            batch_size=1,
+            custom_objects={"OwnStep": OwnStep, "Subclassed": Subclassed},
+        ),
+        "give each worker rows in every step",
+    ),
+    "largest": (
+        Case(watched, (X, Y), custom_objects={"Watched": Watched, "Largest": Largest}),
+        "came out: 'largest/value' by",
+    ),
+}
+CASES = EQUAL | NOISY | {name: case for name, (case, _) in DIFFERENT.items()}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_steps_pass(name: str, trained: dict[str, Any]) -> None:
+    check_equal(CASES[name], trained[name])
+    audit = trained[name].audit
+    assert audit["steps"] >= 2
+    assert audit["rows"] > 0
+    assert max(audit["weights"], audit["metrics"]) < 2e-5
+    assert audit["skipped"] == audit["differences"] == []
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_what_is_each_worker_s_own_is_left_out(name: str, trained: dict[str, Any]) -> None:
+    audit = trained[name].audit
+    assert audit["steps"] == 3
+    assert audit["weights"] < 2e-5
+    assert audit["skipped"] == audit["differences"] == []
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_difference_ends_the_training(name: str, trained: dict[str, Any]) -> None:
+    first, second = trained[name].splitlines()
+    assert first == second
+    assert first.startswith("InputError: ")
+    assert DIFFERENT[name][1] in first
+
+
+def test_rows_are_in_the_order_of_the_batch() -> None:
+    rows = np.arange(14.0).reshape(7, 2)
+    text = np.array(list("abcdefg"), object)[:, None]
+    packed = [
+        pack_rows({"x/a": rows[part], "x/b": text[part], "y": rows[part]}, 4)
+        for part in (slice(0, None, 2), slice(1, None, 2))
+    ]
+    found = unpack_rows(packed, is_dealt=True)
+    np.testing.assert_array_equal(found.batch[1], rows)
+    np.testing.assert_array_equal(found.batch[0]["b"], text)
+    assert [part.tolist() for part in found.parts] == [[0, 2, 4, 6], [1, 3, 5]]
+    found = unpack_rows(packed, is_dealt=False)
+    np.testing.assert_array_equal(found.batch[1], np.concatenate([rows[::2], rows[1::2]]))
+    with pytest.raises(UnequalRows, match="rows of 'x/a' have different shapes"):
+        unpack_rows([pack_rows({"x/a": rows[:, :n]}, 0) for n in (1, 2)], is_dealt=True)
+
+
+def test_rounding_is_told_from_a_difference() -> None:
+    before = {1: np.zeros(1000, "float32")}
+    expected = {1: np.random.default_rng(0).normal(size=1000).astype("float32")}
+    rounded = {1: expected[1] * np.float32(1 + 3e-7)}
+    other = {1: expected[1] * np.float32(1 + 1e-3)}
+
+    def never(which: Any) -> Any:
+        raise AssertionError
+
+    assert compare_changes(before, rounded, expected, never, 2**-22).differing == []
+    found = compare_changes(before, other, expected, lambda _: [expected, rounded], 2**-22)
+    assert [one.key for one in found.differing] == [1]
+    assert found.differing[0].size == pytest.approx(1e-3, rel=0.02)
+    # What moves so far by rounding alone is no difference; what is never the same says nothing.
+    assert (
+        compare_changes(before, other, expected, lambda _: [expected, other], 2**-22).differing
+        == []
+    )
+    assert not compare_changes(before, other, expected, lambda _: [other], 2**-22).is_repeatable
+    counted = compare_changes({1: np.array(1)}, {1: np.array(3)}, {1: np.array(2)}, never, 2**-22)
+    assert [one.key for one in counted.differing] == [1]
