@@ -41,36 +41,42 @@ which normalizes by a worker's own rows; `LocalSteps`, and `Exchange(compression
 
 ## The audit
 
-The tables are of our models; an audit is of yours. In each training with `Exchange` some steps are taken
-twice: by the workers, and then by one process, on the same rows. All rows of the step go to rank 0. It
-puts back every variable as it was before the step, takes the model's own, unchanged `train_step` on the
-global batch, notes what becomes of the variables, and puts back what the workers have made of them, bit
-for bit. Nothing is assumed about losses, layers, metrics or a `train_step`.
+The tables are of our models; an audit is of yours. In each training with `Exchange` some steps
+are taken twice: by the workers, and then by one process, on the same rows. All rows of the step
+go to rank 0. It puts back every variable as it was before the step, takes the model's own,
+unchanged `train_step` on the global batch, notes what becomes of the variables, and puts back
+what the workers have made of them, bit for bit. Nothing is assumed about losses, layers, metrics
+or a `train_step`.
 
-**When**: the first step of the first epoch, and its last one if it has another number of rows; the first
-step of the second epoch; of later epochs as many steps, the first among them, as take 2 % of the time.
-Steps whose gradients the optimizer accumulates, or which one call executes together, are compared together.
-Of the batches of a function `data` the first of an epoch is kept.
+**When**: the first step of the first epoch, and its last one if it has another number of rows;
+the first step of the second epoch; of later epochs as many steps, the first among them, as take 2
+% of the time. Steps whose gradients the optimizer accumulates, or which one call executes
+together, are compared together. Of the batches of a function `data` the first of an epoch is
+kept.
 
 **What is compared** is the change of each variable: weights, the optimizers' state (moments are
-gradients, so these are compared, too), counters, moving averages, and, added up over the workers, metrics.
-Left out are the generators of random numbers and the moving statistics of batch normalization without
-`synchronized=True`; such a layer normalizes in the one process by the rows of each worker, too. If a
-step draws random numbers, the noise of Keras's layers is switched off, and all workers take the step once
-more; what then still draws is not compared, and `audit.skipped` says so.
+gradients, so these are compared, too), counters, moving averages, and, added up over the workers,
+metrics. Left out are the generators of random numbers and the moving statistics of batch
+normalization without `synchronized=True`; such a layer normalizes in the one process by the rows
+of each worker, too. If a step draws random numbers, the noise of Keras's layers is switched off,
+and all workers take the step once more; what then still draws is not compared, and
+`audit.skipped` says so.
 
-**Tolerance**: a difference may be 2e-5 of the change (for half precision 2^-11 or 2^-8), and the rounding of
-the variable. A larger one is set against what one process shows itself: its weights and rows are moved by
-2^-22 of their size at random, three times, and a difference is an error if it is more than eight times as large
-as the largest of these. So an Adam that divides rounding errors by their own size is no false alarm.
-What differs by less is not found: a row in 50,000 that counts twice, say.
+**Tolerance**: a difference may be 2e-5 of the change (for half precision 2^-11 or 2^-8), and the
+rounding of the variable. A larger one is set against what one process shows itself: its weights
+and rows are moved by 2^-22 of their size at random, three times, and a difference is an error if
+it is more than eight times as large as the largest of these. So an Adam that divides rounding
+errors by their own size is no false alarm. What differs by less is not found: a row in 50,000
+that counts twice, say.
 
-**A difference** ends the training before the next step, with an error that names variables, by how much, and
-what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares nothing. With `compression`,
-`LocalSteps` and asynchronous training, which are not exact, there is no audit.
+**A difference** ends the training before the next step, with an error that names variables, by
+how much, and what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares
+nothing. With `compression`, `LocalSteps` and asynchronous training, which are not exact, there is
+no audit.
 
-`result.audit` has the numbers of steps and rows and the largest relative difference; `print()`, `summary()`
-and the report show them: `audited on 9 of 3,000 steps against one process: largest relative difference 3e-07`.
+`result.audit` has the numbers of steps and rows and the largest relative difference; `print()`,
+`summary()` and the report show them: `audited on 9 of 3,000 steps against one process: largest
+relative difference 3e-07`.
 """
 
 
