@@ -253,7 +253,7 @@ class TrainResult:
 
     @property
     def audit(self) -> Audit | None:
-        """What the steps were compared with that were repeated as one process takes them.
+        """What the steps that were repeated as one process takes them have shown.
 
         None of a training that nobody audits: see `Exchange`.
         """

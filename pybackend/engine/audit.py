@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,9 +24,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, broadcast_bytes
+from pybackend.collective import Collective, all_sum, broadcast_bytes
 from pybackend.data.arrays import nest
-from pybackend.data.state_file import decode_state, encode_state
+from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
 from pybackend.engine.feed import Feed
@@ -36,7 +37,14 @@ from pybackend.engine.one_process import (
     switch_off_noise,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.row_memory import find_free_memory, read_memory, read_peak_memory
+from pybackend.engine.row_memory import (
+    count_neighbours,
+    find_free_memory,
+    read_memory,
+    read_peak_memory,
+)
+from pybackend.engine.step_clock import StepClock
+from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.verdict import Judge
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -50,6 +58,7 @@ _SHARE = 0.02
 _SHARE_OF_MEMORY = 0.5
 # With more workers the step of one process takes longer than many of theirs.
 _MANY = 16
+_MOST_STEPS = 16
 _NO_MEMORY = "worker 0 has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
 
@@ -59,14 +68,18 @@ class _Window:
     """Steps that are compared as one: those whose gradients the optimizer adds up, or a single one.
 
     ``before`` has the values before the first of them, ``memory`` the bytes of the process then,
-    ``changed`` what callbacks have changed before each.
+    ``known`` the variables that there were, ``changed`` the numbers that callbacks have changed
+    before each step, and ``digest`` what else they must not change in between.
     """
 
     before: Values
     memory: float
+    known: set[int]
     steps: list[int] = field(default_factory=list)
     changed: list[Values] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
+    digest: int = 0
+    reason: str | None = None
 
 
 class Auditor:
@@ -88,6 +101,7 @@ class Auditor:
         emit: Emit,
         others: Sequence[Any] = (),
         class_weight: Any = None,
+        clock: StepClock | None = None,
     ) -> None:
         self.report = Audit()
         """What was found so far; on rank 0."""
@@ -106,6 +120,11 @@ class Auditor:
         self._due: set[int] = set()
         self._window: _Window | None = None
         self._spent = 0.0
+        self._clock = clock
+        self._own_memory = 0.0
+        self._copies = 1
+        self.waited = 0.0
+        """Seconds in which this worker waited while others audited."""
         self._began = time.monotonic()
         self._epoch_began = self._began
         self._said: set[str] = set()
@@ -132,7 +151,12 @@ class Auditor:
             most = 1 if isinstance(self._feed, PipelineFeed) else steps
             count = max(0, min(affordable, most))
             chosen = [steps * number // count for number in range(count)]
-        if chosen and 3 * self._state.count_bytes() > self._find_room():
+        if isinstance(self._feed, PipelineFeed) and self._feed.is_endless and self._epochs:
+            chosen = []  # the first batch of a later epoch was read ahead, among others
+        if self._epochs == 0 and self._state.list_generators():  # then all workers keep copies
+            self._copies = count_neighbours(self._collective)
+        needed = 3 * self._copies * self._state.count_bytes()
+        if chosen and needed > self._find_room():
             self._skip(_NO_MEMORY)
             chosen = []
         text = broadcast_bytes(self._collective, json.dumps(chosen).encode())
@@ -142,15 +166,19 @@ class Auditor:
 
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._window is None:
-            is_due = any(step <= batch for step in self._due)
+            last = batch + self._count_together() - 1
+            is_due = any(step <= last for step in self._due)
             if not is_due or self._count_accumulated():
                 return
             began = time.monotonic()
-            self._due = {step for step in self._due if step > batch}
-            self._window = _Window(self._state.read(self._list_kept()), read_memory())
+            self._due = {step for step in self._due if step > last}
+            known = set(self._state.list_variables())
+            self._window = _Window(self._state.read(self._list_kept()), read_memory(), known)
             self._window.changed.append({})
             self._spent += time.monotonic() - began
         else:
+            if self._window.digest != self._digest():
+                self._window.reason = "a callback changes weights while gradients are added up"
             values = self._read_numbers()
             kept = self._window.numbers
             self._window.changed.append(
@@ -168,17 +196,37 @@ class Auditor:
             window.steps.append(step)
             window.changed.append({})
         if self._count_accumulated() and last < self._feed.steps - 1:
-            window.numbers = self._read_numbers()
+            window.numbers, window.digest = self._read_numbers(), self._digest()
             return
         self._window = None
-        began = time.monotonic()
+        began, waited = time.monotonic(), self._collective.waited
         self._audit(window)
-        self._spent += time.monotonic() - began
+        seconds = time.monotonic() - began
+        self._spent += seconds
+        self.waited += self._collective.waited - waited
+        if self._clock is not None:
+            self._clock.leave_out(seconds)
 
     def _count_accumulated(self) -> int:
         """Steps whose gradients the optimizer has not applied yet."""
         each = count_accumulated_steps(self._model.optimizer)
         return self._exchange.count_calls() % each if each > 1 else 0
+
+    def _count_together(self) -> int:
+        """Steps between two moments at which a window can end."""
+        model = self._model
+        executed = 1 if model.run_eagerly else int(model.steps_per_execution)
+        return max(executed, count_accumulated_steps(model.optimizer))
+
+    def _digest(self) -> int:
+        """Of all variables but single numbers, where they are compared."""
+        if self._collective.rank:
+            return 0
+        digest = 0
+        for variable in self._state.list_variables().values():
+            if len(variable.shape):
+                digest = zlib.crc32(variable.numpy().tobytes(), digest)
+        return digest
 
     def _list_kept(self) -> list[int] | None:
         """What this worker needs to remember: all, unless rank 0 alone repeats the step."""
@@ -192,25 +240,33 @@ class Auditor:
         return self._state.read([key for key, one in found.items() if len(one.shape) == 0])
 
     def _audit(self, window: _Window) -> None:
+        if self._has_made_variables(window):
+            self._due.add(window.steps[-1] + 1)
+            return
+        reason = self._refuse(window)
+        if reason is not None:
+            self._skip(reason)
+            return
         after = self._state.read(self._list_kept())
-        found, reason = after, None
+        found, reason = after, window.reason
         drawn = [key for key in self._state.list_generators() if key in window.before]
         is_random = any(not np.array_equal(window.before[k], after[k]) for k in drawn)
         with ExitStack() as stack:
-            if self._state.list_generators() and self._ask(is_random):
+            if self._state.list_generators() and self._is_true_anywhere(is_random):
                 reason = self._refuse_repetition(window)
                 if reason is None:
                     stack.enter_context(switch_off_noise(self._model))
-                    found = self._repeat(window)
-                    if any(not np.array_equal(window.before[k], found[k]) for k in drawn):
-                        reason = "a layer draws random numbers that cannot be switched off"
+                    found, reason = self._repeat(window)
+                changed = [k for k in drawn if not np.array_equal(window.before[k], found[k])]
+                if reason is None and changed:
+                    reason = "a layer draws random numbers that cannot be switched off"
                 self._state.write(after)
             packed = self._pack(window, found)
             received = self._collective.gather(np.frombuffer(packed, np.uint8).copy())
             verdict: dict[str, Any] = {}
             if self._collective.rank == 0:
                 try:
-                    everyone = [decode_state(part.tobytes()) for part in received]
+                    everyone = [part.tobytes() for part in received]
                     if reason is None and self._lacks_memory(window):
                         reason = _NO_MEMORY
                     place = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
@@ -226,10 +282,23 @@ class Auditor:
         verdict = json.loads(broadcast_bytes(self._collective, json.dumps(verdict).encode()))
         self._obey(verdict)
 
-    def _ask(self, is_random: bool) -> bool:
-        """Whether the step has drawn random numbers on rank 0."""
-        answer = broadcast_bytes(self._collective, json.dumps(is_random).encode())
-        return bool(json.loads(answer))
+    def _is_true_anywhere(self, value: bool) -> bool:
+        return bool(all_sum(self._collective, [value])[0])
+
+    def _refuse(self, window: _Window) -> str | None:
+        """Why steps cannot be compared; the same on all workers."""
+        if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
+            return "of the batches of a function `data` the first of an epoch alone is kept"
+        if len(window.steps) > _MOST_STEPS:
+            return f"more than {_MOST_STEPS} steps are executed together"
+        if self._model.run_eagerly and not has_keras_train_step(self._model):
+            return "a train_step of the model's own that runs eagerly may change what Python keeps"
+        return None
+
+    def _has_made_variables(self, window: _Window) -> bool:
+        """Whether there are new ones but those of metrics: what they were before is not known."""
+        made = set(self._state.list_variables()) - window.known
+        return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
     def _refuse_repetition(self, window: _Window) -> str | None:
         """Why the workers cannot take a step a second time; None if they can."""
@@ -241,14 +310,20 @@ class Auditor:
             return "random layers, and a worker without rows"
         return None
 
-    def _repeat(self, window: _Window) -> Values:
-        """What becomes of the variables if the workers take the step again."""
+    def _repeat(self, window: _Window) -> tuple[Values, str | None]:
+        """What becomes of the variables if the workers take the step again, or why they cannot."""
         self._state.write(window.before)
         step = window.steps[0]
         process = OneProcess(self._model, self._model.train_step, self._class_weight)
-        with self._exchange.repeating():
-            process.take(nest(self._feed.read_step(step)[0]))
-        return self._state.read(self._list_kept())
+        reason = None
+        try:
+            with self._exchange.repeating():
+                process.take(nest(self._feed.read_step(step)[0]))
+        except Exception as error:  # what needs a graph fails on all workers alike
+            reason = f"random layers, and a step that fails outside of a graph ({error})"
+        if self._is_true_anywhere(reason is not None):
+            reason = reason or "random layers, and a step that fails on another worker"
+        return self._state.read(self._list_kept()), reason
 
     def _pack(self, window: _Window, found: Values) -> bytes:
         """What rank 0 needs of this worker."""
@@ -272,8 +347,8 @@ class Auditor:
     def _lacks_memory(self, window: _Window) -> bool:
         """Whether a step with the rows of all workers may need more than there is."""
         # What this worker's own rows have taken at most.
-        own = max(0.0, read_peak_memory() - window.memory)
-        needed = self._collective.world_size * own + self._state.count_bytes()
+        self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
+        needed = self._collective.world_size * self._own_memory + self._state.count_bytes()
         return needed > self._find_room()
 
     def _find_room(self) -> float:

@@ -38,7 +38,6 @@ from pybackend.job.answers import Answers
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
-from pybackend.job.report import Audit
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_other_optimizers
 
@@ -59,7 +58,7 @@ def fit(
     start: Start | None = None,
     board: Sequence[Any] = (),
     answers: Answers | None = None,
-) -> tuple[dict[str, list[Any]], int, Audit | None]:
+) -> tuple[dict[str, list[Any]], int, Auditor | None]:
     """Train a model by its own ``fit``, kept in step with the other workers.
 
     Parameters
@@ -84,8 +83,8 @@ def fit(
     Returns
     -------
     tuple
-        The history, values by name of the figure; the number of steps taken; and what an audit
-        has found, or None.
+        The history, values by name of the figure; the number of steps taken; and who has audited
+        them, or None.
     """
     # The feed shuffles; Keras is not asked to.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -111,7 +110,15 @@ def fit(
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
         auditor = Auditor(
-            model, collective, feed, synchronizer, job, emit, others, options.get("class_weight")
+            model,
+            collective,
+            feed,
+            synchronizer,
+            job,
+            emit,
+            others,
+            options.get("class_weight"),
+            clock,
         )
     listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *board]
     listed += [scaled] if scaled else []
@@ -150,7 +157,7 @@ def fit(
         raise synchronizer.error or error from None
     if keeper is not None:
         keeper.finish()
-    return dict(history), sync.steps_done, auditor.report if auditor else None
+    return dict(history), sync.steps_done, auditor
 
 
 def _fit_from(

@@ -44,6 +44,11 @@ class PipelineFeed:
     total_rows = None
     is_dealt = False
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether the batches go on from epoch to epoch."""
+        return self._is_endless
+
     def __init__(self, data: Any, collective: Collective, limit: int | None) -> None:
         self.epoch = 0
         self.rows = 0

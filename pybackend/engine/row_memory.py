@@ -49,6 +49,12 @@ def fit_in_memory(
     return not is_large[collective.rank]
 
 
+def count_neighbours(collective: Collective) -> int:
+    """Workers on this worker's machine, itself included."""
+    own = np.array([_hash_machine()], np.float64)
+    return sum(bool(other == own) for other in collective.all_gather(own))
+
+
 def find_free_memory() -> float:
     """Bytes that the machine has free, or that a container leaves this process."""
     free = [read_meminfo("MemAvailable")]

@@ -42,6 +42,7 @@ class StepClock(keras.callbacks.Callback):
         self._arrivals = arrivals
         self._held = 0.0
         self._begun: tuple[int, float, float] | None = None
+        self._left_out = 0.0
         self._last = 0, 0.0
         self._seen = 0
         # Of each execution: its steps, and seconds of all of it, for data, and held up.
@@ -64,15 +65,19 @@ class StepClock(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         now = time.perf_counter()
-        self._close(batch, now)
-        self._begun = batch, now, self._held
+        self._close(batch, now - self._left_out)
+        self._begun, self._left_out = (batch, now, self._held), 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._last = batch + 1, time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._close(*self._last)
-        self._begun = None
+        self._begun, self._left_out = None, 0.0
+
+    def leave_out(self, seconds: float) -> None:
+        """The step has ended so long ago: what came after it was none of its parts."""
+        self._left_out += seconds
 
     def agree(self, collective: Collective, costs: Sequence[float] | None) -> StepTimes | None:
         """What has been measured; all ranks call it together. None if the steps were too few.

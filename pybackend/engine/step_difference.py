@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ Values = Mapping[int, Array]
 _RELATIVE = 2e-5
 # How far beyond what one process shows itself a difference may be.
 _MARGIN = 8.0
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def compare_changes(
         return distance / scales[key] if scales[key] else (np.inf if distance else 0.0)
 
     sizes = {key: measure(found, key) for key in found}
-    suspects = [key for key in found if sizes[key] > tolerance]
+    suspects = [key for key in found if not sizes[key] <= tolerance]
     numbers = [key for key in suspects if _is_number(found[key])]
     differing = [key for key in suspects if key not in numbers]
     if numbers:
@@ -103,7 +104,12 @@ def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
         return 0.0
     # Half precision has 8 bits or more.
     rounding = 2.0**-22 if expected.dtype.itemsize >= 4 else 2.0**-7
-    return _distance(before, expected) + rounding * _norm(expected) / tolerance
+    change, size = 0.0, 0.0
+    for one, other in _pieces(before, expected):
+        is_finite = np.isfinite(one) & np.isfinite(other)
+        change += float(np.square(one - other, where=is_finite, out=np.zeros_like(one)).sum())
+        size += float(np.square(other, where=is_finite, out=np.zeros_like(one)).sum())
+    return float(np.sqrt(change) + rounding * np.sqrt(size) / tolerance)
 
 
 def _distance(one: Array, other: Array) -> float:
@@ -112,17 +118,20 @@ def _distance(one: Array, other: Array) -> float:
         return np.inf
     if not _is_number(one):
         return 0.0 if np.array_equal(one, other) else np.inf
-    wide, others = one.astype(np.float64), other.astype(np.float64)
-    is_same = (wide == others) | (np.isnan(wide) & np.isnan(others))
-    if is_same.all():
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        distance = _norm(np.where(is_same, 0.0, wide - others))
-    return distance if np.isfinite(distance) else np.inf
+    total = 0.0
+    for left, right in _pieces(one, other):
+        is_same = (left == right) | (np.isnan(left) & np.isnan(right))
+        with np.errstate(invalid="ignore"):
+            total += float(np.square(np.where(is_same, 0.0, left - right)).sum())
+    return float(np.sqrt(total)) if np.isfinite(total) else np.inf
 
 
-def _norm(values: Array) -> float:
-    return float(np.linalg.norm(values.astype(np.float64).reshape(-1)))
+def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
+    """Parts of two arrays as float64: of all of a large one, memory has no room for that."""
+    flat, others = one.reshape(-1), other.reshape(-1)
+    for first in range(0, len(flat), _PIECE):
+        part = slice(first, first + _PIECE)
+        yield flat[part].astype(np.float64), others[part].astype(np.float64)
 
 
 def _is_number(values: Array) -> bool:

@@ -184,7 +184,7 @@ def train(
     clock = StepClock(feed.arrivals)
     if checkpoints is not None or memory is not None:
         notice.expect()  # to the end: what comes after it is kept by then, and handed over
-    history, steps, audit = fit(
+    history, steps, auditor = fit(
         model,
         collective,
         feed,
@@ -202,6 +202,7 @@ def train(
         answers,
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
+    waited -= auditor.waited if auditor else 0.0
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     weights = hash_weights(model)
@@ -229,7 +230,7 @@ def train(
         inputs=inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
-        audit=audit if rank == 0 else None,
+        audit=auditor.report if auditor and rank == 0 else None,
         discard=discard,
     )
 

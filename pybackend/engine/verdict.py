@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from pybackend.data.state_file import decode_state
 from pybackend.engine.audit_rows import GlobalRows, unpack_rows
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.one_process import (
@@ -54,7 +56,7 @@ class Judge:
         before: Values,
         found: Values,
         changed: Sequence[Values],
-        everyone: Sequence[Mapping[str, Any]],
+        packed: Sequence[bytes],
         place: str,
     ) -> dict[str, Any]:
         """What all workers are to know.
@@ -65,7 +67,7 @@ class Judge:
             Values of variables, of this worker; what was found is completed.
         changed
             What callbacks have changed before each of the steps.
-        everyone
+        packed
             By rank, the ``rows`` of each step, and how ``metrics`` and ``statistics`` have changed.
         place
             Which steps these are, in words.
@@ -77,14 +79,16 @@ class Judge:
             is a difference; or ``skipped``, the reason.
         """
         try:
+            everyone = [decode_state(part) for part in packed]
             steps = [
                 unpack_rows([one["rows"][n] for one in everyone], self._is_dealt)
                 for n in range(len(changed))
             ]
             self._add_up(before, found, everyone, steps)
             return self._judge(before, found, changed, steps, place)
-        except Exception as error:  # what one process cannot compute shows nothing
-            return {"skipped": f"{type(error).__name__}: {error}".splitlines()[0]}
+        except Exception as error:
+            found_out = f"{type(error).__name__}: {error}".splitlines()[0]
+            return {"skipped": f"the step fails in one process, outside of a graph ({found_out})"}
 
     def _judge(
         self,
@@ -207,6 +211,8 @@ class Judge:
             return 2.0**-8
         if any("float16" in name for name in types):
             return 2.0**-11
+        if tf.config.list_logical_devices("GPU") and _rounds_products():
+            return 2.0**-11
         return 2.0**-53 if types and types <= {"float64"} else 2.0**-22
 
     def _describe(self, results: Sequence[Comparison], place: str, rows: int) -> str:
@@ -237,6 +243,11 @@ class Judge:
                 "The weights are equal; a metric is neither a sum over rows nor a mean of one: "
                 "write it as a `keras.metrics.Metric` whose variables are sums"
             )
+        if self._model.run_eagerly:
+            return (
+                "With run_eagerly=True the workers cannot know that an embedding is looked up by "
+                "positions, not by rows: leave it out, or see what it says without"
+            )
         if not has_keras_train_step(self._model):
             return (
                 "The model's own train_step, a loss or a layer makes something of the rows of a "
@@ -252,3 +263,8 @@ class Judge:
             "The loss or a layer makes something of the rows of a batch together: give `exchange` "
             "the option loss_over='global batch', under which the loss sees the rows of all workers"
         )
+
+
+def _rounds_products() -> bool:
+    """Whether GPUs may multiply numbers of float32 with fewer digits (TF32)."""
+    return bool(tf.config.experimental.tensor_float_32_execution_enabled())

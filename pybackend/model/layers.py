@@ -95,7 +95,9 @@ def find_variables(model: Any) -> list[Any]:
             found[id(part.value)] = part.value
         elif isinstance(part, tf.Variable):
             found[id(part)] = part
-        elif _derives_from_keras(type(part)):
+        elif isinstance(part, tf.random.Generator):
+            found[id(part.state)] = part.state
+        elif _derives_from_keras(type(part)) or isinstance(part, tf.Module):
             waiting += flatten(list(vars(part).values()))
         elif inspect.isfunction(part):
             kept = _read_closure(part)

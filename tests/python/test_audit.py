@@ -11,6 +11,7 @@ from keras import ops
 from replicas import Case, check_equal
 from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, subclassed
 
+import pybackend
 from pybackend.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
 from pybackend.engine.step_difference import compare_changes
 from pybackend.job.options import Exchange
@@ -215,7 +216,15 @@ DIFFERENT = {
         "came out: 'largest/value' by",
     ),
 }
-CASES = EQUAL | NOISY | {name: case for name, (case, _) in DIFFERENT.items()}
+WARNED = {
+    "warned": Case(
+        stack(hidden, output, loss=Halves),
+        (X[:96], Y[:96]),
+        settings={"exchange": Exchange(audit="warn")},
+        custom_objects={"Halves": Halves},
+    )
+}
+CASES = EQUAL | NOISY | WARNED | {name: case for name, (case, _) in DIFFERENT.items()}
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -234,6 +243,34 @@ def test_what_is_each_worker_s_own_is_left_out(name: str, trained: dict[str, Any
     assert audit["steps"] == 3
     assert audit["weights"] < 2e-5
     assert audit["skipped"] == audit["differences"] == []
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_difference_may_be_a_note(name: str, trained: dict[str, Any]) -> None:
+    found = trained[name]
+    assert len(found.history["loss"]) == 2
+    assert len(found.audit["differences"]) == 2
+    (note,) = found.notes
+    assert note.startswith("step 1 of epoch 1 was repeated as one process takes it")
+    assert note.endswith("; the training goes on, as `audit` is 'warn'")
+
+
+@pytest.mark.parametrize(("is_endless", "audited"), [(False, 2), (True, 1)])
+def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool, audited: int) -> None:
+    def batches(context: Any) -> Any:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((X[context.rank :: 2], Y[context.rank :: 2]))
+        data = data.batch(16)
+        return data.repeat() if is_endless else data
+
+    options = {"steps_per_epoch": 3} if is_endless else {}
+    result = pybackend.barrier_train(
+        "local", dense()(), batches, workers=2, epochs=3, seed=1, verbose=0, **options
+    )
+    assert result.audit is not None
+    assert (result.audit.steps >= audited, result.audit.skipped) == (True, [])
+    assert f"audited on {result.audit.steps} of " in result.summary()
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -280,5 +317,10 @@ def test_rounding_is_told_from_a_difference() -> None:
         == []
     )
     assert not compare_changes(before, other, expected, lambda _: [other], 2**-22).is_repeatable
+    broken = {1: np.where(np.arange(1000) == 7, np.nan, expected[1]).astype("float32")}
+    for one, another in ((broken, expected), (expected, broken)):
+        found = compare_changes(before, one, another, lambda _, a=another: [a, a], 2**-22)
+        assert [each.key for each in found.differing] == [1]
+    assert compare_changes(before, broken, broken, never, 2**-22).differing == []
     counted = compare_changes({1: np.array(1)}, {1: np.array(3)}, {1: np.array(2)}, never, 2**-22)
     assert [one.key for one in counted.differing] == [1]
