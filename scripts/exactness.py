@@ -59,15 +59,17 @@ gradients, so these are compared, too), counters, moving averages, and, added up
 metrics. Left out are the generators of random numbers and the moving statistics of batch
 normalization without `synchronized=True`; such a layer normalizes in the one process by the rows
 of each worker, too. If a step draws random numbers, the noise of Keras's layers is switched off,
-and all workers take the step once more; what then still draws is not compared, and
-`audit.skipped` says so.
+and all workers take the step once more, outside of the function that was traced; what then still
+draws is not compared. Nor are more than 16 steps that are executed together, and a `train_step`
+of the user's that runs eagerly, since it may change what Python keeps. `audit.skipped` says what
+was not, and why.
 
-**Tolerance**: a difference may be 2e-5 of the change (for half precision 2^-11 or 2^-8), and the
-rounding of the variable. A larger one is set against what one process shows itself: its weights
-and rows are moved by 2^-22 of their size at random, three times, and a difference is an error if
-it is more than eight times as large as the largest of these. So an Adam that divides rounding
-errors by their own size is no false alarm. What differs by less is not found: a row in 50,000
-that counts twice, say.
+**Tolerance**: a difference may be 2e-5 of the change (2^-11 for float16 and TF32, 2^-8 for
+bfloat16), and the rounding of the variable. A larger one is set against what one process shows
+itself: its weights and rows are moved by 2^-22 of their size at random, three times, and a
+difference is an error if it is more than eight times as large as the largest of these. So an Adam
+that divides rounding errors by their own size is no false alarm. What differs by less is not
+found: a row in 50,000 that counts twice, say.
 
 **A difference** ends the training before the next step, with an error that names variables, by
 how much, and what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares
