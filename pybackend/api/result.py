@@ -253,9 +253,9 @@ class TrainResult:
 
     @property
     def audit(self) -> Audit | None:
-        """What the steps that were repeated as one process takes them have shown.
+        """Result of the audit, in which some steps are repeated in one process.
 
-        None of a training that nobody audits: see `Exchange`.
+        None if the training was not audited: see `Exchange`.
         """
         return self.workers[0].audit if self.workers else None
 

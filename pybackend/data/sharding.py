@@ -128,6 +128,24 @@ def count_dealt(rows: int, workers: int) -> list[int]:
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
+def order_dealt(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
+    """Order of the data, for consecutive rows of each rank that `deal` has dealt.
+
+    Parameters
+    ----------
+    firsts, counts
+        By rank: which of its own rows is the first, and the number of rows.
+
+    Returns
+    -------
+    int64 array of shape (total number of rows,)
+        Places among the rows of all ranks, listed rank by rank.
+    """
+    ranks = np.repeat(np.arange(len(counts)), counts)
+    own = [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
+    return np.lexsort((ranks, np.concatenate(own)))
+
+
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
     """Where among its own rows, those of `deal`, a worker's share of each batch begins.
 

@@ -127,7 +127,6 @@ class Auditor:
         """Seconds in which this worker waited while others audited."""
         self._began = time.monotonic()
         self._epoch_began = self._began
-        self._said: set[str] = set()
         self.beginning = keras.callbacks.LambdaCallback(
             on_epoch_begin=self._plan, on_train_batch_begin=self._begin
         )
@@ -166,6 +165,8 @@ class Auditor:
 
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._window is None:
+            if not self._due:  # as of most steps
+                return
             last = batch + self._count_together() - 1
             is_due = any(step <= last for step in self._due)
             if not is_due or self._count_accumulated():
@@ -339,9 +340,7 @@ class Auditor:
                 for n, key in pairs
                 if not np.array_equal(found[key], window.before[key])
             }
-        rows = []
-        for step in window.steps:
-            rows.append(pack_rows(*self._feed.read_step(step)))
+        rows = [pack_rows(*self._feed.read_step(step)) for step in window.steps]
         return encode_state({"rows": rows, **changes})
 
     def _lacks_memory(self, window: _Window) -> bool:
@@ -375,7 +374,6 @@ class Auditor:
             return
         if not self._only_warns:
             raise InputError(f"{error}. `audit='warn'` of `exchange` only warns")
-        report.differences.append(error)
-        if not self._said:
+        if not report.differences:
             self._emit(Note(error + _ABOUT_WARNING))
-            self._said.add(error)
+        report.differences.append(error)

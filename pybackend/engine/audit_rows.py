@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import nest
+from pybackend.data.sharding import order_dealt
 from pybackend.data.state_file import decode_state, encode_state
 
 Array = npt.NDArray[Any]
@@ -58,8 +59,8 @@ def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
     Parameters
     ----------
     is_dealt
-        The workers have the rows of a batch in turn, as they were dealt; else one worker's rows
-        come after the other's, as in `replay_batches`.
+        Whether consecutive rows of the batch belong to consecutive ranks; else the rows are
+        listed rank by rank.
 
     Raises
     ------
@@ -71,10 +72,8 @@ def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
     counts = [len(next(iter(one.values()))) for one in columns]
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)
-    places = np.concatenate(
-        [one["first"] + np.arange(count) for one, count in zip(decoded, counts, strict=True)]
-    )
-    order = np.lexsort((ranks, places)) if is_dealt else np.arange(len(ranks))
+    firsts = [one["first"] for one in decoded]
+    order = order_dealt(firsts, counts) if is_dealt else np.arange(len(ranks))
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
     for name, found in shapes.items():
         if len(found) > 1:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, to_rows
-from pybackend.data.sharding import Visits, count_steps, cut_rows, share_batches
+from pybackend.data.sharding import Visits, count_steps, cut_rows, order_dealt, share_batches
 from pybackend.engine.arrivals import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
@@ -51,7 +51,7 @@ class Feed:
     arrivals
         When the batches of this epoch were read.
     is_dealt
-        The workers take the rows of a batch in turn, as they were dealt.
+        Whether consecutive rows of a batch belong to consecutive ranks.
     """
 
     def __init__(
@@ -146,18 +146,13 @@ class Feed:
         return self._rows_by_rank[:, step]
 
     def order_at(self, step: int) -> Any:
-        """In which order the rows of all ranks, one rank after the other, are those of the batch.
-
-        Of dealt rows, one of each rank in turn.
-        """
+        """Order of the batch among the dealt rows of a step, listed rank by rank."""
         step = min(step, self.steps - 1)
-        counts, place = self._rows_by_rank[:, step], self._places[step]
-        ranks = np.repeat(np.arange(len(counts)), counts)
-        starts = np.repeat(self._everyones_edges[:, place] - np.cumsum(counts) + counts, counts)
-        return np.lexsort((ranks, starts + np.arange(len(ranks))))
+        firsts = self._everyones_edges[:, self._places[step]]
+        return order_dealt(firsts, self._rows_by_rank[:, step])
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
-        """This worker's columns at a step, and which of the rows that it visits is their first."""
+        """Return this worker's columns of a step, and the number of its first row in the epoch."""
         place = int(self._places[step])
         first, end = int(self._edges[place]), int(self._edges[place + 1])
         visits = self._visits.between(first, end, int(self._passes[step]))

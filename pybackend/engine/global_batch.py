@@ -116,15 +116,14 @@ class GatheredRows:
         with self._calls.next():
             rows = tf.convert_to_tensor(self._calls.rows)
             fetch = partial(self._fetch, is_first)
-            kinds = [*types, *types, *([tf.int64] * count), tf.float64]
+            orders = 0 if self._find_order is None else count
+            kinds = [*types, *types, *([tf.int64] * orders), tf.float64]
             found = tf.numpy_function(fetch, [rows, *own], kinds)
         self._calls.end(found[-1:])
         for number, tensor in enumerate(found[: 2 * count]):
             tensor.set_shape([None, *own[number % count].shape[1:]])
-        orders = None
-        if self._find_order is not None:
-            orders = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
-        return found[:count], found[count : 2 * count], found[-1], orders
+        ordered = [tf.ensure_shape(order, [None]) for order in found[2 * count : -1]]
+        return found[:count], found[count : 2 * count], found[-1], ordered or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
         """As `OtherRows`."""
@@ -132,11 +131,11 @@ class GatheredRows:
 
         def fetch() -> list[Any]:
             *parts, _ = self._fetch(is_first, 0, *nothing)
-            sides = np.split(np.arange(len(parts)), 3)
-            return [
-                np.concatenate([parts[before], parts[after]])[parts[order]]
-                for before, after, order in zip(*sides, strict=True)
-            ]
+            count = len(specs)
+            pairs = zip(parts[:count], parts[count : 2 * count], strict=True)
+            whole = [np.concatenate(pair) for pair in pairs]
+            orders = parts[2 * count :] or [slice(None)] * count
+            return [rows[order] for rows, order in zip(whole, orders, strict=True)]
 
         with self._calls.next():
             whole = tf.numpy_function(fetch, [], [spec.dtype for spec in specs])
@@ -172,11 +171,10 @@ class GatheredRows:
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
         """For each array of some length in all, the order of the batch if it has a row for each."""
-        found = None if self._find_order is None else self._find_order(self.step - 1)
-        return [
-            found if found is not None and len(found) == length else np.arange(length)
-            for length in lengths
-        ]
+        if self._find_order is None:
+            return []
+        found = self._find_order(self.step - 1)
+        return [found if len(found) == length else np.arange(length) for length in lengths]
 
 
 class GlobalBatch:

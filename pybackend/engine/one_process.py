@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,7 +13,10 @@ import tensorflow as tf
 
 from pybackend.engine.audit_rows import GlobalRows, UnequalRows
 from pybackend.engine.overrides import override
+from pybackend.engine.state import find_statistics
+from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
+from pybackend.model.behavior import keep_random_numbers
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
@@ -73,9 +75,8 @@ class StepState:
         return [key for key in found if key not in left_out]
 
     def list_statistics(self) -> list[int]:
-        """What forward passes move, averaged over the workers at the end of an epoch."""
-        kept = self._model.non_trainable_weights
-        return [id(v.value) for v in kept if "float" in str(v.dtype)]
+        """Variables of `find_statistics`."""
+        return [id(v.value) for v in find_statistics(self._model)]
 
     def list_generators(self) -> list[int]:
         """States of random generators."""
@@ -230,20 +231,9 @@ def switch_off_noise(model: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keep_random_numbers() -> Iterator[None]:
-    """Leave Python's and numpy's generators as they were."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
 def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
     """Numbers moved by a part of their size at random; what is no number stays as it is."""
-    if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
+    if not is_number(values):
         return values
     factors = 1 + noise * generator.standard_normal(values.shape)
     return np.asarray(np.asarray(values, np.float64) * factors).astype(values.dtype)

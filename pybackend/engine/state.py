@@ -56,6 +56,11 @@ def check_structure(model: Any, collective: Collective) -> None:
         )
 
 
+def find_statistics(model: Any) -> list[Any]:
+    """Weights that forward passes update, averaged over the workers after each epoch."""
+    return [v for v in model.non_trainable_weights if "float" in str(v.dtype)]
+
+
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
     """Ranks whose weights are not those of rank 0, and the first that is not; equal on every rank.
 

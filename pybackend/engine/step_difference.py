@@ -80,13 +80,13 @@ def compare_changes(
 
     sizes = {key: measure(found, key) for key in found}
     suspects = [key for key in found if not sizes[key] <= tolerance]
-    numbers = [key for key in suspects if _is_number(found[key])]
+    numbers = [key for key in suspects if is_number(found[key])]
     differing = [key for key in suspects if key not in numbers]
     if numbers:
         again, *moved = disturb(numbers)
         # Threads add up in another order each time; but what is random changes most variables.
         unsteady = sum(measure(again, key) > tolerance for key in numbers)
-        if 2 * unsteady > sum(map(_is_number, found.values())):
+        if 2 * unsteady > sum(map(is_number, found.values())):
             return Comparison(0.0, [], is_repeatable=False)
         differing += [
             key
@@ -100,7 +100,7 @@ def compare_changes(
 
 def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
     """What a difference is set against: a variable's change, and what its type rounds."""
-    if not _is_number(expected):
+    if not is_number(expected):
         return 0.0
     # Half precision has 8 bits or more.
     rounding = 2.0**-22 if expected.dtype.itemsize >= 4 else 2.0**-7
@@ -116,7 +116,7 @@ def _distance(one: Array, other: Array) -> float:
     """The norm of the difference; none between numbers that are both none, or both infinite."""
     if one.shape != other.shape:
         return np.inf
-    if not _is_number(one):
+    if not is_number(one):
         return 0.0 if np.array_equal(one, other) else np.inf
     total = 0.0
     for left, right in _pieces(one, other):
@@ -134,5 +134,6 @@ def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
         yield flat[part].astype(np.float64), others[part].astype(np.float64)
 
 
-def _is_number(values: Array) -> bool:
+def is_number(values: Array) -> bool:
+    """Whether an array has floating-point numbers."""
     return values.dtype.kind == "f" or values.dtype.name == "bfloat16"

@@ -15,7 +15,7 @@ from pybackend.engine.held_out import HeldOut
 from pybackend.engine.leaving import Leaving
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import find_differing_weights
+from pybackend.engine.state import find_differing_weights, find_statistics
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError
@@ -71,7 +71,7 @@ class EpochSync(keras.callbacks.Callback):
             )
         self._feed.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
-        self._agreed = [np.array(v.numpy()) for v in self._statistics()]
+        self._agreed = [np.array(v.numpy()) for v in find_statistics(self.model)]
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -109,9 +109,6 @@ class EpochSync(keras.callbacks.Callback):
             )
             self._emit(Note(text))
 
-    def _statistics(self) -> Sequence[Any]:
-        return [v for v in self.model.non_trainable_weights if "float" in str(v.dtype)]
-
     def _agree_on_statistics(self) -> None:
         """Average what the forward pass has moved (batch normalization), weighted by rows.
 
@@ -121,7 +118,7 @@ class EpochSync(keras.callbacks.Callback):
         if self._collective.world_size == 1:
             return
         share = self._feed.share()
-        for variable, last in zip(self._statistics(), self._agreed, strict=True):
+        for variable, last in zip(find_statistics(self.model), self._agreed, strict=True):
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
