@@ -16,7 +16,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians, for the small network with rows of images."""
     import keras
 
-    from pybackend.engine.loss_trial import check_global_loss, check_loss_is_mean
+    from pybackend.engine.loss_trial import is_mean_in_evaluation
     from pybackend.engine.metric_trial import find_unsummable_metrics
     from pybackend.model.serialization import model_to_bytes
     from pybackend.model.transfer import encode_file
@@ -28,8 +28,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     parts: dict[str, Callable[[], Any]] = {
         "driver: write the model": lambda: model_to_bytes(model, format="keras"),
         "driver: write, read and compare it": lambda: encode_file(model, {}, True, "train", rows),
-        "worker: try the loss": lambda: check_loss_is_mean(model, rows),
-        "worker: try it over the global batch": lambda: check_global_loss(model, rows),
+        "worker: try the loss of an evaluation": lambda: is_mean_in_evaluation(model, rows),
         "worker: try the metrics": lambda: find_unsummable_metrics(model, rows),
     }
     return {name: {"seconds": s} for name, s in median_seconds(parts, rounds).items()}

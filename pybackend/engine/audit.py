@@ -7,8 +7,8 @@ or a train_step: whatever they do, one process has done it, too.
 
 A difference is explained by rounding if one process shows such a one itself when its weights and
 rows are moved by as much as their type rounds them (Adam divides a gradient that is nothing but
-rounding errors by its own size). If the step draws random numbers, noise is switched off, all
-workers take the step once more, and what they make of it is compared.
+rounding errors by its own size). If the step draws random numbers, all workers take it once more
+with constants in their place, and what they make of it is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import time
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +29,8 @@ from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
 from pybackend.engine.feed import Feed
-from pybackend.engine.one_process import (
-    OneProcess,
-    StepState,
-    Values,
-    switch_off_noise,
-)
+from pybackend.engine.noise import Noise, stand_in_noise
+from pybackend.engine.one_process import OneProcess, StepState, Values
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.row_memory import (
     count_neighbours,
@@ -60,6 +55,9 @@ _SHARE_OF_MEMORY = 0.5
 _MANY = 16
 _MOST_STEPS = 16
 _NO_MEMORY = "worker 0 has too little memory for the rows of all workers and a copy of the state"
+_ABOUT_SKIPPING = (
+    "a step of epoch {} could not be compared with one process, so nothing is known of it: {}"
+)
 _ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
 
 
@@ -67,12 +65,14 @@ _ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
 class _Window:
     """Steps that are compared as one: those whose gradients the optimizer adds up, or a single one.
 
-    ``before`` has the values before the first of them, ``memory`` the bytes of the process then,
-    ``known`` the variables that there were, ``changed`` the numbers that callbacks have changed
-    before each step, and ``digest`` what else they must not change in between.
+    ``before`` has the values before the first of them, of all variables if it ``is_whole``,
+    ``memory`` the bytes of the process then, ``known`` the variables that there were, ``changed``
+    the numbers that callbacks have changed before each step, and ``digest`` what else they must not
+    change in between.
     """
 
     before: Values
+    is_whole: bool
     memory: float
     known: set[int]
     steps: list[int] = field(default_factory=list)
@@ -105,6 +105,8 @@ class Auditor:
     ) -> None:
         self.report = Audit()
         """What was found so far; on rank 0."""
+        self.noise = Noise()
+        """To be watched while the training lasts."""
         self._model = model
         self._collective = collective
         self._feed = feed
@@ -113,8 +115,8 @@ class Auditor:
         self._limit = job.resources.bytes
         self._emit = emit
         self._state = StepState(model, others)
-        self._class_weight = class_weight
-        self._judge = Judge(model, exchange, self._state, feed.is_dealt, class_weight)
+        self._process = OneProcess(model, class_weight)
+        self._judge = Judge(model, exchange, self._state, self._process, feed.is_dealt)
         self._epoch = 0
         self._epochs = 0
         self._due: set[int] = set()
@@ -173,8 +175,10 @@ class Auditor:
                 return
             began = time.monotonic()
             self._due = {step for step in self._due if step > last}
-            known = set(self._state.list_variables())
-            self._window = _Window(self._state.read(self._list_kept()), read_memory(), known)
+            known = set(self._state.find())
+            is_whole = self._keeps_all()
+            before = self._state.read(None if is_whole else self._list_own())
+            self._window = _Window(before, is_whole, read_memory(), known)
             self._window.changed.append({})
             self._spent += time.monotonic() - began
         else:
@@ -224,43 +228,44 @@ class Auditor:
         if self._collective.rank:
             return 0
         digest = 0
-        for variable in self._state.list_variables().values():
+        for variable in self._state.variables.values():
             if len(variable.shape):
                 digest = zlib.crc32(variable.numpy().tobytes(), digest)
         return digest
 
-    def _list_kept(self) -> list[int] | None:
-        """What this worker needs to remember: all, unless rank 0 alone repeats the step."""
-        if self._collective.rank == 0 or self._state.list_generators():
-            return None
+    def _keeps_all(self) -> bool:
+        """Whether this worker needs to remember all: not if rank 0 alone repeats the step."""
+        is_random = self.noise.is_drawn or bool(self._state.list_generators())
+        return self._collective.rank == 0 or is_random
+
+    def _list_own(self) -> list[int]:
+        """Variables that each worker keeps by itself."""
         metrics = self._state.list_metrics(self._exchange.shared_variables)
         return [*metrics, *self._state.list_statistics()]
 
     def _read_numbers(self) -> Values:
-        found = self._state.list_variables()
+        found = self._state.variables
         return self._state.read([key for key, one in found.items() if len(one.shape) == 0])
 
     def _audit(self, window: _Window) -> None:
-        if self._has_made_variables(window):
+        self._state.find()
+        seen = [self.noise.is_drawn, not window.is_whole, self._has_made_variables(window)]
+        is_random, is_partial, has_made = (bool(count) for count in all_sum(self._collective, seen))
+        self.noise.is_drawn = is_random
+        if has_made or (is_random and is_partial):
             self._due.add(window.steps[-1] + 1)
             return
-        reason = self._refuse(window)
+        reason = self._refuse(window, is_random)
         if reason is not None:
             self._skip(reason)
             return
-        after = self._state.read(self._list_kept())
-        found, reason = after, window.reason
-        drawn = [key for key in self._state.list_generators() if key in window.before]
-        is_random = any(not np.array_equal(window.before[k], after[k]) for k in drawn)
-        with ExitStack() as stack:
-            if self._state.list_generators() and self._is_true_anywhere(is_random):
-                reason = self._refuse_repetition(window)
-                if reason is None:
-                    stack.enter_context(switch_off_noise(self._model))
-                    found, reason = self._repeat(window)
-                changed = [k for k in drawn if not np.array_equal(window.before[k], found[k])]
-                if reason is None and changed:
-                    reason = "a layer draws random numbers that cannot be switched off"
+        reason = window.reason
+        after = self._state.read(None if window.is_whole else self._list_own())
+        found = after
+        with stand_in_noise():
+            if is_random:
+                found, failed = self._repeat(window)
+                reason = reason or failed
                 self._state.write(after)
             packed = self._pack(window, found)
             received = self._collective.gather(np.frombuffer(packed, np.uint8).copy())
@@ -286,7 +291,7 @@ class Auditor:
     def _is_true_anywhere(self, value: bool) -> bool:
         return bool(all_sum(self._collective, [value])[0])
 
-    def _refuse(self, window: _Window) -> str | None:
+    def _refuse(self, window: _Window, is_random: bool) -> str | None:
         """Why steps cannot be compared; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
             return "of the batches of a function `data` the first of an epoch alone is kept"
@@ -294,37 +299,33 @@ class Auditor:
             return f"more than {_MOST_STEPS} steps are executed together"
         if self._model.run_eagerly and not has_keras_train_step(self._model):
             return "a train_step of the model's own that runs eagerly may change what Python keeps"
+        if is_random and not self._exchange.is_repeatable:
+            return "random numbers are drawn, and TensorFlow's collectives cannot repeat a step"
+        has_rows = all(all(self._feed.rows_at(step)) for step in window.steps)
+        if is_random and self._exchange.is_split and not has_rows:
+            return "random numbers are drawn, XLA compiles the steps, and a worker has no rows"
         return None
 
     def _has_made_variables(self, window: _Window) -> bool:
         """Whether there are new ones but those of metrics: what they were before is not known."""
-        made = set(self._state.list_variables()) - window.known
+        made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
-    def _refuse_repetition(self, window: _Window) -> str | None:
-        """Why the workers cannot take a step a second time; None if they can."""
-        if len(window.steps) > 1:
-            return "random layers, and several steps at once"
-        if not self._exchange.is_repeatable:
-            return "random layers, and an exchange by XLA or TensorFlow"
-        if not all(self._feed.rows_at(window.steps[0])):
-            return "random layers, and a worker without rows"
-        return None
-
     def _repeat(self, window: _Window) -> tuple[Values, str | None]:
-        """What becomes of the variables if the workers take the step again, or why they cannot."""
+        """What becomes of the variables if the workers take the steps again, or why they cannot."""
         self._state.write(window.before)
-        step = window.steps[0]
-        process = OneProcess(self._model, self._model.train_step, self._class_weight)
         reason = None
         try:
-            with self._exchange.repeating():
-                process.take(nest(self._feed.read_step(step)[0]))
+            with self._exchange.repeating(len(window.steps)):
+                for step, changed in zip(window.steps, window.changed, strict=True):
+                    self._state.write(changed)
+                    batch = nest(self._feed.read_step(step)[0])
+                    self._process.take(self._model.train_step, batch)
         except Exception as error:  # what needs a graph fails on all workers alike
-            reason = f"random layers, and a step that fails outside of a graph ({error})"
+            reason = f"random numbers are drawn, and the step fails outside of a graph ({error})"
         if self._is_true_anywhere(reason is not None):
-            reason = reason or "random layers, and a step that fails on another worker"
-        return self._state.read(self._list_kept()), reason
+            reason = reason or "random numbers are drawn, and the step fails on another worker"
+        return self._state.read(), reason
 
     def _pack(self, window: _Window, found: Values) -> bytes:
         """What rank 0 needs of this worker."""
@@ -358,6 +359,7 @@ class Auditor:
     def _skip(self, reason: str) -> None:
         if reason not in self.report.skipped:
             self.report.skipped.append(reason)
+            self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
     def _obey(self, verdict: dict[str, Any]) -> None:
         """Note what rank 0 has found; on all ranks."""

@@ -9,7 +9,7 @@ as in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -69,6 +69,8 @@ class GradientExchange:
         The model's own ``train_step``, while the exchange is installed.
     is_repeatable
         Whether the workers can take a step again, outside of the function that was traced.
+    is_split
+        XLA compiles what lies before and after the exchange, but not the exchange.
     """
 
     def __init__(
@@ -117,8 +119,8 @@ class GradientExchange:
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
         self.over = over
-        # XLA has compiled the parts of a step, and TensorFlow's collectives need a graph.
-        self.is_repeatable = graph is None and not model.jit_compile and self._micro_steps == 1
+        self.is_repeatable = graph is None  # TensorFlow's collectives need one
+        self.is_split = bool(model.jit_compile)
         self._host = HostExchange(
             collective, position, settings, self._micro_steps, knows_totals, clock
         )
@@ -142,22 +144,30 @@ class GradientExchange:
             if self._valid is not None:
                 watched = self._valid.watch(model.compute_loss)
                 stack.enter_context(override(model, "compute_loss", watched))
-            if model.jit_compile:
-                # XLA compiles what lies before and after the exchange, but not the exchange.
+            if self.is_split:
                 stack.enter_context(disable_jit(model))
-                step: Any = SplitStep(model, train_step, apply, self)
+                step = SplitStep(model, train_step, apply, self)
+                stack.enter_context(override(model, "train_step", step))
             else:
-                for each in [optimizer, *find_other_optimizers(model).values()]:
-                    averaging = self._wrap_apply(each.apply, each is optimizer)
-                    stack.enter_context(override(each, "apply", averaging))
-                step = self._wrap_step(train_step, apply)
-            stack.enter_context(override(model, "train_step", step))
+                stack.enter_context(self._exchanging())
             # A model that was fitted before keeps the function traced then, without the exchange.
             model.make_train_function(force=True)
             try:
                 yield
             finally:
                 self._host.close()
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """In this context the model's step exchanges where it applies gradients."""
+        model, apply = self._model, self._model.optimizer.apply
+        with ExitStack() as stack:
+            for each in [model.optimizer, *find_other_optimizers(model).values()]:
+                averaging = self._wrap_apply(each.apply, each is model.optimizer)
+                stack.enter_context(override(each, "apply", averaging))
+            step = self._wrap_step(self.plain_step, apply)
+            stack.enter_context(override(model, "train_step", step))
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -169,14 +179,15 @@ class GradientExchange:
             self._is_paused = False
 
     @contextmanager
-    def repeating(self) -> Iterator[None]:
-        """Let all workers take the last step once more in this context."""
+    def repeating(self, steps: int) -> Iterator[None]:
+        """Let all workers take the last steps once more in this context, outside of a graph."""
         state = self.read_state()
-        self._begun.step -= 1
-        self._gathered.step -= 1
-        self._host.step_back()
+        self._begun.step -= steps
+        self._gathered.step -= steps
+        self._host.step_back(steps)
         try:
-            yield
+            with self._exchanging() if self.is_split else nullcontext():
+                yield
         finally:
             self.restore_state(state)
 

@@ -151,7 +151,11 @@ def fit(
             continue_log(callback)
     try:
         # The exchange is outside: what is scaled is the step that it ends with.
-        with scaled.install() if scaled else nullcontext(), synchronizer.install():
+        with (
+            scaled.install() if scaled else nullcontext(),
+            synchronizer.install(),
+            auditor.noise.watch() if auditor else nullcontext(),
+        ):
             history = _fit_from(start, model, feed, listed, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None

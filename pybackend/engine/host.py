@@ -99,9 +99,10 @@ class HostExchange:
         self._loss_sum, self._rows_sum = state["loss"], state["rows"]
         self._restored = dict(state["flats"])
 
-    def step_back(self) -> None:
-        """The last step is taken once more."""
-        self._position.step -= 1
+    def step_back(self, steps: int) -> None:
+        """The last steps are taken once more."""
+        self._position.step -= steps
+        self._calls -= steps
 
     def close(self) -> None:
         """End the threads that send buckets."""

@@ -16,21 +16,18 @@ from pybackend.engine.overrides import override
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
+from pybackend.engine.traced_loops import trace_loops
 from pybackend.model.behavior import keep_random_numbers
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
     find_other_optimizers,
     find_variables,
-    is_of_keras,
 )
 
 Array = npt.NDArray[Any]
 Values = dict[int, Array]
 """Values of variables, by the identity of the variable."""
-
-# Attributes of Keras's layers that say how much noise they make.
-_NOISE = ("rate", "stddev", "dropout", "recurrent_dropout")
 
 
 class StepState:
@@ -45,14 +42,17 @@ class StepState:
     def __init__(self, model: Any, others: Sequence[Any] = ()) -> None:
         self._model = model
         self._others = others
+        self.variables: dict[int, Any] = {}
+        """TensorFlow's variables by their identity, as `find` has found them."""
 
-    def list_variables(self) -> dict[int, Any]:
-        """TensorFlow's variables by their identity; a step may make new ones."""
+    def find(self) -> dict[int, Any]:
+        """Look for the variables: a step may have made new ones."""
         model = self._model
         optimizers = [model.optimizer, *find_other_optimizers(model).values()]
         found = [*model.variables, *(v for one in optimizers for v in one.variables)]
         found += [*model.metrics_variables, *find_variables(model), *self._others]
-        return {id(own): own for own in map(as_tensorflow, found)}
+        self.variables = {id(own): own for own in map(as_tensorflow, found)}
+        return self.variables
 
     def name_variables(self) -> dict[int, str]:
         """What to call them in a message."""
@@ -64,7 +64,7 @@ class StepState:
 
     def read(self, which: Sequence[int] | None = None) -> Values:
         """Copies of the values, of all variables or of some."""
-        found = self.list_variables()
+        found = self.variables
         chosen = found if which is None else [key for key in which if key in found]
         return {key: np.array(found[key].numpy()) for key in chosen}
 
@@ -84,42 +84,46 @@ class StepState:
 
     def count_bytes(self) -> int:
         """Of all values."""
-        found = self.list_variables().values()
+        found = self.find().values()
         return sum(int(np.prod(v.shape)) * v.dtype.size for v in found)
 
     def write(self, values: Mapping[int, Array]) -> None:
         """Give variables their values."""
-        variables = self.list_variables()
         for key, value in values.items():
-            if key in variables:
-                variables[key].assign(value)
+            if key in self.variables:
+                self.variables[key].assign(value)
 
 
 class OneProcess:
-    """One process's part in an audit; leaves Python's random numbers as they were.
+    """Takes steps outside of a graph; leaves Python's random numbers as they were.
 
     Parameters
     ----------
-    step
-        The model's own ``train_step``.
     class_weight
         As in ``fit``.
     """
 
-    def __init__(
-        self, model: Any, step: Callable[[Any], Any], class_weight: Mapping[int, float] | None
-    ) -> None:
+    def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
         self._model = model
-        self._step = step
         self._class_weight = class_weight
+        self._traced: dict[Any, Any] = {}
 
-    def take(self, batch: Sequence[Any]) -> None:
-        """Take a step by a batch of arrays."""
-        with keep_random_numbers(), self._average_as_traced():
-            self._step(self._weigh(keras.tree.map_structure(tf.convert_to_tensor, tuple(batch))))
+    def take(self, step: Callable[[Any], Any], batch: Sequence[Any]) -> None:
+        """Take a step by a batch of arrays.
+
+        Parameters
+        ----------
+        step
+            The model's ``train_step``, as it is or with an exchange.
+        """
+        data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, tuple(batch)))
+        loops = trace_loops(self._model, self._traced)
+        with keep_random_numbers(), self._average_as_traced(), loops:
+            step(data)
 
     def take_all(
         self,
+        step: Callable[[Any], Any],
         steps: Sequence[GlobalRows],
         moved: Sequence[Callable[[], None]],
         noise: float,
@@ -142,7 +146,7 @@ class OneProcess:
             if noise:
                 batch = keras.tree.map_structure(lambda a: disturb(a, noise, generator), batch)
             with self._normalize_by_parts(rows):
-                self.take(batch)
+                self.take(step, batch)
 
     @contextmanager
     def _average_as_traced(self) -> Iterator[None]:
@@ -218,17 +222,6 @@ def find_unsynchronized(model: Any) -> list[Any]:
         and layer.trainable
         and not layer.synchronized
     ]
-
-
-@contextmanager
-def switch_off_noise(model: Any) -> Iterator[None]:
-    """Let Keras's layers drop nothing and add nothing at random while the context lasts."""
-    with ExitStack() as stack:
-        for layer in find_layers(model):
-            for name in _NOISE if is_of_keras(type(layer).call) else ():
-                if isinstance(vars(layer).get(name), int | float):
-                    stack.enter_context(override(layer, name, 0.0))
-        yield
 
 
 def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:

@@ -19,15 +19,22 @@ from pybackend.model.layers import find_layers, is_of_keras
 
 
 @contextmanager
-def trace_loops(model: Any) -> Iterator[None]:
+def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
     """Meanwhile Keras's own recurrent layers run as graphs, as they do in a training.
 
     Not those of a model that is to run eagerly, nor those with cells of the user's own.
+
+    Parameters
+    ----------
+    traced
+        What was traced before, and is now.
     """
+    kept = {} if traced is None else traced
     with ExitStack() as stack:
         for layer in [] if model.run_eagerly else find_layers(model):
             if _is_of_keras(layer):
-                stack.enter_context(override(layer, "call", _trace(layer.call)))
+                own = kept.setdefault(id(layer), {})
+                stack.enter_context(override(layer, "call", _trace(layer.call, own)))
         yield
 
 
@@ -38,10 +45,8 @@ def _is_of_keras(layer: Any) -> bool:
     return all(is_of_keras(type(cell).call) for cell in cells)
 
 
-def _trace(call: Callable[..., Any]) -> Callable[..., Any]:
+def _trace(call: Callable[..., Any], traced: dict[Any, Any]) -> Callable[..., Any]:
     # One for each value of `training`: to trace a function often makes TensorFlow warn.
-    traced: dict[Any, Any] = {}
-
     # A function of TensorFlow's that is an attribute would count as a part of the layer.
     def run(*args: Any, training: Any = False, **options: Any) -> Any:
         if training not in traced:

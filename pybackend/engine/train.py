@@ -35,7 +35,7 @@ from pybackend.engine.save import encode_trained, plan_saving, write_model
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.trials import MetricsKind, check_loss, choose_rows, try_metrics
+from pybackend.engine.trials import MetricsKind, choose_rows, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
@@ -128,11 +128,7 @@ def train(
     check_callbacks(callbacks)
     inputs = build_variables(model, rows)
     check_model(model, job)
-    tried = choose_rows(model, rows, job)
-    is_new = memory is None or not memory.is_seeded
-    if is_new:  # else it has trained already, and its losses may be anything
-        check_loss(model, tried, job)
-    metrics = try_metrics(model, tried, job, collective)
+    metrics = try_metrics(model, choose_rows(model, rows, job), job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
@@ -140,7 +136,7 @@ def train(
         if needs_rows or find_synchronized(model):
             check_runs_eagerly(model, feed.may_be_empty)
     # What is random from here on differs from rank to rank.
-    if is_new:
+    if memory is None or not memory.is_seeded:
         own = rank if memory is None else memory.member
         keras.utils.set_random_seed((job.seed + own) % 2**32)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None

@@ -1,4 +1,4 @@
-"""What is tried on some rows before a training: whether losses and metrics may be put together."""
+"""What is tried on some rows: may metrics, and the loss of an evaluation, be put together?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows
 from pybackend.engine.global_batch import OverBatch
-from pybackend.engine.global_loss_trial import check_global_loss
-from pybackend.engine.loss_trial import check_loss_is_mean, is_mean_in_evaluation
+from pybackend.engine.loss_trial import is_mean_in_evaluation
 from pybackend.engine.metric_trial import find_unsummable_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -48,22 +47,6 @@ def choose_rows(model: Any, rows: Rows, job: Job) -> Sequence[Any] | None:
     finite = np.resize(finite, max(2, len(finite)))
     nested: Sequence[Any] = nest({key: column[finite] for key, column in found.items()})
     return nested
-
-
-def check_loss(model: Any, rows: Sequence[Any] | None, job: Job) -> None:
-    """Try the loss, if several workers share it.
-
-    Raises
-    ------
-    InputError
-        The result would not be that of one process.
-    """
-    if rows is None or job.workers == 1 or not isinstance(job.exchange, Exchange):
-        return
-    if job.has_global_loss:
-        check_global_loss(model, rows)
-    elif not has_masked_loss(model):  # masks weight it
-        check_loss_is_mean(model, rows)
 
 
 def try_metrics(

@@ -42,14 +42,14 @@ class Judge:
         model: Any,
         exchange: GradientExchange,
         state: StepState,
+        process: OneProcess,
         is_dealt: bool,
-        class_weight: Mapping[int, float] | None,
     ) -> None:
         self._model = model
         self._exchange = exchange
         self._state = state
+        self._process = process
         self._is_dealt = is_dealt
-        self._class_weight = class_weight
 
     def compare(
         self,
@@ -122,7 +122,9 @@ class Judge:
             )
         ]
         if not all(result.is_repeatable for result in results):
-            return {"skipped": "a step draws random numbers outside of Keras's layers"}
+            return {
+                "skipped": "a step comes to something else each time, by random numbers of its own"
+            }
         rows = int(sum(each.counts.sum() for each in steps))
         verdict = {
             "steps": len(steps),
@@ -189,10 +191,10 @@ class Judge:
             trained = [id(v.value) for v in self._model.trainable_variables]
             moved = {key: before[key] for key in trained if key in before}
             self._state.write({k: disturb(v, noise, generator) for k, v in moved.items()})
-        process = OneProcess(self._model, self._exchange.plain_step, self._class_weight)
         prepare = [partial(self._state.write, values) for values in changed]
         with self._exchange.paused():
-            process.take_all(steps, prepare, noise, generator)
+            plain_step = self._exchange.plain_step
+            self._process.take_all(plain_step, steps, prepare, noise, generator)
         return self._state.read(which)
 
     def _has_overflowed(self, before: Values, found: Values, expected: Values) -> bool:

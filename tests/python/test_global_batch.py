@@ -11,13 +11,12 @@ import tensorflow as tf
 from keras import ops
 from test_exact_cases import TAGS, WORDS
 from test_exact_together import Forwarding, two_taggers
-from test_loss_trial import AddsSum, _compiled, correlation
+from test_loss_trial import compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.collective import Alone
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
-from pybackend.engine.global_loss_trial import check_global_loss
 from pybackend.engine.metric_trial import find_unsummable_metrics
 from pybackend.model.layers import find_other_optimizers
 
@@ -97,7 +96,7 @@ def test_what_cannot_be_gathered_is_refused(tensor: Any, message: str) -> None:
 
 
 def test_a_model_is_left_as_it_was() -> None:
-    model = _compiled(loss=correlation)
+    model = compiled(loss=correlation)
     model.compile("sgd", correlation, metrics=["mae"])
     model.train_on_batch(X, TARGETS)
     before = {**vars(model)}
@@ -107,24 +106,6 @@ def test_a_model_is_left_as_it_was() -> None:
         assert vars(model).keys() != before.keys()
     assert vars(model).keys() == before.keys()
     assert all("update_state" not in vars(metric) for metric in model.metrics)
-
-
-def test_a_loss_of_outputs_may_be_over_the_global_batch() -> None:
-    model = _compiled(layers.Dropout(0.3), loss=correlation)
-    weights = [weight.copy() for weight in model.get_weights()]
-    check_global_loss(model, (X, TARGETS))
-    for one, other in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_layer_that_sums_rows_is_refused_over_the_global_batch_too() -> None:
-    with pytest.raises(InputError, match="a layer, `add_loss` or the model's own `train_step`"):
-        check_global_loss(_compiled(AddsSum(True)), (X, TARGETS))
-
-
-def test_a_loss_that_is_no_number_for_one_workers_rows_may_be_one_for_all() -> None:
-    model = _compiled(loss=lambda y, p: ops.sum(y * ops.abs(y - p)) / ops.sum(y))
-    check_global_loss(model, (X, np.zeros_like(TARGETS)))
 
 
 def test_a_model_that_says_it_is_built_is_called_if_its_layers_are_not() -> None:
@@ -148,7 +129,7 @@ def _largest(y: Any, predicted: Any) -> Any:
 
 
 def test_metrics_that_are_no_sums_are_found() -> None:
-    model = _compiled()
+    model = compiled()
     given = [_largest, "mae", keras.metrics.AUC(name="auc"), correlation]
     model.compile("sgd", "mse", metrics=given)
     found = find_unsummable_metrics(model, (X, (TARGETS > 0.5).astype("float32")))
@@ -157,7 +138,7 @@ def test_metrics_that_are_no_sums_are_found() -> None:
 
 
 def test_an_evaluation_is_that_of_global_batches() -> None:
-    model = _compiled(loss=correlation)
+    model = compiled(loss=correlation)
     model.compile("sgd", correlation, metrics=[_largest])
     found = barrier_evaluate(
         None, model, (X[:32], TARGETS[:32]), workers=2, batch_size=8, verbose=0
@@ -186,7 +167,7 @@ class EvaluatesItself(keras.callbacks.Callback):
 
 
 def test_what_a_callback_evaluates_is_its_own() -> None:
-    model = _compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
+    model = compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
     result = barrier_train(
         None,
         model,
@@ -210,7 +191,7 @@ def test_a_function_of_data_may_be_over_the_global_batch() -> None:
         rows = np.arange(40)[context.rank :: context.world_size][: 20 - 9 * context.rank]
         return tf.data.Dataset.from_tensor_slices((X[rows], TARGETS[rows])).batch(4)
 
-    model = _compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
+    model = compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
     result = barrier_train(None, model, data, workers=2, exchange=TOGETHER, verbose=0)
     mine, others = np.arange(40)[::2][:20], np.arange(40)[1::2][:11]
     for first in range(0, 20, 4):
@@ -228,7 +209,7 @@ class KeepsItsOptimizer(Forwarding):
 
 
 def test_optimizers_that_no_step_uses_are_no_others() -> None:
-    model, nested = _compiled(), _compiled()
+    model, nested = compiled(), compiled()
     model.nested = nested
     assert find_other_optimizers(model) == {}
     keras.config.set_dtype_policy("mixed_float16")
@@ -242,7 +223,7 @@ def test_optimizers_that_no_step_uses_are_no_others() -> None:
 
 
 def test_eager_steps_without_rows_are_refused() -> None:
-    model = _compiled(loss=correlation)
+    model = compiled(loss=correlation)
     model.compile("sgd", correlation, run_eagerly=True)
     with pytest.raises(Exception, match="run_eagerly=True every worker needs rows"):
         barrier_train(
