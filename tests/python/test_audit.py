@@ -11,7 +11,7 @@ import tensorflow as tf
 import test_loss_trial
 from conftest import record_outcome
 from keras import ops
-from replicas import Case, check_equal
+from replicas import Case, Trained, check_equal
 from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, subclassed
 
 import pybackend
@@ -151,7 +151,7 @@ def watched() -> Any:
 
 @keras.saving.register_keras_serializable("tests")
 class Draws(keras.Model):
-    """Draws numbers of its own in its train_step, by Keras and by TensorFlow, for two optimizers."""
+    """Draws numbers in its train_step, by Keras and by TensorFlow, for two optimizers."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
