@@ -21,7 +21,7 @@ EQUAL = {
 }
 REFUSED = {
     "test_engine": "Refused for what the model consists of",
-    "test_loss_trial": "Refused since the loss is not a mean over rows",
+    "test_audit": "Ended by the audit",
 }
 _HEAD = """# What is exact
 
@@ -31,7 +31,7 @@ means: every weight is within the tolerance of its test (1e-6 for most; 1e-5 if 
 by the root of small numbers), and so are loss and metrics of each epoch. The figure is the largest
 difference of a weight, rounded up to a power of ten: float32 sums in another order differ so much.
 What is noted is said when the training begins, in words that begin as those beside it. What is
-refused ends before the first step, in words that begin as those beside it.
+refused, or ended by the audit after a step, is an error whose words begin as those beside it.
 
 Equal, and not in the tables, since they have tests of their own: every way of giving rows (arrays,
 data frames, Spark, files, `tf.data`, functions), every way to start workers, and steps at the rates
@@ -58,11 +58,13 @@ kept.
 gradients, so these are compared, too), counters, moving averages, and, added up over the workers,
 metrics. Left out are the generators of random numbers and the moving statistics of batch
 normalization without `synchronized=True`; such a layer normalizes in the one process by the rows
-of each worker, too. If a step draws random numbers, the noise of Keras's layers is switched off,
-and all workers take the step once more, outside of the function that was traced; what then still
-draws is not compared. Nor are more than 16 steps that are executed together, and a `train_step`
-of the user's that runs eagerly, since it may change what Python keeps. `audit.skipped` says what
-was not, and why.
+of each worker, too. If a step draws random numbers, all workers take it once more, outside of the
+function that was traced, with constants in their place: each draw of Keras (dropout, sampling,
+augmentation, `keras.random`) and of `tf.random` becomes one number, the same for all rows, and
+that step is compared. Not compared are steps that draw in other ways (by numpy, or a
+`tf.random.Generator`), more than 16 steps that are executed together, and a `train_step` of the
+user's that runs eagerly, since it may change what Python keeps. `audit.skipped` and a note say
+what was not, and why.
 
 **Tolerance**: a difference may be 2e-5 of the change (2^-11 for float16 and TF32, 2^-8 for
 bfloat16), and the rounding of the variable. A larger one is set against what one process shows
@@ -120,7 +122,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         noted = Path(folder, "noted")
         files = [f"tests/python/{module}.py" for module in (*EQUAL, *REFUSED)]
-        chosen = "reaches or was_passed or refused or mean_over_rows"
+        chosen = "reaches or was_passed or refused or ends_the_training"
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-k", chosen, *files],
             cwd=ROOT,

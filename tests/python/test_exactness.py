@@ -6,11 +6,11 @@ import re
 import sys
 from pathlib import Path
 
+import test_audit
 import test_engine
 import test_exact_cases
 import test_exact_keras
 import test_exact_together
-import test_loss_trial
 import test_transfer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -24,7 +24,7 @@ CASES = {
     "test_exact_together": test_exact_together.CASES,
     "test_transfer": test_transfer.CASES,
     "test_engine": test_engine.REFUSED,
-    "test_loss_trial": test_loss_trial.NOT_MEANS,
+    "test_audit": test_audit.DIFFERENT,
 }
 
 
