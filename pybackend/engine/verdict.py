@@ -253,8 +253,10 @@ class Judge:
         if not has_keras_train_step(self._model):
             return (
                 "The model's own train_step, a loss or a layer makes something of the rows of a "
-                "batch together: compute losses by `self.compute_loss()`, and give `exchange` the "
-                "option loss_over='global batch'"
+                "batch together. Of a loss with a value for each row take the mean (a tape sums "
+                "them). Compute a loss that compares rows by `self.compute_loss()`, and give "
+                "`exchange` the option loss_over='global batch'. Clip gradients by the `clipnorm` "
+                "of the optimizer"
             )
         if self._exchange.over.loss:
             return (
