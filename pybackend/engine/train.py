@@ -202,6 +202,9 @@ def train(
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
+    audit = auditor.report if auditor else None
+    if memory is not None and memory.audit.steps:  # its last gang may be of one worker
+        audit = memory.audit
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     weights = hash_weights(model)
@@ -229,7 +232,7 @@ def train(
         inputs=inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
-        audit=auditor.report if auditor and rank == 0 else None,
+        audit=audit if audit and rank == 0 else None,
         discard=discard,
     )
 
