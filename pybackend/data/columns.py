@@ -198,7 +198,8 @@ def check_column_spec(spec: ColumnSpec) -> None:
     InputError
         Names the argument.
     """
-    _check_names("label", spec.label, single=True)
+    if spec.label is not None:
+        _check_names("label", spec.label, single=True)
     if spec.features is not None:
         _check_names("features", spec.features, single=False)
     if spec.weight is not None and not isinstance(spec.weight, str):

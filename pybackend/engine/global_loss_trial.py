@@ -35,7 +35,7 @@ _WAYS_OUT_OF_BATCHES = (
 )
 
 
-def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
+def check_global_loss(model: Any, rows: Any) -> None:
     """Reject a model whose loss over the global batch would not have the gradients of one process.
 
     Raises
@@ -63,7 +63,7 @@ def check_global_loss(model: Any, rows: Sequence[Any]) -> None:
 class _SimulatedRows:
     """Parts of the rows as workers, each of which is given the outputs of the others."""
 
-    def __init__(self, model: Any, rows: Sequence[Any]) -> None:
+    def __init__(self, model: Any, rows: Any) -> None:
         self._model = model
         self._rows = rows
         self._calls = StepCalls()

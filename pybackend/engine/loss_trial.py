@@ -49,7 +49,7 @@ _WAYS_OUT_OF_STEPS = (
 )
 
 
-def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
+def check_loss_is_mean(model: Any, rows: Any) -> None:
     """Reject a model whose loss is not a mean over rows.
 
     Tried are parts of several sizes, in training and, if that is random, in evaluation, at
@@ -62,7 +62,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
     model
         Is as it was afterwards, but for generators of random numbers that are not Keras's.
     rows
-        ``x, y`` or ``x, y, sample_weight`` of at least two rows.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def check_loss_is_mean(model: Any, rows: Sequence[Any]) -> None:
             _try_step(model, rows)
 
 
-def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
+def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
     """Whether the loss of an evaluation is a mean over rows, as `check_loss_is_mean` tries it."""
     try:
         with keep_state(model), trace_loops(model):
@@ -88,7 +88,7 @@ def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
     return True
 
 
-def _try_loss(model: Any, rows: Sequence[Any], training: bool) -> bool:
+def _try_loss(model: Any, rows: Any, training: bool) -> bool:
     """Returns whether that is certain: a loss that is random may hide a small difference."""
     loss = _LossOfParts(model, rows, training)
     total = _compute_total(loss)
@@ -131,7 +131,7 @@ def _compute_total(loss: _LossOfParts) -> float | None:
         return None
 
 
-def _try_step(model: Any, rows: Sequence[Any]) -> None:
+def _try_step(model: Any, rows: Any) -> None:
     """As `_try_loss`, with the gradients that a custom train_step gives to the optimizer."""
 
     def gradients(part: slice) -> Any:
@@ -242,7 +242,7 @@ def _norm(value: Any) -> float:
 class _LossOfParts:
     """The loss of parts of the rows; ``amount`` is how far predictions are moved."""
 
-    def __init__(self, model: Any, rows: Sequence[Any], training: bool) -> None:
+    def __init__(self, model: Any, rows: Any, training: bool) -> None:
         self.count = count_rows(rows)
         self.amount = 1.0
         self._model = model
@@ -252,7 +252,8 @@ class _LossOfParts:
 
     def __call__(self, part: slice) -> float:
         rows = take_part(self._rows, part)
-        y_pred = self._model(rows[0], training=self._training)
+        x = keras.utils.unpack_x_y_sample_weight(rows)[0]
+        y_pred = self._model(x, training=self._training)
         if self._moves is None:  # the first call is for all rows
             generator = np.random.default_rng(0)
             leaves = keras.tree.flatten(y_pred)
@@ -307,15 +308,12 @@ def _weigh(cut: Sequence[slice], values: Sequence[Any]) -> Any:
     )
 
 
-def take_part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
-    return tuple(
-        keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), data)
-        for data in rows
-    )
+def take_part(rows: Any, part: slice) -> Any:
+    return keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), rows)
 
 
-def count_rows(rows: Sequence[Any]) -> int:
-    return len(keras.tree.flatten(rows[0])[0])
+def count_rows(rows: Any) -> int:
+    return len(keras.tree.flatten(rows)[0])
 
 
 @contextmanager

@@ -113,10 +113,10 @@ class OneProcess:
         self._step = step
         self._class_weight = class_weight
 
-    def take(self, batch: Sequence[Any]) -> None:
+    def take(self, batch: Any) -> None:
         """Take a step by a batch of arrays."""
         with keep_random_numbers(), self._average_as_traced():
-            self._step(self._weigh(keras.tree.map_structure(tf.convert_to_tensor, tuple(batch))))
+            self._step(self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch)))
 
     def take_all(
         self,
@@ -156,7 +156,7 @@ class OneProcess:
                 stack.enter_context(override(mean, "update_state", _unweighted(mean.update_state)))
             yield
 
-    def _weigh(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _weigh(self, batch: Any) -> Any:
         """With the weights of classes as weights of rows, as Keras has them."""
         if self._class_weight is None or len(batch) != 2:
             return batch
