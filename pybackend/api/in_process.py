@@ -116,10 +116,13 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
     import keras
 
     from pybackend.model.inputs import check_input_names, reshape_rows
+    from pybackend.model.labels import check_has_labels
 
     columns = found.columns if isinstance(found, FrameRows) else found
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         rows = _open_rows(columns, Path(folder))
+        if name == "data":
+            check_has_labels(model, rows.spec, name, trains=False)
         try:
             if isinstance(found, dict):
                 check_input_names(model, found)

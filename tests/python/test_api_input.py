@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(steps_per_epoch=3, batch_size=5),
         "`steps_per_epoch` is 3, but 20 rows give 2 steps of 2 x 5 rows",
     ),
-    "validation_data type": (train(validation_data=X), "`validation_data`"),
+    "validation_data type": (train(validation_data=3), "`validation_data`"),
     "validation_data lengths": (train(validation_data=(X, Y[1:])), "`validation_data`"),
     "validation_data empty": (
         train(validation_data=(X[:0], Y[:0])),
