@@ -170,7 +170,7 @@ class TrainResult:
         *,
         batch_size: int = 32,
         features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-        label: str | Mapping[str, str] = "label",
+        label: str | Mapping[str, str] | None = "label",
         weight: str | None = None,
         data_options: DataOptions | None = None,
     ) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class TrainResult:
         Parameters
         ----------
         data
-            ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path or URI
+            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path or URI
             of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
         batch_size
             Rows of a step; a data set has its own.

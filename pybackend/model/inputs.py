@@ -195,7 +195,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
         if y is None or is_of_keras(type(model).train_step):
             raise
         try:
-            build_model(model, batch)
+            model(batch)
         except Exception:
             raise InputError(
                 f"a batch of `data` is a tuple of {len(batch)}, and the model takes neither its "
