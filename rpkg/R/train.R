@@ -33,8 +33,8 @@
 #'     file or a folder, which the workers read themselves: all their machines must share the path;
 #'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
 #'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
-#'     `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`, which are used as
-#'     they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
+#'     `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`, which are used
+#'     as they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
