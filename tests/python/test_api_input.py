@@ -201,6 +201,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features items": (train(features=["a", 1]), "`features`"),
     "label": (train(label=3), "`label`"),
     "weight": (train(weight=1), "`weight` must be the name of a column"),
+    "weight without a label": (train(weight="w", label=None), "`weight` weighs the loss of labels"),
     "features of arrays": (
         train(features=["a"]),
         "`features` is about columns, but `data` has none",
