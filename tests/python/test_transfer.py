@@ -524,6 +524,43 @@ def test_words_that_a_layer_has_learned_come_back() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_a_feature_space_with_learned_bins_trains_as_in_one_process() -> None:
+    space = keras.utils.FeatureSpace(
+        {
+            "age": keras.utils.FeatureSpace.float_discretized(num_bins=5),
+            "sex": keras.utils.FeatureSpace.string_categorical(num_oov_indices=0),
+        }
+    )
+    age = _RNG.uniform(20, 80, 64).astype("float32")
+    columns = {"age": age, "sex": np.where(age > 50, "f", "m")}
+    space.adapt(tf.data.Dataset.from_tensor_slices(columns))
+    outputs = layers.Dense(3)(space.get_encoded_features())
+    model = _compiled(keras.Model(space.get_inputs(), outputs))
+    rows = {name: column[:, None] for name, column in columns.items()}
+    labels = (age > 50).astype("int64")
+    result = pybackend.barrier_train(
+        None, model, (rows, labels), workers=2, batch_size=16, shuffle=False, verbose=0
+    )
+    tensors = {name: tf.constant(column) for name, column in rows.items()}
+    model.fit(tensors, labels, batch_size=32, shuffle=False, verbose=0)
+    for one, other in zip(model.weights, result.model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_adapt_forgets_is_told_from_what_a_layer_computes_with() -> None:
+    class Shifting(layers.Discretization):
+        def call(self, inputs: Any) -> Any:
+            return super().call(inputs + self.summary[0, 0])
+
+    for kind, expected in ((layers.Discretization, 0), (Shifting, 1)):
+        layer = kind(num_bins=3)
+        layer.adapt(X[:, :1])
+        model = keras.Sequential([keras.Input((1,)), layer, layers.Dense(1)])
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+        assert len(find_differences(model, copy)) == expected
+
+
 @pytest.mark.full
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
