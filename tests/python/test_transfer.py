@@ -245,7 +245,7 @@ def test_what_can_travel_neither_way_is_refused_before_anything_starts() -> None
 def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -> None:
     model = _compiled(_stack())
     model.lock = threading.Lock()
-    with pytest.raises(TypeError, match="lock"):
+    with pytest.raises(InputError, match="lock"):
         encode_objects(model, [], {})
     assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
 
