@@ -213,7 +213,7 @@ def train(
         checkpoints.wait(job.timeout)
     if plan is not None:
         with pointing_to(job.checkpoint):
-            digest = write_model(loaded, plan, folder, job.model_uri)
+            digest = write_model(loaded, plan, folder, job.model_uri, emit)
     discard = None
     if memory is not None or job.discards_checkpoints:
         # Until the model is written, rank 0 may be lost, and the others go on without it.
