@@ -293,6 +293,8 @@ class Auditor:
         """Why steps cannot be compared; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
             return "of the batches of a function `data` the first of an epoch alone is kept"
+        if isinstance(self._feed, PipelineFeed) and self._feed.is_uneven:
+            return "arrays of a batch differ in their rows, and cannot be joined over the workers"
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"
         is_other = self._trained != find_trained(self._model) and not self._model.run_eagerly

@@ -96,7 +96,7 @@ class GradientExchange:
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
         self._error: BaseException | None = None
-        self._means = StepMeans(model, self._calls, self._count_rows)
+        self._means = StepMeans(model, self._calls, self._count_rows, self._sum)
         is_masked = has_masked_loss(model) and not over.loss
         # In half precision a worker's gradients are to be as large as those of one process: they
         # overflow then where its would.
@@ -104,6 +104,7 @@ class GradientExchange:
         self._shares_loss = is_scaled and has_keras_train_step(model) and not is_masked
         self._half = find_half_variables(model) if self._shares_loss else set()
         self._means.is_always_asked = self._shares_loss
+        self._means.is_uneven = position.is_uneven and has_keras_train_step(model)
         self._share: Any = None
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
@@ -316,8 +317,11 @@ class GradientExchange:
         self._begun.advance()
         if total is not None:
             return total
+        return float(self._sum([rows])[0])
+
+    def _sum(self, values: list[float]) -> Any:
         try:
-            return float(all_sum(self._collective, [rows])[0])
+            return all_sum(self._collective, values)
         except BaseException as error:
             self._error = self._error or error
             raise
@@ -376,6 +380,8 @@ class GradientExchange:
 
         def first() -> None:
             self._means.compute_share()
+            if self._means.is_uneven:
+                self._means.compute_weight(0)
             self._apply_zeros(apply, None, None)
 
         def skip() -> None:

@@ -35,6 +35,8 @@ class PipelineFeed:
     ----------
     sample
         Rows of the first batch.
+    is_uneven
+        The arrays of a batch have different numbers of rows; those of ``y`` are counted.
     arrivals
         When the batches of this epoch were there.
     total_rows
@@ -66,14 +68,19 @@ class PipelineFeed:
         self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
-        everyone = collective.all_gather(np.array([own, unknown], np.int64))
-        batches = [int(count) for count, _ in everyone]
+        first = next(iter(data.take(1).as_numpy_iterator()), None)
+        leaves = flatten(self._make_empty_arrays() if first is None else first)
+        uneven = len({len(leaf) for leaf in leaves.values()}) > 1
+        everyone = collective.all_gather(np.array([own, unknown, uneven], np.int64))
+        batches = [int(count) for count, _, _ in everyone]
         self.steps = self._count_epoch_steps(batches, limit)
         # What a pipeline gave once it need not give again.
-        is_sure = not any(unknown for _, unknown in everyone)
+        is_sure = not any(unknown for _, unknown, _ in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
-        first = next(iter(data.take(1).as_numpy_iterator()), None)
-        self.sample = ArrayRows(flatten(self._make_empty_arrays() if first is None else first))
+        self.is_uneven = any(uneven for _, _, uneven in everyone)
+        if self.is_uneven:  # no row of one array belongs to a row of another
+            leaves = {key: leaf[:0] for key, leaf in leaves.items()}
+        self.sample = ArrayRows(leaves)
 
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
@@ -166,7 +173,7 @@ class PipelineFeed:
             return False
 
         leaves = tf.nest.flatten(parts)
-        rows = tf.shape(leaves[0])[0]
+        rows = tf.shape(tf.nest.flatten(parts[1])[0])[0]
         is_first = tf.numpy_function(count, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
         kept = tf.cond(

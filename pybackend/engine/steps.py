@@ -41,6 +41,11 @@ class Position:
         return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether the arrays of a batch have different numbers of rows."""
+        return isinstance(self._feed, PipelineFeed) and self._feed.is_uneven
+
+    @property
     def find_order(self) -> Callable[[int], Any] | None:
         """`Feed.order_at`, if the rows of a batch have an order."""
         feed = self._feed
@@ -58,8 +63,8 @@ def has_keras_train_step(model: Any) -> bool:
 
 
 def count_rows(data: Any) -> Any:
-    """Number of rows of a batch, as a scalar int32 tensor."""
-    return tf.shape(tf.nest.flatten(data)[0])[0]
+    """Number of rows of a batch, which are those of its labels, as a scalar int32 tensor."""
+    return tf.shape(tf.nest.flatten(data[1])[0])[0]
 
 
 class StepOrSkip:
