@@ -17,11 +17,13 @@ import json
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum, broadcast_bytes
 from pybackend.data.arrays import nest
@@ -29,8 +31,14 @@ from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
 from pybackend.engine.feed import Feed
-from pybackend.engine.noise import Noise, stand_in_noise
-from pybackend.engine.one_process import OneProcess, StepState, Values
+from pybackend.engine.noise import PLACES, Noise, stand_in_noise
+from pybackend.engine.one_process import (
+    OneProcess,
+    StepState,
+    Values,
+    find_own_settings,
+    set_own_settings,
+)
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.row_memory import (
     count_neighbours,
@@ -40,13 +48,13 @@ from pybackend.engine.row_memory import (
 )
 from pybackend.engine.state import find_trained
 from pybackend.engine.step_clock import StepClock
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.verdict import Judge
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
+from pybackend.model.layers import find_custom_parts, find_layers
 
 # Of the time of an epoch that audits may take, from the third epoch on.
 _SHARE = 0.02
@@ -54,8 +62,10 @@ _SHARE = 0.02
 _SHARE_OF_MEMORY = 0.5
 # With more workers the step of one process takes longer than many of theirs.
 _MANY = 16
-_MOST_STEPS = 16
-_NO_MEMORY = "worker 0 has too little memory for the rows of all workers and a copy of the state"
+_MOST_STEPS = 128
+# Of a long first epoch these are compared, too.
+_ALSO = (1000, 10_000, 100_000)
+_NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_SKIPPING = (
     "a step of epoch {} could not be compared with one process, so nothing is known of it: {}"
 )
@@ -126,7 +136,9 @@ class Auditor:
         self._epochs = 0
         self._due: set[int] = set()
         self._window: _Window | None = None
-        self._trained: tuple[int, ...] = ()
+        self._traced: Any = None
+        self._compared = 0
+        self._delays = 0
         self._spent = 0.0
         self._clock = clock
         self._own_memory = 0.0
@@ -151,6 +163,7 @@ class Auditor:
         if self._epochs == 0 and not is_paid:
             totals = self._feed.total_rows
             chosen += [] if totals is None or totals[-1] == totals[0] else [steps - 1]
+            chosen += [step for step in _ALSO if step < steps and totals is not None]
         elif self._epochs and is_paid:
             each = spent / max(1, done)
             affordable = int((_SHARE * (passed + last) - spent) / each) if each else 1
@@ -163,7 +176,8 @@ class Auditor:
         if self._epochs == 0 and self._state.list_generators():  # then all workers keep copies
             self._copies = count_neighbours(self._collective)
         needed = 3 * self._copies * self._state.count_bytes()
-        if chosen and needed > self._find_room():
+        is_short = self._is_true_anywhere(needed > self._find_room())
+        if chosen and is_short:
             self._skip(_NO_MEMORY)
             chosen = []
         text = broadcast_bytes(self._collective, json.dumps(chosen).encode())
@@ -172,7 +186,6 @@ class Auditor:
         self._window = None
 
     def _begin(self, batch: int, logs: Any = None) -> None:
-        self._trained = self._trained or find_trained(self._model)  # when the step is traced
         if self._window is None:
             if not self._due:  # as of most steps
                 return
@@ -199,6 +212,8 @@ class Auditor:
         self._window.steps.append(batch)
 
     def _end(self, batch: int, logs: Any = None) -> None:
+        if self._traced is None:
+            self._traced = _read_traced(self._model)
         window = self._window
         if window is None:
             return
@@ -212,12 +227,10 @@ class Auditor:
             return
         self._window = None
         began, waited = time.monotonic(), self._collective.waited
-        self._audit(window)
-        seconds = time.monotonic() - began
-        self._spent += seconds
+        with nullcontext() if self._clock is None else self._clock.leaving_out():
+            self._audit(window)
+        self._spent += time.monotonic() - began
         self.waited += self._collective.waited - waited
-        if self._clock is not None:
-            self._clock.leave_out(seconds)
 
     def _count_accumulated(self) -> int:
         """Steps whose gradients the optimizer has not applied yet."""
@@ -243,7 +256,7 @@ class Auditor:
     def _keeps_all(self) -> bool:
         """Whether this worker needs to remember all: not if rank 0 alone repeats the step."""
         is_random = self.noise.is_drawn or bool(self._state.list_generators())
-        return self._collective.rank == 0 or is_random
+        return self._collective.rank == 0 or is_random or self._exchange.is_compressed
 
     def _list_own(self) -> list[int]:
         """Variables that each worker keeps by itself."""
@@ -256,21 +269,46 @@ class Auditor:
 
     def _audit(self, window: _Window) -> None:
         self._state.find()
-        seen = [self.noise.is_drawn, not window.is_whole, self._has_made_variables(window)]
-        is_random, is_partial, has_made = (bool(count) for count in all_sum(self._collective, seen))
+        is_short = self._collective.rank == 0 and self._lacks_memory(window)
+        has_made = self._has_made_variables(window)
+        seen = [self.noise.is_drawn, not window.is_whole, has_made, is_short]
+        found = all_sum(self._collective, seen)
+        is_random, is_partial, has_made, is_short = (bool(count) for count in found)
         self.noise.is_drawn = is_random
         if has_made or (is_random and is_partial):
-            self._due.add(window.steps[-1] + 1)
+            self._delay(window, "the step has made variables, or drawn its first random numbers")
             return
-        reason = self._refuse(window, is_random)
+        reason = _NO_MEMORY if is_short else self._refuse(window, is_random)
         if reason is not None:
             self._skip(reason)
             return
-        reason = window.reason
         after = self._state.read(None if window.is_whole else self._list_own())
-        found = after
-        with stand_in_noise():
-            if is_random:
+        settings = find_own_settings(self._model)
+        places = PLACES[:1]
+        if is_random:  # at first here and there, then in turn
+            count = self._compared
+            places = PLACES[count % len(PLACES) :][:1] if count else PLACES
+        is_repeated = is_random or self._exchange.is_compressed
+        has_learned = False
+        for place in places:
+            verdict = self._compare(window, after, place, is_repeated)
+            set_own_settings(self._model, settings)
+            if verdict.get("has_learned", True):
+                self._obey(verdict, is_new=not has_learned)
+                has_learned = True
+        if has_learned:
+            self._compared += 1
+        else:
+            self._delay(window, "no weight has changed, or to no number")
+
+    def _compare(
+        self, window: _Window, after: Values, place: float, is_repeated: bool
+    ) -> dict[str, Any]:
+        """What rank 0 finds, with random numbers at some place; on all ranks."""
+        found, reason = after, window.reason
+        self._process.place = place
+        with stand_in_noise(place):
+            if is_repeated:
                 found, failed = self._repeat(window)
                 reason = reason or failed
                 self._state.write(after)
@@ -280,20 +318,27 @@ class Auditor:
             if self._collective.rank == 0:
                 try:
                     everyone = [part.tobytes() for part in received]
-                    if reason is None and self._lacks_memory(window):
-                        reason = _NO_MEMORY
-                    place = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
+                    title = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
                     verdict = (
                         {"skipped": reason}
                         if reason
                         else self._judge.compare(
-                            window.before, dict(found), window.changed, everyone, place
+                            window.before, dict(found), window.changed, everyone, title
                         )
                     )
                 finally:
                     self._state.write(after)
-        verdict = json.loads(broadcast_bytes(self._collective, json.dumps(verdict).encode()))
-        self._obey(verdict)
+        text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
+        return dict(json.loads(text))
+
+    def _delay(self, window: _Window, reason: str) -> None:
+        """Audit a later step in place of this one, later each time."""
+        step = window.steps[-1] + 2**self._delays
+        self._delays += 1
+        if step < self._feed.steps:
+            self._due.add(step)
+        else:
+            self._skip(reason)
 
     def _is_true_anywhere(self, value: bool) -> bool:
         return bool(all_sum(self._collective, [value])[0])
@@ -306,16 +351,23 @@ class Auditor:
             return "arrays of a batch differ in their rows, and cannot be joined over the workers"
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"
-        is_other = self._trained != find_trained(self._model) and not self._model.run_eagerly
-        if self._is_true_anywhere(is_other):
-            return "a callback has frozen or thawed layers: the traced step goes on as before"
-        if self._model.run_eagerly and not has_keras_train_step(self._model):
-            return "a train_step of the model's own that runs eagerly may change what Python keeps"
-        if is_random and not self._exchange.is_repeatable:
-            return "random numbers are drawn, and TensorFlow's collectives cannot repeat a step"
+        model = self._model
+        if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
+            return "a callback has changed attributes of layers: the traced step goes on as before"
+        if model.run_eagerly and find_custom_parts(model):
+            return "parts of the user's that run eagerly may change what Python keeps"
+        if not is_random and not self._exchange.is_compressed:
+            return None
+        if not self._exchange.is_repeatable:
+            return "the step would have to be repeated, which TensorFlow's collectives cannot"
+        if any(
+            isinstance(one.call, tf.types.experimental.GenericFunction)
+            for one in [model, *find_layers(model)]
+        ):
+            return "random numbers are drawn in a tf.function of the user's, which is traced"
         has_rows = all(all(self._feed.rows_at(step)) for step in window.steps)
-        if is_random and self._exchange.is_split and not has_rows:
-            return "random numbers are drawn, XLA compiles the steps, and a worker has no rows"
+        if self._exchange.is_split and not has_rows:
+            return "the step would have to be repeated, and has no rows on a worker where XLA runs"
         return None
 
     def _has_made_variables(self, window: _Window) -> bool:
@@ -334,9 +386,9 @@ class Auditor:
                     batch = nest(self._feed.read_step(step)[0])
                     self._process.take(self._model.train_step, batch)
         except Exception as error:  # what needs a graph fails on all workers alike
-            reason = f"random numbers are drawn, and the step fails outside of a graph ({error})"
+            reason = f"it has to be repeated, and fails outside of a graph ({error})"
         if self._is_true_anywhere(reason is not None):
-            reason = reason or "random numbers are drawn, and the step fails on another worker"
+            reason = reason or "it has to be repeated, and fails on another worker"
         return self._state.read(), reason
 
     def _pack(self, window: _Window, found: Values) -> bytes:
@@ -373,14 +425,14 @@ class Auditor:
             self.report.skipped.append(reason)
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
-    def _obey(self, verdict: dict[str, Any]) -> None:
+    def _obey(self, verdict: dict[str, Any], is_new: bool) -> None:
         """Note what rank 0 has found; on all ranks."""
         report = self.report
         if "skipped" in verdict:
             self._skip(verdict["skipped"])
             return
-        report.steps += verdict["steps"]
-        report.rows += verdict["rows"]
+        report.steps += verdict["steps"] if is_new else 0
+        report.rows += verdict["rows"] if is_new else 0
         report.weights = max(report.weights, verdict["weights"])
         report.metrics = max(report.metrics, verdict["metrics"])
         error = verdict.get("error")
@@ -391,3 +443,8 @@ class Auditor:
         if not report.differences:
             self._emit(Note(error + _ABOUT_WARNING))
         report.differences.append(error)
+
+
+def _read_traced(model: Any) -> Any:
+    """What a traced step has read of a model in Python."""
+    return find_trained(model), find_own_settings(model)

@@ -69,6 +69,8 @@ class GradientExchange:
         The model's own ``train_step``, while the exchange is installed.
     is_repeatable
         Whether the workers can take a step again, outside of the function that was traced.
+    is_compressed
+        What is exchanged is rounded; if a step is repeated, it is not.
     is_split
         XLA compiles what lies before and after the exchange, but not the exchange.
     """
@@ -122,6 +124,7 @@ class GradientExchange:
         self.over = over
         self.is_repeatable = graph is None  # TensorFlow's collectives need one
         self.is_split = bool(model.jit_compile)
+        self.is_compressed = settings.compression is not None
         self._host = HostExchange(
             collective, position, settings, self._micro_steps, knows_totals, clock
         )
@@ -182,15 +185,17 @@ class GradientExchange:
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
         """Let all workers take the last steps once more in this context, outside of a graph."""
-        state = self.read_state()
+        begun, gathered, kinds = self._begun.step, self._gathered.step, self._kinds
         self._begun.step -= steps
         self._gathered.step -= steps
-        self._host.step_back(steps)
         try:
-            with self._exchanging() if self.is_split else nullcontext():
+            with (
+                self._host.repeating(steps),
+                self._exchanging() if self.is_split else nullcontext(),
+            ):
                 yield
         finally:
-            self.restore_state(state)
+            self._begun.step, self._gathered.step, self._kinds = begun, gathered, kinds
 
     def count_calls(self) -> int:
         """How often the optimizer was called."""

@@ -64,6 +64,7 @@ class HostExchange:
         self._rows_sum = 0
         # Of buffers that a step makes when it is traced.
         self._restored: dict[str, Any] = {}
+        self._is_repeating = False
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
         """What went wrong in an exchange: TensorFlow passes on the text alone."""
@@ -94,15 +95,28 @@ class HostExchange:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned; no step has been traced yet."""
+        """Continue from what `read_state` returned."""
         self._position.step, self._calls = state["step"], state["calls"]
         self._loss_sum, self._rows_sum = state["loss"], state["rows"]
         self._restored = dict(state["flats"])
+        for key in list(self._flats):
+            if repr(key) in self._restored:
+                self._flats[key].restore_state(self._restored.pop(repr(key)))
+            else:
+                self._flats.pop(key).close()
 
-    def step_back(self, steps: int) -> None:
-        """The last steps are taken once more."""
+    @contextmanager
+    def repeating(self, steps: int) -> Iterator[None]:
+        """In this context the last steps are taken once more, and nothing is compressed."""
+        state = self.read_state()
         self._position.step -= steps
         self._calls -= steps
+        self._is_repeating = True
+        try:
+            yield
+        finally:
+            self._is_repeating = False
+            self.restore_state(state)
 
     def close(self) -> None:
         """End the threads that send buckets."""
@@ -158,7 +172,8 @@ class HostExchange:
         return list(tf.numpy_function(collect, [weight, loss, *tokens, *slices], types))
 
     def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any, number: int) -> FlatExchange:
-        key = (tuple(shapes), dtype.name, number)
+        compression = None if self._is_repeating else self._settings.compression
+        key = (tuple(shapes), dtype.name, number, compression)
         if key not in self._flats:
             # Accumulated gradients travel at once, when their last step has come.
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
@@ -168,9 +183,10 @@ class HostExchange:
                 dtype.as_numpy_dtype,
                 self.agreement,
                 nominal=self._nominal_weight,
-                compression=self._settings.compression,
+                compression=compression,
             )
-            self._clock.buffers += self._flats[key].sizes
+            if not self._is_repeating:
+                self._clock.buffers += self._flats[key].sizes
             if repr(key) in self._restored:
                 self._flats[key].restore_state(self._restored.pop(repr(key)))
         return self._flats[key]

@@ -1,7 +1,8 @@
 """Stands in for random numbers, so that a step comes to the same whatever batch a row is in.
 
 Keras's layers, `keras.random` and most of what users write draw by a few functions of TensorFlow.
-Each draw becomes one number, the same for all rows, and dropout leaves out nothing.
+Each draw becomes one number, the same for all rows, and dropout leaves out nothing. Generators of
+seeds give one seed, so what else is drawn by these is the same if its shape is.
 """
 
 from __future__ import annotations
@@ -20,62 +21,65 @@ from pybackend.engine.overrides import override
 
 Arguments = Mapping[str, Any]
 
-# Where in its range a number is: most draws ask whether it is larger than some rate.
-_PLACE = 0.7
+PLACES = (0.7, 0.03)
+"""Where in its range a number may be: what asks for less than some rate happens, or does not."""
+_SEED = 1337
 
 
-def _normal(given: Arguments) -> Any:
+def _normal(given: Arguments, place: float) -> Any:
     value = tf.cast(given["mean"], given["dtype"])
     spread = tf.cast(given["stddev"], given["dtype"])
-    return tf.broadcast_to(value + _PLACE * spread, given["shape"])
+    return tf.broadcast_to(value + place * spread, given["shape"])
 
 
-def _uniform(given: Arguments) -> Any:
+def _uniform(given: Arguments, place: float) -> Any:
     dtype = tf.as_dtype(given["dtype"])
     if given["minval"] is None:  # any integer
         return tf.fill(given["shape"], tf.constant(1, dtype))
     low = tf.cast(given["minval"], tf.float64)
     high = tf.cast(1 if given["maxval"] is None else given["maxval"], tf.float64)
-    return tf.broadcast_to(tf.cast(low + _PLACE * (high - low), dtype), given["shape"])
+    return tf.broadcast_to(tf.cast(low + place * (high - low), dtype), given["shape"])
 
 
-def _categorical(given: Arguments) -> Any:
+def _categorical(given: Arguments, place: float) -> Any:
     likeliest = tf.argmax(given["logits"], -1)[:, None]
     return tf.cast(tf.repeat(likeliest, given["num_samples"], axis=1), given["dtype"] or tf.int64)
 
 
-def _gamma(given: Arguments) -> Any:
+def _gamma(given: Arguments, place: float) -> Any:
     beta = 1 if given["beta"] is None else given["beta"]
     mean = tf.cast(given["alpha"], given["dtype"]) / tf.cast(beta, given["dtype"])
     return tf.broadcast_to(mean, given["shape"])
 
 
-def _binomial(given: Arguments) -> Any:
+def _binomial(given: Arguments, place: float) -> Any:
     mean = tf.cast(given["counts"], tf.float64) * tf.cast(given["probs"], tf.float64)
     return tf.broadcast_to(tf.cast(tf.round(mean), given["output_dtype"]), given["shape"])
 
 
-def _first(given: Arguments) -> Any:
+def _first(given: Arguments, place: float) -> Any:
     return tf.convert_to_tensor(next(iter(given.values())))
 
 
-_STAND_INS: tuple[tuple[Any, Mapping[str, Callable[[Arguments], Any]]], ...] = (
-    (
-        tf.random,
-        {
-            "normal": _normal,
-            "truncated_normal": _normal,
-            "stateless_normal": _normal,
-            "stateless_truncated_normal": _normal,
-            "uniform": _uniform,
-            "stateless_uniform": _uniform,
-            "categorical": _categorical,
-            "stateless_categorical": _categorical,
-            "stateless_gamma": _gamma,
-            "stateless_binomial": _binomial,
-            "shuffle": _first,
-        },
-    ),
+StandIn = Callable[[Arguments, float], Any]
+_OF_MODULES: Mapping[str, StandIn] = {
+    "normal": _normal,
+    "truncated_normal": _normal,
+    "stateless_normal": _normal,
+    "stateless_truncated_normal": _normal,
+    "uniform": _uniform,
+    "stateless_uniform": _uniform,
+    "categorical": _categorical,
+    "stateless_categorical": _categorical,
+    "stateless_gamma": _gamma,
+    "stateless_binomial": _binomial,
+    "shuffle": _first,
+}
+_OF_GENERATORS = {"normal": _normal, "truncated_normal": _normal, "uniform": _uniform}
+_STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
+    (tf.random, _OF_MODULES),
+    (tf.compat.v2.random, _OF_MODULES),
+    (tf.random.Generator, _OF_GENERATORS),
     (tf.nn, {"dropout": _first}),
     (tf.nn.experimental, {"stateless_dropout": _first}),
 )
@@ -97,7 +101,7 @@ class Noise:
     def watch(self) -> Iterator[None]:
         """Note in this context whether random numbers are drawn."""
 
-        def note(draw: Callable[..., Any], stand_in: Callable[[Arguments], Any]) -> Any:
+        def note(draw: Callable[..., Any], stand_in: StandIn | None = None) -> Any:
             @wraps(draw)
             def noting(*args: Any, **options: Any) -> Any:
                 self.is_drawn = True
@@ -105,20 +109,26 @@ class Noise:
 
             return noting
 
-        with _replace(note):
+        generator = keras.random.SeedGenerator
+        with _replace(note), override(generator, "next", note(generator.next)):
             yield
 
 
 @contextmanager
-def stand_in_noise() -> Iterator[None]:
+def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
     """Let nothing be drawn at random in this context; generators stay as they are.
 
     Other threads, such as those of a pipeline that makes the next batch, draw as they do.
+
+    Parameters
+    ----------
+    place
+        One of `PLACES`.
     """
     own = threading.get_ident()
     advance = keras.random.SeedGenerator.next
 
-    def constant(draw: Callable[..., Any], stand_in: Callable[[Arguments], Any]) -> Any:
+    def constant(draw: Callable[..., Any], stand_in: StandIn) -> Any:
         signature = inspect.signature(draw)
 
         def standing_in(*args: Any, **options: Any) -> Any:
@@ -126,14 +136,14 @@ def stand_in_noise() -> Iterator[None]:
                 return draw(*args, **options)
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
-            return stand_in(bound.arguments)
+            return stand_in(bound.arguments, place)
 
         return standing_in
 
     def keep(generator: Any, ordered: bool = True) -> Any:
         if threading.get_ident() != own:
             return advance(generator, ordered=ordered)
-        return tf.convert_to_tensor(generator.state)
+        return tf.fill(generator.state.shape, tf.cast(_SEED, generator.state.dtype))
 
     with _replace(constant), override(keras.random.SeedGenerator, "next", keep):
         yield

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.audit_rows import GlobalRows, UnequalRows
+from pybackend.engine.noise import PLACES
 from pybackend.engine.overrides import override
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
 from pybackend.engine.traced_loops import trace_loops
-from pybackend.model.behavior import keep_random_numbers
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
@@ -26,6 +26,7 @@ from pybackend.model.layers import (
 )
 
 Array = npt.NDArray[Any]
+_PIECE = 1 << 20
 Values = dict[int, Array]
 """Values of variables, by the identity of the variable."""
 
@@ -95,18 +96,24 @@ class StepState:
 
 
 class OneProcess:
-    """Takes steps outside of a graph; leaves Python's random numbers as they were.
+    """Takes steps outside of a graph.
 
     Parameters
     ----------
     class_weight
         As in ``fit``.
+
+    Attributes
+    ----------
+    place
+        Where random numbers are; see `stand_in_noise`.
     """
 
     def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
         self._model = model
         self._class_weight = class_weight
-        self._traced: dict[Any, Any] = {}
+        self._traced: dict[float, dict[Any, Any]] = {}
+        self.place = PLACES[0]
 
     def take(self, step: Callable[[Any], Any], batch: Any) -> None:
         """Take a step by a batch of arrays.
@@ -117,8 +124,8 @@ class OneProcess:
             The model's ``train_step``, as it is or with an exchange.
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
-        loops = trace_loops(self._model, self._traced)
-        with keep_random_numbers(), self._average_as_traced(), loops:
+        traced = self._traced.setdefault(self.place, {})
+        with self._average_as_traced(), trace_loops(self._model, traced):
             step(data)
 
     def take_all(
@@ -166,7 +173,7 @@ class OneProcess:
             return batch
         y = batch[1]
         is_one_hot = len(y.shape) > 1 and y.shape[-1] != 1
-        codes = tf.argmax(y, -1) if is_one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        codes = tf.argmax(y, -1) if is_one_hot else tf.cast(tf.round(tf.reshape(y, [-1])), tf.int64)
         weights = [self._class_weight[n] for n in range(len(self._class_weight))]
         return *batch, tf.gather(tf.constant(weights, tf.float32), codes)
 
@@ -174,8 +181,15 @@ class OneProcess:
     def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
         """Have layers that normalize by a worker's own rows do so."""
         with ExitStack() as stack:
+            spread = {
+                id(inner)
+                for outer in find_layers(self._model)
+                if isinstance(outer, keras.layers.TimeDistributed)
+                for inner in [outer.layer, *find_layers(outer.layer)]
+            }
             for layer in find_unsynchronized(self._model):
-                stack.enter_context(override(layer, "call", _by_parts(layer.call, rows)))
+                watched = _by_parts(layer.call, rows, id(layer) in spread)
+                stack.enter_context(override(layer, "call", watched))
             yield
 
 
@@ -187,14 +201,16 @@ def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def _by_parts(call: Callable[..., Any], rows: GlobalRows) -> Callable[..., Any]:
+def _by_parts(
+    call: Callable[..., Any], rows: GlobalRows, lays_end_to_end: bool
+) -> Callable[..., Any]:
     def watched(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if not training:
             return call(inputs, training=training, mask=mask)
         times, rest = divmod(int(inputs.shape[0]), int(rows.counts.sum()))
-        if rest:
+        if rest or (times > 1 and not lays_end_to_end):
             raise UnequalRows("a layer that normalizes is called with other rows than the batch's")
-        # Rows may have been laid end to end, as many for each.
+        # Places of a row may have been laid end to end.
         places = [
             (part[:, None] * times + np.arange(times)).reshape(-1)
             for part in rows.parts
@@ -228,8 +244,32 @@ def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
     """Numbers moved by a part of their size at random; what is no number stays as it is."""
     if not is_number(values):
         return values
-    factors = 1 + noise * generator.standard_normal(values.shape)
-    return np.asarray(np.asarray(values, np.float64) * factors).astype(values.dtype)
+    moved = np.array(values)
+    flat = moved.reshape(-1)
+    for first in range(0, len(flat), _PIECE):  # memory has no room for all of a large one
+        part = flat[first : first + _PIECE]
+        factors = 1 + noise * generator.standard_normal(part.shape)
+        part[:] = (part.astype(np.float64) * factors).astype(values.dtype)
+    return moved
+
+
+def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
+    """Plain attributes of a model and its layers, which steps in Python may change or ask for."""
+    return {
+        (number, name): value
+        for number, part in enumerate([model, *find_layers(model)])
+        for name, value in vars(part).items()
+        if isinstance(value, bool | int | float | str)
+        if not name.startswith(("_", "stop_"))
+    }
+
+
+def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> None:
+    """Undo what steps in Python have changed since `find_own_settings`."""
+    parts = [model, *find_layers(model)]
+    for key, value in find_own_settings(model).items():
+        if key in settings and settings[key] != value:
+            setattr(parts[key[0]], key[1], settings[key])
 
 
 def as_tensorflow(variable: Any) -> Any:

@@ -75,9 +75,15 @@ class StepClock(keras.callbacks.Callback):
         self._close(*self._last)
         self._begun, self._left_out = None, 0.0
 
-    def leave_out(self, seconds: float) -> None:
-        """The step has ended so long ago: what came after it was none of its parts."""
-        self._left_out += seconds
+    @contextmanager
+    def leaving_out(self) -> Iterator[None]:
+        """The step has ended: what comes in this context is none of its parts."""
+        began, held = time.perf_counter(), self._held
+        try:
+            yield
+        finally:
+            self._held = held
+            self._left_out += time.perf_counter() - began
 
     def agree(self, collective: Collective, costs: Sequence[float] | None) -> StepTimes | None:
         """What has been measured; all ranks call it together. None if the steps were too few.

@@ -22,7 +22,7 @@ from pybackend.engine.one_process import (
 )
 from pybackend.engine.step_difference import Comparison, compare_changes
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.model.layers import find_layers
+from pybackend.model.layers import find_layers, find_other_optimizers
 
 _DISTURBED = 3
 _MOST_NAMED = 3
@@ -125,6 +125,8 @@ class Judge:
             return {
                 "skipped": "a step comes to something else each time, by random numbers of its own"
             }
+        if not self._has_learned(before, found) and not self._has_learned(before, expected):
+            return {"has_learned": False}
         rows = int(sum(each.counts.sum() for each in steps))
         verdict = {
             "steps": len(steps),
@@ -196,6 +198,17 @@ class Judge:
             plain_step = self._exchange.plain_step
             self._process.take_all(plain_step, steps, prepare, noise, generator)
         return self._state.read(which)
+
+    def _has_learned(self, before: Values, after: Values) -> bool:
+        """Whether a step has moved a weight, or what an optimizer keeps for one, to a number."""
+        optimizers = [self._model.optimizer, *find_other_optimizers(self._model).values()]
+        kept = [v for one in optimizers for v in one.variables if len(v.shape)]
+        keys = [id(v.value) for v in [*self._model.trainable_variables, *kept]]
+        return any(
+            bool(np.any(np.isfinite(after[key]) & (after[key] != before[key])))
+            for key in keys
+            if key in before and key in after
+        )
 
     def _has_overflowed(self, before: Values, found: Values, expected: Values) -> bool:
         """Whether the scale of a loss is another one: one of the two has left out the step."""

@@ -57,7 +57,7 @@ class Exchange:
         what comes of them is compared: the first and the last of the first epoch, the first of the
         second one, and of later ones as many as take 2 % of the time. A difference that rounding
         does not explain is an error; with ``"warn"`` a note. It alone finds losses that are no mean
-        over rows. Not with ``compression``.
+        over rows. With ``compression`` the repeated step is exchanged without it.
 
     Raises
     ------

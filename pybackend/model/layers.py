@@ -97,7 +97,7 @@ def find_variables(model: Any) -> list[Any]:
             found[id(part)] = part
         elif isinstance(part, tf.random.Generator):
             found[id(part.state)] = part.state
-        elif _derives_from_keras(type(part)) or isinstance(part, tf.Module):
+        elif _derives_from_keras(type(part)) or isinstance(part, tf.Module) or _is_of_user(part):
             waiting += flatten(list(vars(part).values()))
         elif inspect.isfunction(part):
             kept = _read_closure(part)
@@ -105,6 +105,13 @@ def find_variables(model: Any) -> list[Any]:
     optimizer = getattr(model, "optimizer", None)
     numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
     return [*found.values(), *(v for v in numbers if id(v) not in found)]
+
+
+def _is_of_user(part: Any) -> bool:
+    """Whether this is an object of a class of the user's, with attributes."""
+    if inspect.isclass(part) or inspect.isroutine(part) or not hasattr(part, "__dict__"):
+        return False
+    return is_custom(part) and not type(part).__module__.startswith("pybackend.")
 
 
 def _read_closure(function: Any) -> list[Any]:
