@@ -89,6 +89,8 @@ class Auditor:
     ----------
     others
         Variables of other callbacks that the steps use.
+    report
+        What was found so far.
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class Auditor:
         job: Job,
         emit: Emit,
         others: Sequence[Any] = (),
+        report: Audit | None = None,
         class_weight: Any = None,
         clock: StepClock | None = None,
     ) -> None:
-        self.report = Audit()
-        """What was found so far; on rank 0."""
+        self.report = Audit() if report is None else report
+        """What was found so far."""
+        self._before = self.report.steps
         self.noise = Noise()
         """To be watched while the training lasts."""
         self._model = model
@@ -139,7 +143,7 @@ class Auditor:
         now = time.monotonic()
         spent, passed, last = self._spent, now - self._began, now - self._epoch_began
         self._epoch, self._epoch_began = epoch, now
-        steps, done = self._feed.steps, self.report.steps
+        steps, done = self._feed.steps, self.report.steps - self._before
         chosen = [0]
         is_paid = self._epochs > 1 or self._collective.world_size > _MANY
         if self._epochs == 0 and not is_paid:

@@ -16,6 +16,7 @@ from pybackend.engine.training_state import TrainingState
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import LeftError, Notice
+from pybackend.job.report import Audit
 from pybackend.model.load import LoadedModel
 
 
@@ -53,6 +54,8 @@ class Memory:
         The beginning of an epoch that not every worker may have kept yet.
     is_seeded
         Whether this process has its own random numbers already.
+    audit
+        What the audits of all gangs have found, since this process is one of them.
     """
 
     member: int
@@ -64,6 +67,7 @@ class Memory:
     next: Kept | None = None
     is_seeded: bool = False
     is_own: bool = False
+    audit: Audit = field(default_factory=Audit)
 
     def go_back(self, epoch: int | None, collective: Collective, job: Job) -> Start:
         """Where the training goes on; rank 0 gives the state to those that do not have it.

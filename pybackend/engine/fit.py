@@ -117,6 +117,7 @@ def fit(
             job,
             emit,
             others,
+            None if memory is None else memory.audit,
             options.get("class_weight"),
             clock,
         )

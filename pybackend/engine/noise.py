@@ -7,6 +7,7 @@ Each draw becomes one number, the same for all rows, and dropout leaves out noth
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -110,12 +111,19 @@ class Noise:
 
 @contextmanager
 def stand_in_noise() -> Iterator[None]:
-    """Let nothing be drawn at random in this context; generators stay as they are."""
+    """Let nothing be drawn at random in this context; generators stay as they are.
+
+    Other threads, such as those of a pipeline that makes the next batch, draw as they do.
+    """
+    own = threading.get_ident()
+    advance = keras.random.SeedGenerator.next
 
     def constant(draw: Callable[..., Any], stand_in: Callable[[Arguments], Any]) -> Any:
         signature = inspect.signature(draw)
 
         def standing_in(*args: Any, **options: Any) -> Any:
+            if threading.get_ident() != own:
+                return draw(*args, **options)
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
             return stand_in(bound.arguments)
@@ -123,6 +131,8 @@ def stand_in_noise() -> Iterator[None]:
         return standing_in
 
     def keep(generator: Any, ordered: bool = True) -> Any:
+        if threading.get_ident() != own:
+            return advance(generator, ordered=ordered)
         return tf.convert_to_tensor(generator.state)
 
     with _replace(constant), override(keras.random.SeedGenerator, "next", keep):

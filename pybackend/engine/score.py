@@ -16,7 +16,7 @@ from pybackend.data.rows import SpooledRows
 from pybackend.engine.held_out import HeldOut, batch_rows
 from pybackend.engine.state import check_structure, find_differing_weights
 from pybackend.engine.step_means import build_losses
-from pybackend.engine.trials import choose_rows, find_over
+from pybackend.engine.trials import choose_rows, find_over, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.values import encode_value
@@ -54,7 +54,9 @@ def score(
     if job.kind == "evaluate":
         if job.workers > 1:
             build_losses(model, rows)
-        over = find_over(model, choose_rows(model, rows, job), job, collective)
+        tried = choose_rows(model, rows, job)
+        metrics = try_metrics(model, tried, job, collective)
+        over = find_over(model, tried, metrics, job, collective)
         held_out = HeldOut(rows, counts["train"], job.batch_size, over)
         held_out.prepare(model, collective)
         value = held_out.evaluate(model, collective)

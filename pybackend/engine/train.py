@@ -35,7 +35,7 @@ from pybackend.engine.save import encode_trained, plan_saving, write_model
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.trials import MetricsKind, choose_rows, try_metrics
+from pybackend.engine.trials import MetricsKind, choose_rows, find_over, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
@@ -128,7 +128,8 @@ def train(
     check_callbacks(callbacks)
     inputs = build_variables(model, rows)
     check_model(model, job)
-    metrics = try_metrics(model, choose_rows(model, rows, job), job, collective)
+    tried = choose_rows(model, rows, job)
+    metrics = try_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
@@ -149,7 +150,9 @@ def train(
         others = reshape_rows(SpooledRows(folder / "validation", in_memory), model)
         if job.is_elastic:
             others = DealtRows(others, job.workers, rank)
-        held_out = HeldOut(others, counts["validation"], job.batch_size, over)
+        evaluated = find_over(model, tried, metrics, job, collective)
+        evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
+        held_out = HeldOut(others, counts["validation"], job.batch_size, evaluated)
         held_out.prepare(model, collective)
     checkpoints = None
     if job.checkpoint is not None:

@@ -66,12 +66,15 @@ def try_metrics(
 
 
 def find_over(
-    model: Any, rows: Sequence[Any] | None, job: Job, collective: Collective
+    model: Any,
+    rows: Sequence[Any] | None,
+    metrics: MetricsKind,
+    job: Job,
+    collective: Collective,
 ) -> OverBatch:
     """What an evaluation computes from the rows of all workers, since it may not be summed."""
     if job.workers == 1:
         return OverBatch()
-    metrics = try_metrics(model, rows, job, collective)
     if has_masked_loss(model):
         needs = not _is_weighted_by_masks(model)
     else:

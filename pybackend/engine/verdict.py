@@ -240,12 +240,15 @@ class Judge:
                 "workers, such as weights, and give each worker rows in every step, by more rows "
                 "or fewer workers"
             )
-        if not differing:
+        losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
+        others = {one.key for one in results[1].differing}
+        if not differing and not others & {id(v.value) for v in losses}:
             return (
                 "The weights are equal; a metric is neither a sum over rows nor a mean of one: "
                 "write it as a `keras.metrics.Metric` whose variables are sums"
             )
-        if self._model.run_eagerly:
+        looks_up = any(isinstance(one, keras.layers.Embedding) for one in find_layers(self._model))
+        if self._model.run_eagerly and looks_up:
             return (
                 "With run_eagerly=True the workers cannot know that an embedding is looked up by "
                 "positions, not by rows: leave it out, or see what it says without"
@@ -253,8 +256,10 @@ class Judge:
         if not has_keras_train_step(self._model):
             return (
                 "The model's own train_step, a loss or a layer makes something of the rows of a "
-                "batch together: compute losses by `self.compute_loss()`, and give `exchange` the "
-                "option loss_over='global batch'"
+                "batch together. Of a loss with a value for each row take the mean (a tape sums "
+                "them). Compute a loss that compares rows by `self.compute_loss()`, and give "
+                "`exchange` the option loss_over='global batch'. Clip gradients by the `clipnorm` "
+                "of the optimizer"
             )
         if self._exchange.over.loss:
             return (
@@ -263,7 +268,8 @@ class Judge:
             )
         return (
             "The loss or a layer makes something of the rows of a batch together: give `exchange` "
-            "the option loss_over='global batch', under which the loss sees the rows of all workers"
+            "the option loss_over='global batch', under which the loss sees the rows of all "
+            "workers. What `add_loss` is given must be a mean over rows"
         )
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 import test_loss_trial
 from conftest import record_outcome
 from keras import ops
-from replicas import Case, Trained, check_equal
+from replicas import Case, Trained, check_equal, named
 from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, subclassed
 
 import pybackend
@@ -287,6 +287,17 @@ WARNED = {
         custom_objects={"Halves": Halves},
     )
 }
+# `make test-full` trains the others, too.
+DAILY = [
+    "hardest rows",
+    "two halves, of rows",
+    "annealed",
+    "an average on a worker without rows",
+    "largest",
+    "add_loss",
+    "correlation",
+    "sum, with dropout",
+]
 CASES = EQUAL | NOISY | WARNED | {name: case for name, (case, _) in DIFFERENT.items()}
 
 
@@ -337,12 +348,14 @@ def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool, audite
     assert f"audited on {result.audit.steps} of " in result.summary()
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", named(DIFFERENT, DAILY))
 def test_a_difference_ends_the_training(name: str, trained: dict[str, Any]) -> None:
     first, second = trained[name].splitlines()
     assert first == second
     assert first.startswith("InputError: ")
     assert DIFFERENT[name][1] in first
+    if name in test_loss_trial.NOT_MEANS:
+        assert "What `add_loss` is given must be a mean over rows" in first
     record_outcome(name, re.sub(r"^.*?\. (?=[A-Z])", "", first))
 
 
