@@ -1,4 +1,4 @@
-"""Programs of the kinds that people write, small: the audit names what differs, and nothing else."""
+"""Programs of the kinds that people write: the audit names what differs, and nothing else."""
 
 from __future__ import annotations
 

@@ -62,12 +62,16 @@ class Transcriber(keras.Model):
         super().__init__()
         sound, words = keras.Input((32, 1)), keras.Input((5,), dtype="int32")
         heard = layers.Conv1D(6, 5, 4, padding="same", activation="relu")(sound)
-        heard = layers.LayerNormalization()(heard + layers.MultiHeadAttention(1, 6)(heard, heard))
+        heard = layers.LayerNormalization()(
+            heard + layers.MultiHeadAttention(1, 6, use_bias=False)(heard, heard)
+        )
         x = layers.Embedding(20, 6)(words)
         x = layers.LayerNormalization()(
-            x + layers.MultiHeadAttention(1, 6)(x, x, use_causal_mask=True)
+            x + layers.MultiHeadAttention(1, 6, use_bias=False)(x, x, use_causal_mask=True)
         )
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(1, 6)(x, heard))
+        x = layers.LayerNormalization()(
+            x + layers.MultiHeadAttention(1, 6, use_bias=False)(x, heard)
+        )
         self.net = keras.Model([sound, words], layers.Dense(20)(x))
         self.loss_metric = keras.metrics.Mean(name="loss")
 

@@ -436,7 +436,10 @@ class RealNvp(keras.Model):
         super().__init__()
         self.masks = [[0.0, 1.0] * 5, [1.0, 0.0] * 5]
         self.parts = [
-            [keras.Sequential([keras.Input((10,)), layers.Dense(10, end)]) for end in (None, "tanh")]
+            [
+                keras.Sequential([keras.Input((10,)), layers.Dense(10, end)])
+                for end in (None, "tanh")
+            ]
             for _ in self.masks
         ]
         self.loss_tracker = keras.metrics.Mean(name="loss")

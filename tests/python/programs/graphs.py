@@ -121,7 +121,7 @@ def molecules() -> Any:
     mask = keras.Input((5, 1))
     x = Messages()([atoms, bonds, mask])
     attended = ops.cast(ops.matmul(mask, ops.transpose(mask, (0, 2, 1))) > 0, "bool")
-    x = x + layers.MultiHeadAttention(2, 4)(x, x, attention_mask=attended)
+    x = x + layers.MultiHeadAttention(2, 4, use_bias=False)(x, x, attention_mask=attended)
     x = ops.sum(x * mask, 1) / ops.sum(mask, 1)
     x = layers.Dense(1, activation="sigmoid")(layers.Dense(6, activation="relu")(x))
     model = keras.Model([atoms, bonds, mask], x)

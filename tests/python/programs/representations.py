@@ -1,4 +1,4 @@
-"""Representations and teachers: rows compared with other rows, or with what another network says."""
+"""Representations and teachers: rows compared with others, or with what a network says of them."""
 
 from __future__ import annotations
 
@@ -249,6 +249,10 @@ class Triplets(Tracked):
         step(self, tape, loss, self.encoder.trainable_weights)
         return self.log(loss)
 
+    def test_step(self, data: Any) -> Any:
+        near, far = self.distances(data)
+        return self.log(ops.mean(ops.maximum(near - far + self.margin, 0.0)))
+
 
 def triplets() -> Any:
     model = Triplets()
@@ -280,7 +284,9 @@ class SimSiam(Tracked):
             z = [self.encoder(view) for view in data]
             p = [self.predictor(part) for part in z]
             loss = self.gap(p[0], z[1]) / 2 + self.gap(p[1], z[0]) / 2
-        step(self, tape, loss, self.encoder.trainable_variables + self.predictor.trainable_variables)
+        step(
+            self, tape, loss, self.encoder.trainable_variables + self.predictor.trainable_variables
+        )
         return self.log(loss)
 
 
@@ -298,7 +304,9 @@ class Byol(SimSiam):
             p = [self.predictor(self.encoder(view)) for view in data]
             z = [self.teacher(view) for view in data]
             loss = self.gap(p[0], z[1]) + self.gap(p[1], z[0])
-        step(self, tape, loss, self.encoder.trainable_variables + self.predictor.trainable_variables)
+        step(
+            self, tape, loss, self.encoder.trainable_variables + self.predictor.trainable_variables
+        )
         for mean, weight in zip(self.teacher.weights, self.encoder.weights, strict=True):
             mean.assign(0.9 * mean + 0.1 * weight)
         return self.log(loss)
@@ -413,7 +421,7 @@ def consistent() -> Any:
 
 
 class AdaMatch(Tracked):
-    """Rows with labels and rows of another domain without: what is likely enough becomes a label."""
+    """Rows with labels, and rows of another domain: what is likely enough becomes a label."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -455,6 +463,7 @@ def adamatch(kind: Any) -> Any:
 
 
 PAIRS = NUMBERS, NUMBERS + 0.1 * NUMBERS[::-1]
+TRIPLES = [NUMBERS, NUMBERS * 1.1, NUMBERS[::-1].copy()]
 ROWS_WITH_LABELS = NUMBERS, CLASSES
 DOMAINS = [NUMBERS, 0.5 + NUMBERS[::-1]], CLASSES
 
@@ -499,14 +508,12 @@ PROGRAMS = {
     "image similarity": Program(
         lambda: image_similarity(SimilarityOverBatch), PAIRS, lines=5, settings=GLOBAL
     ),
-    "triplets": Program(
-        triplets, ([NUMBERS, NUMBERS * 1.1, NUMBERS[::-1].copy()], CLASSES), lines=2
-    ),
+    "triplets": Program(triplets, (TRIPLES, CLASSES), held_out=(TRIPLES, CLASSES), lines=2),
     "siamese": Program(siamese, ([NUMBERS[:, :5], NUMBERS[:, 5:]], FLAGS)),
     "SimSiam": Program(lambda: views(SimSiam), PAIRS),
     "BYOL": Program(lambda: views(Byol), PAIRS),
     "masked autoencoder": Program(masked_patches, (IMAGES, IMAGES), is_random=True),
-    "distillation": Program(distiller, ROWS_WITH_LABELS),
+    "distillation": Program(distiller, ROWS_WITH_LABELS, held_out=(NUMBERS[:31], CLASSES[:31])),
     "consistency": Program(consistent, (list(PAIRS), CLASSES)),
     "AdaMatch, a threshold of a batch": Program(
         lambda: adamatch(AdaMatch), DOMAINS, error="self.compute_loss()"

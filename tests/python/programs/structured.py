@@ -62,7 +62,7 @@ def wide_deep_cross() -> Any:
 def tab_transformer() -> Any:
     numbers, ids = keras.Input((10,)), keras.Input((3,), dtype="int32")
     x = layers.Embedding(20, 4)(ids) + layers.Embedding(3, 4)(ops.arange(3))
-    found = layers.MultiHeadAttention(2, 4)(x, x)
+    found = layers.MultiHeadAttention(2, 4, use_bias=False)(x, x)
     x = layers.LayerNormalization()(x + found)
     x = layers.LayerNormalization()(x + layers.Dense(4, activation="gelu")(x))
     x = layers.Concatenate()([layers.Flatten()(x), layers.LayerNormalization()(numbers)])
@@ -169,13 +169,15 @@ def behavior_sequence() -> Any:
     seen, stars = keras.Input((3,), dtype="int32"), keras.Input((3,))
     films = layers.Embedding(20, 5)
     x = films(seen) * stars[..., None]
-    found = layers.MultiHeadAttention(1, 5)(x, x)
+    found = layers.MultiHeadAttention(1, 5, use_bias=False)(x, x)
     x = layers.LayerNormalization()(x + found)
     x = layers.Dense(8)(layers.Flatten()(x))
     x = layers.LeakyReLU()(layers.BatchNormalization(synchronized=True)(x))
     optimizer = keras.optimizers.Adagrad(0.01)
     metrics = [keras.metrics.MeanAbsoluteError()]
-    return compiled(keras.Model([seen, stars], layers.Dense(1)(x)), "mse", optimizer, metrics=metrics)
+    return compiled(
+        keras.Model([seen, stars], layers.Dense(1)(x)), "mse", optimizer, metrics=metrics
+    )
 
 
 class Uncertain(layers.Layer):
@@ -217,7 +219,10 @@ def lifetime_value() -> Any:
     """A chance, and an amount that counts only where there is one."""
     numbers = keras.Input((10,))
     x = layers.Dense(8, activation="relu", kernel_regularizer="l2")(numbers)
-    chance, amount = layers.Dense(1, activation="sigmoid", name="chance"), layers.Dense(1, name="sum")
+    chance, amount = (
+        layers.Dense(1, activation="sigmoid", name="chance"),
+        layers.Dense(1, name="sum"),
+    )
     outputs = [chance(x), amount(x)]
     model = keras.Model(numbers, outputs)
     return compiled(model, ["binary_crossentropy", "mean_absolute_error"], loss_weights=[1.0, 0.1])
@@ -240,7 +245,9 @@ PROGRAMS = {
     "gated residual network": Program(variable_selection, (NUMBERS, FLAGS)),
     "decision forest": Program(forest, (NUMBERS, CLASSES)),
     "collaborative filtering, summed over rows": Program(
-        lambda: recommender(Recommender), (IDS, FLAGS.astype("float32")), error="rows of a batch together"
+        lambda: recommender(Recommender),
+        (IDS, FLAGS.astype("float32")),
+        error="rows of a batch together",
     ),
     "collaborative filtering": Program(
         lambda: recommender(RecommenderByRow), (IDS, FLAGS.astype("float32")), lines=2

@@ -13,31 +13,31 @@ from programs.rows import CLASSES, FLAGS, NEXT, ROWS, SERIES
 
 
 def forecaster() -> Any:
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     x = layers.GRU(6, dropout=0.1, return_sequences=True)(series)
     x = layers.Conv1D(6, 3, padding="causal", activation="relu")(x)
     return compiled(keras.Model(series, layers.Dense(3)(layers.LSTM(5)(x))), "huber")
 
 
 def n_beats() -> Any:
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     left = layers.Flatten()(series)
     forecast: Any = 0
     for _ in range(3):
         x = layers.Dense(12, activation="relu")(layers.Dense(12, activation="relu")(left))
-        left = left - layers.Dense(24)(x)
+        left = left - layers.Dense(16)(x)
         forecast = forecast + layers.Dense(3)(x)
     return compiled(keras.Model(series, forecast), "mae", metrics=["mse"])
 
 
 def weather() -> Any:
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     x = layers.Dense(1)(layers.LSTM(8)(series))
     return compiled(keras.Model(series, x), "mse", keras.optimizers.Adam(0.001))
 
 
 def convolved() -> Any:
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     x = series
     for _ in range(2):
         x = layers.Conv1D(6, 3, padding="same")(x)
@@ -48,8 +48,8 @@ def convolved() -> Any:
 
 
 def transformer() -> Any:
-    series = keras.Input((12, 2))
-    x = layers.MultiHeadAttention(2, 4, dropout=0.25)(series, series)
+    series = keras.Input((8, 2))
+    x = layers.MultiHeadAttention(2, 4, dropout=0.25, use_bias=False)(series, series)
     x = layers.LayerNormalization(epsilon=1e-6)(layers.Dropout(0.25)(x)) + series
     found = layers.Conv1D(2, 1)(layers.Dropout(0.25)(layers.Conv1D(4, 1, activation="relu")(x)))
     x = layers.LayerNormalization(epsilon=1e-6)(found) + x
@@ -87,7 +87,7 @@ def traffic() -> Any:
 
 
 def anomalies() -> Any:
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     x = layers.Conv1D(6, 3, padding="same", strides=2, activation="relu")(series)
     x = layers.Dropout(0.2)(x)
     x = layers.Conv1DTranspose(6, 3, padding="same", strides=2, activation="relu")(x)
@@ -97,11 +97,11 @@ def anomalies() -> Any:
 
 def waves() -> Any:
     """Signals of a brain, by separable steps and L2, for weighted classes."""
-    series = keras.Input((12, 2))
+    series = keras.Input((8, 2))
     x = layers.Conv1D(4, 3, strides=2, padding="same", activation="relu")(series)
     x = layers.BatchNormalization(synchronized=True)(x)
     x = layers.LeakyReLU()(layers.Dense(8, kernel_regularizer="l2")(layers.Flatten()(x)))
-    metrics = [keras.metrics.AUC(), keras.metrics.Precision(), "binary_accuracy"]
+    metrics = [keras.metrics.AUC(name="auc"), keras.metrics.Recall(name="recall")]
     model = keras.Model(series, layers.Dense(1, activation="sigmoid")(x))
     return compiled(model, keras.losses.BinaryCrossentropy(), metrics=metrics)
 

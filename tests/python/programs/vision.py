@@ -52,23 +52,25 @@ def resnet() -> Any:
     for filters, strides in ((6, 1), (8, 2)):
         short = layers.Conv2D(filters, 1, strides)(x)
         x = convolve(x, filters, strides)
-        x = layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(x))
-        x = layers.ReLU()(x + short)
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x) + short)
     return classify(image, pooled(x), metrics=["accuracy"])
 
 
 def mobilenet() -> Any:
     image = keras.Input((8, 8, 3))
-    x = layers.ReLU(6)(layers.BatchNormalization()(layers.Conv2D(8, 1)(image)))
-    x = layers.ReLU(6)(layers.BatchNormalization()(layers.DepthwiseConv2D(3)(x)))
-    x = layers.BatchNormalization()(layers.Conv2D(4, 1)(x))
+    x = layers.ReLU(6)(layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(image)))
+    x = layers.ReLU(6)(layers.BatchNormalization()(layers.DepthwiseConv2D(3, use_bias=False)(x)))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 1, use_bias=False)(x))
     x = layers.Dropout(0.2)(layers.GlobalMaxPooling2D()(x))
     return classify(image, x, optimizer="rmsprop")
 
 
 def efficientnet() -> Any:
     image = keras.Input((8, 8, 3))
-    x = layers.Activation("swish")(layers.BatchNormalization()(layers.Conv2D(8, 3)(image)))
+    x = layers.Activation("swish")(
+        layers.BatchNormalization()(layers.Conv2D(8, 3, use_bias=False)(image))
+    )
     gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
     gate = layers.Conv2D(2, 1, activation="swish")(gate)
     x = layers.Multiply()([x, layers.Conv2D(8, 1, activation="sigmoid")(gate)])
@@ -135,7 +137,7 @@ def patches(image: Any) -> Any:
 
 
 def transform(x: Any, rate: float = 0.1) -> Any:
-    found = layers.MultiHeadAttention(2, 4, dropout=rate)(x, x)
+    found = layers.MultiHeadAttention(2, 4, dropout=rate, use_bias=False)(x, x)
     x = layers.LayerNormalization()(x + found)
     found = layers.Dense(8)(layers.Dense(16, activation="gelu")(x))
     return layers.LayerNormalization()(x + layers.Dropout(rate)(found))
@@ -230,7 +232,7 @@ def cct() -> Any:
     image = keras.Input((8, 8, 3))
     x = layers.Conv2D(8, 3, activation="relu", use_bias=False)(image)
     x = layers.Reshape((9, 8))(layers.MaxPooling2D(2)(x))
-    found = layers.MultiHeadAttention(2, 4)(x, x)
+    found = layers.MultiHeadAttention(2, 4, use_bias=False)(x, x)
     x = x + Depth(0.2)(layers.LayerNormalization()(found))
     weights = ops.softmax(layers.Dense(1)(x), axis=1)
     x = ops.squeeze(ops.matmul(ops.transpose(weights, (0, 2, 1)), x), 1)
@@ -243,7 +245,7 @@ class Windows(layers.Layer):
     def __init__(self, shift: int) -> None:
         super().__init__()
         self.shift = shift
-        self.attention = layers.MultiHeadAttention(2, 4)
+        self.attention = layers.MultiHeadAttention(2, 4, use_bias=False)
         self.normalization = layers.LayerNormalization()
 
     def build(self, shape: Any) -> None:
@@ -443,9 +445,7 @@ class ZeroDce(keras.Model):
         super().__init__()
         image = keras.Input((8, 8, 3))
         x = layers.Conv2D(4, 3, padding="same", activation="relu")(image)
-        self.curves = keras.Model(
-            image, layers.Conv2D(6, 3, padding="same", activation="tanh")(x)
-        )
+        self.curves = keras.Model(image, layers.Conv2D(6, 3, padding="same", activation="tanh")(x))
 
     def compile(self, learning_rate: float) -> None:
         super().compile()
@@ -574,9 +574,11 @@ class Captioner(keras.Model):
         seen = layers.Reshape((9, 6))(layers.Conv2D(6, 4, 2, activation="relu")(image))
         x = layers.Embedding(30, 6)(words)
         x = layers.LayerNormalization()(
-            x + layers.MultiHeadAttention(1, 6)(x, x, use_causal_mask=True)
+            x + layers.MultiHeadAttention(1, 6, use_bias=False)(x, x, use_causal_mask=True)
         )
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(1, 6)(x, seen))
+        x = layers.LayerNormalization()(
+            x + layers.MultiHeadAttention(1, 6, use_bias=False)(x, seen)
+        )
         self.decoder = keras.Model([image, words], layers.Dense(30, activation="softmax")(x))
         self.cross = keras.losses.SparseCategoricalCrossentropy(reduction="none")
         self.loss_tracker = keras.metrics.Mean(name="loss")
