@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from programs.program import GLOBAL, Program, compiled
+from programs.program import Program, compiled
 from programs.rows import CLASSES, OTHER_WORDS, SOUNDS
 
 
@@ -154,6 +154,6 @@ PROGRAMS = {
     "speakers": Program(speakers, (SOUNDS, CLASSES)),
     "spectra": Program(spectra, (SOUNDS[..., 0], CLASSES)),
     "speech by CTC": Program(speech, (SOUNDS, OTHER_WORDS)),
-    "speech by a transformer": Program(transcriber, (PAIRS, CLASSES), settings=GLOBAL),
+    "speech by a transformer": Program(transcriber, (PAIRS, CLASSES)),
     "MelGAN": Program(melgan, (MELS, SOUNDS)),
 }

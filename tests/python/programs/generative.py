@@ -544,11 +544,11 @@ def style_transfer() -> Any:
 
 
 PROGRAMS = {
-    "VAE": Program(vae, (NUMBERS, NUMBERS), is_random=True),
-    "VQ-VAE": Program(vq_vae, (MASKS, MASKS)),
-    "DCGAN": Program(gan, (IMAGES, IMAGES), is_random=True),
+    "VAE": Program(vae, (NUMBERS, NUMBERS), is_random=True, lines=2),
+    "VQ-VAE": Program(vq_vae, (MASKS, MASKS), lines=2),
+    "DCGAN": Program(gan, (IMAGES, IMAGES), is_random=True, lines=2),
     "conditional GAN": Program(conditional_gan, (IMAGES, CLASSES), is_random=True),
-    "WGAN-GP": Program(wgan, (IMAGES, IMAGES), is_random=True),
+    "WGAN-GP": Program(wgan, (IMAGES, IMAGES), is_random=True, lines=2),
     "CycleGAN": Program(cyclegan, (IMAGES, IMAGES[::-1].copy())),
     "adaptive GAN, accuracy of a batch": Program(
         lambda: adaptive_gan(AdaptiveGan), (IMAGES, IMAGES), error="self.compute_loss()"
@@ -556,13 +556,13 @@ PROGRAMS = {
     "adaptive GAN": Program(
         lambda: adaptive_gan(AdaptiveGanOfAllRows),
         (IMAGES, IMAGES),
-        lines=4,
+        lines=5,
         is_random=True,
         settings=GLOBAL,
     ),
-    "DDIM": Program(ddim, (IMAGES, IMAGES), is_random=True),
-    "DDPM": Program(ddpm, (IMAGES, IMAGES), is_random=True),
-    "RealNVP": Program(real_nvp, (NUMBERS, NUMBERS)),
+    "DDIM": Program(ddim, (IMAGES, IMAGES), is_random=True, lines=2),
+    "DDPM": Program(ddpm, (IMAGES, IMAGES), is_random=True, lines=2),
+    "RealNVP": Program(real_nvp, (NUMBERS, NUMBERS), lines=2),
     "PixelCNN": Program(pixelcnn, (MASKS, MASKS)),
     "AdaIN": Program(style_transfer, (IMAGES, IMAGES[::-1].copy())),
 }

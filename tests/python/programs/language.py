@@ -324,7 +324,7 @@ PROGRAMS = {
     "entities": Program(entities, (WORDS, TAGS), lines=2, settings=GLOBAL),
     "masked words, a sum": Program(lambda: masked(Masked), (WORDS, WORDS, KEPT), error="loss_over"),
     "masked words": Program(
-        lambda: masked(MaskedByRow), (WORDS, WORDS, KEPT), lines=4, settings=GLOBAL
+        lambda: masked(MaskedByRow), (WORDS, WORDS, KEPT), lines=5, settings=GLOBAL
     ),
     "switch, balanced by batches": Program(
         lambda: switch((0, 1)), (WORDS, CLASSES), error="rows of a batch together"

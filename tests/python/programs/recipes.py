@@ -37,7 +37,7 @@ class Endpoint(layers.Layer):
         if targets is not None:
             self.add_loss(self.loss_fn(targets, logits))
             self.accuracy_metric.update_state(targets, ops.sigmoid(logits))
-        return ops.softmax(logits)
+        return ops.sigmoid(logits)
 
 
 def endpoint() -> Any:
@@ -212,7 +212,7 @@ class Reptile(keras.Model):
         moved = tf.map_fn(self.learn, (x, y), fn_output_signature=signature)
         means = [ops.mean(part, 0) for part in moved]
         self.optimizer.apply_gradients(zip(means, self.net.trainable_variables, strict=True))
-        return {"moved": ops.mean(ops.abs(means[0]))}
+        return {"moved": ops.mean(means[0])}
 
 
 def reptile() -> Any:

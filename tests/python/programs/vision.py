@@ -728,7 +728,7 @@ PROGRAMS = {
     "depth, edges of a batch": Program(
         lambda: depth(DepthModel), (IMAGES, MASKS), error="loss_over='global batch'"
     ),
-    "depth": Program(lambda: depth(DepthByRow), (IMAGES, MASKS), lines=5),
+    "depth": Program(lambda: depth(DepthByRow), (IMAGES, MASKS), lines=3),
     "CTC for captchas": Program(
         ocr, ({"image": IMAGES, "label": LABELS.astype("float32")}, LABELS)
     ),
@@ -736,7 +736,7 @@ PROGRAMS = {
         lambda: captioner(Captioner), (IMAGES, WORDS), error="self.compute_loss()"
     ),
     "captions": Program(
-        lambda: captioner(CaptionerOverBatch), (IMAGES, WORDS), lines=9, settings=GLOBAL
+        lambda: captioner(CaptionerOverBatch), (IMAGES, WORDS), lines=10, settings=GLOBAL
     ),
     "NeRF": Program(nerf, (POINTS, MASKS[:, 0, :3, 0])),
     "multiple instances": Program(
