@@ -15,6 +15,7 @@ from pybackend.data.datasets import Batches, is_dataset
 from pybackend.data.frames import FrameRows
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
+from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.job import Job, argument_of
 from pybackend.launchers import is_spark_frame
@@ -64,8 +65,8 @@ def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
 def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway.
 
-    Returns some of the rows to train on, as ``x, y`` or ``x, y, sample_weight``, if the driver has
-    them, else None.
+    Returns some of the rows to train on, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if
+    the driver has them, else None.
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (
@@ -76,12 +77,17 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
         check_text,
         reshape_rows,
     )
-    from pybackend.model.labels import check_labels
+    from pybackend.model.labels import check_has_labels, check_labels
 
     some = None
     for name, data in datasets.items():
         argument = "x" if job.kind == "predict" else argument_of(name)
         columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+        if job.kind != "predict" and not isinstance(data, FunctionRows):
+            is_table = isinstance(data, TableRows)
+            keys = [group.key for group in data.column_groups] if is_table else columns
+            trains = job.kind == "train" and name == "train"
+            check_has_labels(model, keys, argument, trains=trains)
         if isinstance(columns, dict):
             if isinstance(data, TableRows):
                 check_feature_names(model, data.feature_names)
@@ -128,7 +134,9 @@ def check_no_records(columns: ColumnSpec, name: str) -> None:
 
 def check_one_label(job: Job, is_one: bool) -> None:
     if job.class_weight is not None and not is_one:
-        raise InputError("`class_weight` needs a model with one output: weight rows instead")
+        raise InputError(
+            "`class_weight` needs labels, of a model with one output: weight rows instead"
+        )
 
 
 def check_weights(job: Job, has_weights: bool) -> None:

@@ -50,7 +50,7 @@ def evaluate_here(
         found = read_data(launcher_for("local"), data, "data", columns, job)
         model = _find_compiled(find_model, job)
         parts = ("x", "y", "sample_weight")
-        given = dict(zip(parts, _feed(found, model, "data"), strict=False))
+        given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
     figures = model.evaluate(**given, verbose=0, return_dict=True)
     # A metric such as F1Score has a figure for each class.
@@ -72,7 +72,7 @@ def predict_here(
     else:
         found = _read_inputs(x, columns, job)
         model = find_model()
-        (given,) = _feed(found, model, "x")
+        given = _feed(found, model, "x")[0]
         outputs = model.predict(given, batch_size=job.batch_size, verbose=0)
     if kind == "raw" or (kind is None and not is_frame(x)):
         return outputs
@@ -112,12 +112,17 @@ def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> Any:
 
 
 def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
-    """What Keras takes: x, or x and y, or x, y and weights, in the shapes of the model's inputs."""
+    """What Keras takes: x, y and weights, or None, in the shapes of the model's inputs."""
+    import keras
+
     from pybackend.model.inputs import check_input_names, reshape_rows
+    from pybackend.model.labels import check_has_labels
 
     columns = found.columns if isinstance(found, FrameRows) else found
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         rows = _open_rows(columns, Path(folder))
+        if name == "data":
+            check_has_labels(model, rows.spec, name, trains=False)
         try:
             if isinstance(found, dict):
                 check_input_names(model, found)
@@ -125,7 +130,9 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
         except InputError as error:
             raise InputError(f"`{name}`: {error}") from error
         taken = rows.take(np.arange(len(rows)))
-    return arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
+    batch = arrays.nest({key: _as_tensor(column) for key, column in taken.items()})
+    parts: tuple[Any, ...] = keras.utils.unpack_x_y_sample_weight(batch)
+    return parts
 
 
 def _open_rows(columns: Any, folder: Path) -> Rows:

@@ -48,7 +48,7 @@ def encode_model(
     job: Job,
     callbacks: Sequence[Any] = (),
     as_file: bool = False,
-    rows: Sequence[Any] | None = None,
+    rows: Any = None,
 ) -> dict[str, bytes]:
     """The model, and the callbacks and custom objects that it needs, as files for the workers.
 

@@ -170,7 +170,7 @@ class TrainResult:
         *,
         batch_size: int = 32,
         features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-        label: str | Mapping[str, str] = "label",
+        label: str | Mapping[str, str] | None = "label",
         weight: str | None = None,
         data_options: DataOptions | None = None,
     ) -> dict[str, Any]:
@@ -182,13 +182,12 @@ class TrainResult:
         Parameters
         ----------
         data
-            ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path or URI
-            of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
+            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path
+            or URI of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
         batch_size
             Rows of a step; a data set has its own.
         features, label, weight, data_options
-            As in `barrier_evaluate`: None means as in the training, but ``label`` and ``weight``
-            are not remembered.
+            As in `barrier_evaluate`: ``label`` and ``weight`` are not remembered.
 
         Returns
         -------

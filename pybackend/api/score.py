@@ -32,7 +32,7 @@ def barrier_evaluate(
     workers: int | None = None,
     batch_size: int = 32,
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-    label: str | Mapping[str, str] = "label",
+    label: str | Mapping[str, str] | None = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
     resources: Resources | None = None,

@@ -55,7 +55,7 @@ def barrier_train(
     seed: int | None = None,
     shuffle: bool | str = True,
     features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-    label: str | Mapping[str, str] = "label",
+    label: str | Mapping[str, str] | None = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
     exchange: Exchange | LocalSteps | None = None,
@@ -89,15 +89,18 @@ def barrier_train(
     data
         One of
 
-        - ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row; ``x`` and ``y``
-          may be lists or dicts of arrays;
+        - ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row; ``x`` and
+          ``y`` may be lists or dicts of arrays. Without labels it is an array, a dict, or ``(x,)``,
+          and the model trains as by ``fit(x)``: its ``train_step`` gets the same;
         - a pandas data frame or a Spark DataFrame, with columns of numbers, arrays, ML vectors,
           bytes or text;
         - the path or URI (by fsspec) of Parquet or TFRecord files, a file or a folder, which the
           workers read themselves;
-        - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``(x, y)`` or
+        - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
           ``(x, y, sample_weight)``. This process reads all of it, and the workers share out the
-          rows of each batch, whatever ``batch_size`` and ``shuffle`` say;
+          rows of each batch, whatever ``batch_size`` and ``shuffle`` say. A model with its own
+          ``train_step`` may take two or three tensors of a batch as its inputs, such as
+          ``(anchor, positive, negative)``;
         - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
           returns a ``tf.data.Dataset`` of local batches. They are used as they come, whatever
           ``batch_size``, ``shuffle`` and ``in_memory`` say; workers whose data end earlier add
@@ -161,6 +164,7 @@ def barrier_train(
     label
         The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
         sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.
+        None: the rows have no labels.
     weight
         Column with the weight of each row in the loss.
     data_options

@@ -1,8 +1,8 @@
 """In-memory training data: checked before anything starts, then dealt to the workers.
 
-A data set is ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a list,
-tuple or dict of arrays for models with several inputs or outputs. Inside, it is flat: arrays
-named ``x``, ``x/0``, ``x/left``, ..., from whose names the structure follows.
+A data set is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a
+list, tuple or dict of arrays for models with several inputs or outputs. Inside, it is flat: arrays
+named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     InputError
         Names the array and what is wrong with it.
     """
-    if not isinstance(data, (tuple, list)) or not 2 <= len(data) <= 3:
-        is_x = isinstance(data, np.ndarray) or (isinstance(data, (tuple, list)) and len(data) == 1)
-        hint = ". Labels are missing: a model without labels trains on (x, x)" if is_x else ""
+    if isinstance(data, Mapping) or hasattr(data, "__array__"):
+        data = (data,)
+    if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         raise InputError(
-            f"`{name}` must be (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark or "
-            "pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord "
-            f"files, or a function that returns a tf.data.Dataset, not {_describe_type(data)}"
-            f"{hint}"
+            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark "
+            "or pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
+            "TFRecord files, or a function that returns a tf.data.Dataset, not "
+            f"{_describe_type(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
         if value is not None:
             for key, array in _flatten_part(part, value):
-                columns[key] = _to_array(key, array, floatx, name)
-    for part, what in (("x", "inputs"), ("y", "labels")):
-        if not any(key.partition("/")[0] == part for key in columns):
-            raise InputError(f"`{name}` has no {what}: pass (x, y)")
+                columns[key] = to_array(key, array, floatx, name)
+    parts = {key.partition("/")[0] for key in columns}
+    if "x" not in parts:
+        raise InputError(f"`{name}` has no inputs: pass x or (x, y)")
+    if "sample_weight" in parts and "y" not in parts:
+        raise InputError(f"`{name}` has sample weights but no labels: pass (x, y, sample_weight)")
     _check_lengths(columns, name)
     return columns
 
 
 def flatten_inputs(x: Any, floatx: str = "float32") -> Columns:
     """Check inputs without labels and flatten them; as `flatten_data`."""
-    columns = {key: _to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
+    columns = {key: to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
     _check_lengths(columns, "x")
@@ -70,17 +72,23 @@ def flatten_inputs(x: Any, floatx: str = "float32") -> Columns:
     return columns
 
 
-def nest(columns: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Rebuild (x, y) or (x, y, sample_weight) from flat, named leaves."""
+def nest(columns: Mapping[str, Any]) -> Any:
+    """Rebuild a batch from flat, named leaves: x, (x, y) or (x, y, sample_weight).
+
+    As Keras passes it to ``train_step``: an x of several inputs without labels is (x,).
+    """
     parts = [_nest_part(part, columns) for part in _PARTS]
     while parts[-1] is None:
         parts.pop()
-    return tuple(parts)
+    x = parts[0]
+    return x if len(parts) == 1 and (not isinstance(x, tuple) or len(x) == 1) else tuple(parts)
 
 
-def flatten(data: Any) -> dict[str, Any]:
-    """The named leaves of (x, y) or (x, y, sample_weight), as they are; `nest` undoes it."""
-    parts = zip(_PARTS, data, strict=False)
+def flatten(batch: Any) -> dict[str, Any]:
+    """The named leaves of a batch, as they are; `nest` undoes it."""
+    # A batch (x,) is a list of one input, so that it is (x,) again, not x.
+    is_x = not isinstance(batch, tuple) or (len(batch) == 1 and hasattr(batch[0], "shape"))
+    parts = zip(_PARTS, (batch,) if is_x else batch, strict=False)
     return {key: leaf for part, value in parts for key, leaf in _flatten_part(part, value)}
 
 
@@ -136,7 +144,8 @@ def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
     return leaves
 
 
-def _to_array(key: str, value: Any, floatx: str, name: str) -> Array:
+def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
+    """Check one array of a data set, as `flatten_data` does."""
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list

@@ -47,7 +47,7 @@ def group_columns(
     for argument in ("tensors", "categories"):
         for column in getattr(spec, argument) or {}:
             _check_known(column, kinds, name, f"`{argument}` names it")
-    targets = list_groups("y", spec.label) if spec.label is not None else {}
+    targets = list_groups("y", spec.label)
     used = [column for columns in targets.values() for column in columns]
     if spec.weight is not None:
         targets["sample_weight"] = [spec.weight]
@@ -59,7 +59,8 @@ def group_columns(
             what = "weight" if column == spec.weight else "label"
             raise InputError(f"{column!r} is named both as the {what} and as a feature")
     for column in used:
-        hint = "" if column != DEFAULT_LABEL else "the label, unless `label` names another"
+        is_default = column == DEFAULT_LABEL
+        hint = "the label, unless `label` names another, or is None" if is_default else ""
         _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")

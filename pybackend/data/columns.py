@@ -198,11 +198,14 @@ def check_column_spec(spec: ColumnSpec) -> None:
     InputError
         Names the argument.
     """
-    _check_names("label", spec.label, single=True)
+    if spec.label is not None:
+        _check_names("label", spec.label, single=True)
     if spec.features is not None:
         _check_names("features", spec.features, single=False)
     if spec.weight is not None and not isinstance(spec.weight, str):
         raise InputError(f"`weight` must be the name of a column, not {spec.weight!r}")
+    if spec.weight is not None and spec.label is None:
+        raise InputError("`weight` weighs the loss of labels, but `label` is None: name the column")
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:

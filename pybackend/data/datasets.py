@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.data.arrays import Columns, count_rows, flatten, flatten_data, nest
+from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 
@@ -77,8 +77,8 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
     Parameters
     ----------
     data
-        Of elements ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x`` and ``y`` may be
-        lists or dicts of tensors.
+        Of elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x`` and ``y``
+        may be lists or dicts of tensors.
     repeats
         Whether its rows are used in several epochs: they must then be the same in each, so it is
         read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
@@ -109,7 +109,8 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         _check_repeats(data, digests, name)
     together = {key: _join(key, [part[key] for part in parts], name) for key in parts[0]}
     sizes = tuple(count_rows(dict(part)) for part in parts)
-    return Batches(flatten_data(nest(together), floatx, name), sizes)
+    columns = {key: to_array(key, value, floatx, name) for key, value in together.items()}
+    return Batches(columns, sizes)
 
 
 def _is_tensorflows(data: Any) -> bool:
@@ -158,11 +159,10 @@ def _check_structure(data: Any, name: str) -> None:
 
 
 def _check_parts(element: Any, name: str) -> None:
-    if not isinstance(element, tuple) or not 2 <= len(element) <= 3:
-        what = f"{len(element)} parts" if isinstance(element, tuple) else type(element).__name__
+    if isinstance(element, tuple) and not 1 <= len(element) <= 3:
         raise InputError(
-            f"the elements of the data set `{name}` are {what}; expected tuples (x, y) or "
-            "(x, y, sample_weight)"
+            f"the elements of the data set `{name}` are {len(element)} parts; expected x, (x, y) "
+            "or (x, y, sample_weight)"
         )
 
 
@@ -170,8 +170,7 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
     """The arrays of one batch after the other, of those that have rows."""
     for element in _batches(data):
         _check_parts(element, name)
-        parts = element if element[-1] is not None else element[:-1]
-        leaves = {key: np.asarray(leaf) for key, leaf in flatten(parts).items()}
+        leaves = {key: np.asarray(leaf) for key, leaf in flatten(element).items()}
         flat = [key for key, array in leaves.items() if array.ndim == 0]
         if flat:
             raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
@@ -186,9 +185,16 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
 def _batches(data: Any) -> Iterator[Any]:
     if _is_keras(data):
         for index in range(_length(data) or 0):
-            yield data[index]
+            yield _as_keras_does(data[index])
     else:
         yield from data.as_numpy_iterator()
+
+
+def _as_keras_does(element: Any) -> Any:
+    """An element of a PyDataset, in the structure that Keras gives it."""
+    if isinstance(element, (list, tuple)):
+        return tuple(element[:-1] if element[-1:] == [None] else element)
+    return element if isinstance(element, Mapping) else (element,)
 
 
 def _digest(leaves: Mapping[str, Any]) -> bytes:

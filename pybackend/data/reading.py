@@ -115,9 +115,9 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
             f"the function `{name}` returned {type(data).__name__}; expected a tf.data.Dataset"
         )
     spec = data.element_spec
-    if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
         raise InputError(
-            f"the data set of the function `{name}` has elements {spec}; expected (x, y) or "
+            f"the data set of the function `{name}` has elements {spec}; expected x, (x, y) or "
             "(x, y, sample_weight)"
         )
     for key, leaf in flatten(spec).items():

@@ -121,7 +121,7 @@ class FunctionRows:
     """Rows that a user's function returns on each worker.
 
     ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
-    elements are local batches: ``(x, y)`` or ``(x, y, sample_weight)``.
+    elements are local batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
 
     fn: Callable[[Any], Any]

@@ -27,12 +27,12 @@ class GlobalRows:
     Attributes
     ----------
     batch
-        ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as one process has them.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as one process has them.
     parts
         Which rows of it each worker has had, by rank.
     """
 
-    batch: tuple[Any, ...]
+    batch: Any
     parts: list[Array]
 
     @property

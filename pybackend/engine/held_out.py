@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.data.arrays import nest
@@ -106,8 +107,7 @@ class _Combine(keras.callbacks.Callback):
 
 def build_metrics(model: Any, rows: Rows) -> None:
     """Have Keras create the metrics' variables, as a first step with rows would."""
-    x, y, weight = (*nest(make_zero_row(rows)), None)[:3]
-    model.test_on_batch(x, y, sample_weight=weight)
+    model.evaluate(tf.data.Dataset.from_tensors(nest(make_zero_row(rows))), verbose=0)
     model.reset_metrics()
 
 

@@ -26,7 +26,7 @@ from pybackend.model.layers import find_layers
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
 
 
-def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
+def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
     """Whether the loss of an evaluation is a mean over rows.
 
     Tried are parts of several sizes, at predictions that are moved at random: those of a model that
@@ -35,7 +35,7 @@ def is_mean_in_evaluation(model: Any, rows: Sequence[Any]) -> bool:
     Parameters
     ----------
     rows
-        ``x, y`` or ``x, y, sample_weight`` of at least two rows.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
     """
     with keep_state(model), trace_loops(model), stand_in_noise():
         loss = _LossOfParts(model, rows)
@@ -68,7 +68,7 @@ def _compute_total(loss: _LossOfParts) -> float:
 class _LossOfParts:
     """The loss of parts of the rows; ``amount`` is how far predictions are moved."""
 
-    def __init__(self, model: Any, rows: Sequence[Any]) -> None:
+    def __init__(self, model: Any, rows: Any) -> None:
         self.count = count_rows(rows)
         self.amount = 1.0
         self._model = model
@@ -81,7 +81,8 @@ class _LossOfParts:
         for variable, value in self._before:
             variable.assign(value)
         rows = take_part(self._rows, part)
-        y_pred = self._model(rows[0], training=False)
+        x = keras.utils.unpack_x_y_sample_weight(rows)[0]
+        y_pred = self._model(x, training=False)
         if self._moves is None:  # the first call is for all rows
             generator = np.random.default_rng(0)
             leaves = keras.tree.flatten(y_pred)
@@ -128,14 +129,11 @@ def cut_rows(count: int, shares: Sequence[float]) -> list[slice]:
     return [slice(*pair) for pair in itertools.pairwise(bounds)]
 
 
-def take_part(rows: Sequence[Any], part: slice) -> tuple[Any, ...]:
+def take_part(rows: Any, part: slice) -> Any:
     """Some of the rows, as tensors."""
-    return tuple(
-        keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), data)
-        for data in rows
-    )
+    return keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), rows)
 
 
-def count_rows(rows: Sequence[Any]) -> int:
+def count_rows(rows: Any) -> int:
     """Number of rows."""
-    return len(keras.tree.flatten(rows[0])[0])
+    return len(keras.tree.flatten(rows)[0])

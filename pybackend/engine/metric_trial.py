@@ -20,7 +20,7 @@ from pybackend.model.behavior import keep_state
 _SHARES = (0.1, 0.35)
 
 
-def find_unsummable_metrics(model: Any, rows: Sequence[Any]) -> list[str]:
+def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
     """Names of metrics whose value over all rows is not that of the summed state of parts.
 
     Those given to ``compile`` are tried, at predictions that are moved at random. The model is as
@@ -29,22 +29,25 @@ def find_unsummable_metrics(model: Any, rows: Sequence[Any]) -> list[str]:
     Parameters
     ----------
     rows
-        ``x, y`` or ``x, y, sample_weight`` of at least two rows.
+        ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
     """
     containers = find_compiled_metrics(model)
     if not containers:
         return []
     count = count_rows(rows)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
     generator = np.random.default_rng(0)
     with keep_state(model):
         y_pred = keras.tree.map_structure(
             lambda leaf: choose_move(leaf, count, generator)(leaf, slice(0, count)),
-            model(take_part(rows, slice(0, count))[0], training=False),
+            model(take_part(x, slice(0, count)), training=False),
         )
         return [
             name
             for container in containers
-            for name in _find_unsummable(container, [rows[1], y_pred, *rows[2:]], count)
+            for name in _find_unsummable(
+                container, [y, y_pred, *([] if weight is None else [weight])], count
+            )
         ]
 
 

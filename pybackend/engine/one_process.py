@@ -112,7 +112,7 @@ class OneProcess:
         self._class_weight = class_weight
         self._traced: dict[Any, Any] = {}
 
-    def take(self, step: Callable[[Any], Any], batch: Sequence[Any]) -> None:
+    def take(self, step: Callable[[Any], Any], batch: Any) -> None:
         """Take a step by a batch of arrays.
 
         Parameters
@@ -120,7 +120,7 @@ class OneProcess:
         step
             The model's ``train_step``, as it is or with an exchange.
         """
-        data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, tuple(batch)))
+        data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         loops = trace_loops(self._model, self._traced)
         with keep_random_numbers(), self._average_as_traced(), loops:
             step(data)
@@ -164,7 +164,7 @@ class OneProcess:
                 stack.enter_context(override(mean, "update_state", _unweighted(mean.update_state)))
             yield
 
-    def _weigh(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _weigh(self, batch: Any) -> Any:
         """With the weights of classes as weights of rows, as Keras has them."""
         if self._class_weight is None or len(batch) != 2:
             return batch

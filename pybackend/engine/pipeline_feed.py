@@ -26,7 +26,7 @@ class PipelineFeed:
     Parameters
     ----------
     data
-        Of ``(x, y)`` or ``(x, y, sample_weight)``.
+        Of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     limit
         Steps per epoch; needed if any worker's data set is endless, which then goes on from
         epoch to epoch.
@@ -155,6 +155,9 @@ class PipelineFeed:
         return data.map(count_rows)
 
     def _count_rows(self, *parts: Any) -> Any:
+        # tf.data passes the items of a tuple one by one.
+        element = parts if isinstance(self._data.element_spec, tuple) else parts[0]
+
         def count(rows: Any) -> Any:
             self._read.append(int(rows))
             self.arrivals.note(1)
@@ -162,10 +165,10 @@ class PipelineFeed:
 
         def keep(*leaves: Any) -> Any:
             copies = [np.array(leaf) for leaf in leaves]
-            self._first = tf.nest.pack_sequence_as(parts, copies)
+            self._first = tf.nest.pack_sequence_as(element, copies)
             return False
 
-        leaves = tf.nest.flatten(parts)
+        leaves = tf.nest.flatten(element)
         rows = tf.shape(leaves[0])[0]
         is_first = tf.numpy_function(count, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
@@ -175,7 +178,7 @@ class PipelineFeed:
             lambda: False,
         )
         with tf.control_dependencies([kept]):
-            return tf.nest.map_structure(tf.identity, parts)
+            return tf.nest.map_structure(tf.identity, element)
 
     def _make_empty_arrays(self) -> Any:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())

@@ -21,6 +21,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
+from pybackend.model.labels import check_has_labels
 from pybackend.model.load import load_job_model
 
 
@@ -52,6 +53,7 @@ def score(
     began = time.monotonic()
     value: Any = None
     if job.kind == "evaluate":
+        check_has_labels(model, rows.spec, "data", trains=False)
         if job.workers > 1:
             build_losses(model, rows)
         tried = choose_rows(model, rows, job)

@@ -36,7 +36,8 @@ def build_losses(model: Any, rows: Rows) -> None:
     # Two, since a loss may compare rows.
     data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
     with keep_state(model), suppress(Exception):  # what fails here shows in the training
-        compute_loss(model, data, model(data[0], training=False), False)
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+        compute_loss(model, data, model(x, training=False), False)
     model.reset_metrics()
 
 

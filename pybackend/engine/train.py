@@ -47,8 +47,9 @@ from pybackend.job.report import Audit, StepTimes
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
-from pybackend.model.inputs import reshape_rows
-from pybackend.model.layers import build_model, find_synchronized
+from pybackend.model.inputs import build_by_batch, reshape_rows
+from pybackend.model.labels import check_has_labels
+from pybackend.model.layers import find_synchronized
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
@@ -150,6 +151,7 @@ def train(
         others = reshape_rows(SpooledRows(folder / "validation", in_memory), model)
         if job.is_elastic:
             others = DealtRows(others, job.workers, rank)
+        check_has_labels(model, others.spec, "validation_data", trains=False)
         evaluated = find_over(model, tried, metrics, job, collective)
         evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
         held_out = HeldOut(others, counts["validation"], job.batch_size, evaluated)
@@ -202,6 +204,9 @@ def train(
     )
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
+    audit = auditor.report if auditor else None
+    if memory is not None and memory.audit.steps:  # its last gang may be of one worker
+        audit = memory.audit
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     weights = hash_weights(model)
@@ -229,7 +234,7 @@ def train(
         inputs=inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
-        audit=auditor.report if auditor and rank == 0 else None,
+        audit=audit if audit and rank == 0 else None,
         discard=discard,
     )
 
@@ -303,8 +308,8 @@ def build_variables(model: Any, rows: Rows) -> Any:
 
     Returns what describes the inputs.
     """
-    inputs = nest(make_zero_row(rows))[0]
-    build_model(model, inputs)
+    check_has_labels(model, rows.spec, "data", trains=True)
+    inputs = build_by_batch(model, nest(make_zero_row(rows)))
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return describe_inputs(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ MetricsKind = Literal["sums", "not sums", "unknown"]
 """Whether the state of the metrics given to `compile` may be summed over the workers."""
 
 
-def choose_rows(model: Any, rows: Rows, job: Job) -> Sequence[Any] | None:
+def choose_rows(model: Any, rows: Rows, job: Job) -> Any:
     """Some finite rows, about as many as a step has memory for; None if there are none."""
     count = len(rows)
     if not count:
@@ -45,13 +45,10 @@ def choose_rows(model: Any, rows: Rows, job: Job) -> Sequence[Any] | None:
         return None
     # Of a single row two parts are made, too.
     finite = np.resize(finite, max(2, len(finite)))
-    nested: Sequence[Any] = nest({key: column[finite] for key, column in found.items()})
-    return nested
+    return nest({key: column[finite] for key, column in found.items()})
 
 
-def try_metrics(
-    model: Any, rows: Sequence[Any] | None, job: Job, collective: Collective
-) -> MetricsKind:
+def try_metrics(model: Any, rows: Any, job: Job, collective: Collective) -> MetricsKind:
     """Try the metrics on every worker's rows; all workers get the same answer."""
     if job.workers == 1 or not isinstance(job.exchange, Exchange):
         return "unknown"
@@ -67,7 +64,7 @@ def try_metrics(
 
 def find_over(
     model: Any,
-    rows: Sequence[Any] | None,
+    rows: Any,
     metrics: MetricsKind,
     job: Job,
     collective: Collective,

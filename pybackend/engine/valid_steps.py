@@ -53,7 +53,8 @@ class ValidStepCounter:
                     "sample weights in place of the mask"
                 )
             self.loss = compute_loss(*args, **options)
-            self._valid = self._count(arguments.get("y"), y_pred)
+            y = arguments.get("y")
+            self._valid = self._count(y_pred if y is None else y, y_pred)
             return self.loss
 
         # Keras looks whether there is a parameter `training`.

@@ -56,7 +56,8 @@ class Exchange:
         Whether some steps are repeated as one process takes them, on the rows of all workers, and
         what comes of them is compared: the first and the last of the first epoch, the first of the
         second one, and of later ones as many as take 2 % of the time. A difference that rounding
-        does not explain is an error; with ``"warn"`` a note. Not with ``compression``.
+        does not explain is an error; with ``"warn"`` a note. It alone finds losses that are no mean
+        over rows. Not with ``compression``.
 
     Raises
     ------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_custom_parts, find_variables
 
 
-def find_other_behavior(model: Any, copy: Any, rows: Sequence[Any]) -> list[str]:
+def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
     """What a copy of a model computes otherwise, in words that continue "it forgets".
 
     Compared are the loss in training and its gradients, if the model is built and has parts of the
@@ -25,7 +25,7 @@ def find_other_behavior(model: Any, copy: Any, rows: Sequence[Any]) -> list[str]
     Parameters
     ----------
     rows
-        ``x, y`` or ``x, y, sample_weight`` of some rows.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of some rows.
     """
     if not (model.built and copy.built and find_custom_parts(model)):
         return []
@@ -68,21 +68,22 @@ def keep_random_numbers() -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def compute_loss(model: Any, rows: Sequence[Any], y_pred: Any, training: bool) -> Any:
+def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
     """A model's loss of predictions, as a tensor."""
-    x, y, sample_weight = (*rows, None)[:3]
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
     if "training" in inspect.signature(model.compute_loss).parameters:
         arguments["training"] = training
     return model.compute_loss(**arguments)
 
 
-def _compute_gradients(model: Any, rows: Sequence[Any]) -> list[Any]:
+def _compute_gradients(model: Any, rows: Any) -> list[Any]:
     """The loss, and the gradients of what is trained."""
     variables = [v.value for v in model.trainable_variables]
     with keep_state(model):
         with tf.GradientTape() as tape:
-            loss = compute_loss(model, rows, model(rows[0], training=True), True)
+            x = keras.utils.unpack_x_y_sample_weight(rows)[0]
+            loss = compute_loss(model, rows, model(x, training=True), True)
         gradients = tape.gradient(loss, variables)
     found = [loss, *(gradient for gradient in gradients if gradient is not None)]
     return [keras.ops.convert_to_numpy(each) for each in found]

@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.data.rows import Reshaped, Rows
 from pybackend.errors import InputError
+from pybackend.model.layers import build_model, is_of_keras
 
 _LISTED = 20
 
@@ -87,6 +88,9 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     inputs = list(structure) if isinstance(structure, Mapping) else [t.name for t in tensors]
     given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
     is_one = given == [""]
+    may_be_inputs = is_one and len(columns) == len(inputs) > 1
+    if may_be_inputs and not is_of_keras(type(model).train_step):
+        return  # it gets them as they are, such as (anchor, positive, negative)
     is_list = given[:1] == ["#0"]
     if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
         found = "one array" if is_one else f"{len(given)} arrays"
@@ -94,11 +98,16 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
         return
     else:
         found = f"arrays named {', '.join(sorted(given))}"
+    hint = ""
+    if may_be_inputs:
+        listed = ", ".join(inputs)
+        targets = ", ".join(("x", "y", "sample_weight")[: len(inputs)])
+        hint = f". ({listed}) is read as ({targets}); if all are inputs, pass (({listed}),)"
     if len(inputs) == 1:
         raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
     raise InputError(
         f"the model has the inputs {', '.join(inputs)}, but x has {found}: "
-        f"pass {{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
+        f"pass {{{', '.join(f'{name!r}: ...' for name in inputs)}}}{hint}"
     )
 
 
@@ -166,6 +175,33 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
             )
         rows = Reshaped(rows, key, shape)
     return rows
+
+
+def build_by_batch(model: Any, batch: Any) -> Any:
+    """Have a model create the weights that it lacks; returns the inputs that it takes of a batch.
+
+    Those are x; or, if it has its own ``train_step``, all of (anchor, positive, negative).
+
+    Raises
+    ------
+    InputError
+        The model can be called neither with x nor with all of the batch.
+    """
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    try:
+        build_model(model, x)
+        return x
+    except Exception as error:
+        if y is None or is_of_keras(type(model).train_step):
+            raise
+        try:
+            model(batch)
+        except Exception:
+            raise InputError(
+                f"a batch of `data` is a tuple of {len(batch)}, and the model takes neither its "
+                f"first part, the x of (x, y), nor all of it as {len(batch)} inputs: {error}"
+            ) from error
+    return batch
 
 
 def make_symbolic_input(model: Any) -> Any:

@@ -1,18 +1,54 @@
-"""Labels that a model's loss cannot take, as far as their values are known before the training."""
+"""Labels that a model's loss cannot take, or lacks, as far as it is known before the training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from pybackend.errors import InputError
-from pybackend.model.layers import flatten
+from pybackend.model.layers import flatten, is_of_keras
 from pybackend.model.outputs import list_outputs
 
 _SPARSE = "sparse_categorical_crossentropy"
+
+
+def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains: bool) -> None:
+    """Reject data without labels for a model whose loss or metrics Keras computes from them.
+
+    Parameters
+    ----------
+    columns
+        Names of arrays, as `pybackend.data.arrays` flattens them.
+    name
+        The argument that they are of.
+    trains
+        Whether the model is trained on them, not only evaluated.
+
+    Raises
+    ------
+    InputError
+        Names the argument, and the ways to train without labels.
+    """
+    kind = type(model)
+    has_own_step = not is_of_keras(kind.train_step if trains else kind.test_step)
+    if has_own_step or any(column.partition("/")[0] == "y" for column in columns):
+        return
+    found = {
+        "loss": is_of_keras(kind.compute_loss) and getattr(model, "loss", None) is not None,
+        "metrics": is_of_keras(kind.compute_metrics)
+        and any(hasattr(metric, "metrics") for metric in model.metrics),
+    }
+    needing = " and ".join(f"`{part}`" for part, needs in found.items() if needs)
+    if needing:
+        raise InputError(
+            f"`{name}` has no labels, and the model is compiled with {needing}, for which Keras "
+            "needs them: pass (x, y), or name the column of a table as `label`. To train without "
+            "labels, compute the loss in add_loss, compute_loss or train_step of the model, and "
+            f"compile it without {needing}"
+        )
 
 
 def check_labels(model: Any, columns: Mapping[str, Any], name: str) -> None:

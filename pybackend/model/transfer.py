@@ -46,7 +46,7 @@ def encode_objects(
     model: Any,
     callbacks: Sequence[Any],
     custom_objects: Mapping[str, Any],
-    rows: Sequence[Any] | None = None,
+    rows: Any = None,
 ) -> dict[str, bytes]:
     """A model and the callbacks that may hold parts of it, by value, as a file for the workers.
 
@@ -101,7 +101,7 @@ def encode_file(
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
     kind: Kind,
-    rows: Sequence[Any] | None = None,
+    rows: Any = None,
 ) -> dict[str, bytes]:
     """A model as Keras's own file, if that has all of it.
 
@@ -138,7 +138,7 @@ def encode_file(
     return {MODEL_FILE: content}
 
 
-def _try_copy(model: Any, copy: Any, kind: Kind, rows: Sequence[Any] | None) -> list[str]:
+def _try_copy(model: Any, copy: Any, kind: Kind, rows: Any) -> list[str]:
     found = find_differences(model, copy, kind)
     return found if found or rows is None else find_other_behavior(model, copy, rows)
 

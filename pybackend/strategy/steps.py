@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from pybackend.data.rows import Rows, Spec
@@ -80,7 +81,7 @@ class Steps:
 
     def _take(self, number: Any, data: Any) -> None:
         model = self._model
-        x, y, weight = (*data, None)[:3]
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True)
             loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)

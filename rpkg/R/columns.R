@@ -4,7 +4,7 @@ column_spec <- function(label, features, weight, options, call = caller_env()) {
   check_options(options, "data_options", "data_options", call)
   options <- options %||% data_options()
   list(
-    label = check_string(label, call = call),
+    label = check_string(label, allow_null = TRUE, call = call),
     features = check_features(features, call = call),
     weight = check_string(weight, allow_null = TRUE, call = call),
     tensors = options$tensors,
@@ -28,6 +28,11 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
     check_strings(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
   }
   invisible(lapply(x, unname))
+}
+
+# The values of the label that `categories` lists.
+label_values <- function(columns) {
+  if (!is.null(columns$label)) columns$categories[[columns$label]]
 }
 
 # Every column that the arguments name must exist.
@@ -121,7 +126,7 @@ as_python_features <- function(features) {
 # If the levels of a label are known, text in tables and files must get their codes. Numbers there
 # are codes already.
 add_label_levels <- function(columns, data, rows) {
-  has_values <- !is.null(columns$categories[[columns$label]])
+  has_values <- !is.null(label_values(columns))
   if (is.null(columns$levels) || has_values || is.null(data)) {
     return(columns)
   }

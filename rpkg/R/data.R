@@ -21,7 +21,7 @@ check_data <- function(
     check_table(data, columns, route, arg, call)
   } else if (is.data.frame(data)) {
     check_frame(data, columns, arg, call)
-  } else if (is.list(data)) {
+  } else if (is.list(data) || is.array(data)) {
     check_arrays_of_data(data, columns, arg, call)
   } else if (is.function(data)) {
     check_worker_function(data, arg, call)
@@ -64,10 +64,14 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   )
 }
 
-# `data` as a list with the names x, y and perhaps sample_weight, and what the user calls each.
+# `data` as a list with the names x and perhaps y and sample_weight, and what the user calls each.
 split_data <- function(data, arg, call) {
-  expected <- c("x", "y", "sample_weight")[seq_along(data)]
-  if (length(data) < 2L || length(data) > 3L) {
+  parts <- c("x", "y", "sample_weight")
+  if (is.array(data) || (has_unique_names(data) && !any(names(data) %in% parts))) {
+    return(structure(list(x = data), at = c(x = arg)))
+  }
+  expected <- parts[seq_along(data)]
+  if (length(data) < 1L || length(data) > 3L) {
     abort_data(data, FALSE, arg, call)
   }
   if (is.null(names(data))) {
@@ -141,7 +145,7 @@ check_has_spark <- function(route, arg, call) {
 
 # Data whose rows Python reads by the names of their columns.
 column_source <- function(kind, value, columns) {
-  levels <- columns$categories[[columns$label]]
+  levels <- label_values(columns)
   list(
     kind = kind,
     value = value,
@@ -179,9 +183,10 @@ absolute_path <- function(path) {
 abort_data <- function(data, allow_null, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` is %s, which is not a set of rows with labels.", arg, describe(data)),
+      sprintf("`%s` is %s, which is not a set of rows.", arg, describe(data)),
       i = paste0("It can be", if (allow_null) " `NULL` or", ":"),
       "*" = "`list(x, y)` or `list(x, y, sample_weight)` with R or Python arrays;",
+      "*" = "an array, or a named list of the model's inputs, if there are no labels;",
       "*" = "a data frame with the column that `label` names;",
       "*" = "a sparklyr table, or a PySpark or pandas DataFrame;",
       "*" = "the path or URI of Parquet or TFRecord files;",
@@ -244,9 +249,9 @@ with_python_data <- function(data, session, code, arg = "data", call = caller_en
 }
 
 as_python_arrays <- function(data) {
-  arrays <- list(as_input(data$x, as_feature_array), as_input(data$y, as_label_array))
-  if (!is.null(data$sample_weight)) {
-    arrays <- c(arrays, list(as_input(data$sample_weight, as_feature_array)))
-  }
-  do.call(reticulate::tuple, arrays)
+  reticulate::tuple(
+    as_input(data$x, as_feature_array),
+    if (!is.null(data$y)) as_input(data$y, as_label_array),
+    if (!is.null(data$sample_weight)) as_input(data$sample_weight, as_feature_array)
+  )
 }

@@ -22,7 +22,8 @@
 #' @param audit Whether some steps are repeated as one process takes them, on the rows of all
 #'   workers, and what comes of them is compared: the first and the last of the first epoch, the
 #'   first of the second one, and of later ones as many as take 2 % of the time. A difference that
-#'   rounding does not explain is an error; with `"warn"` a note. Not with `compression`.
+#'   rounding does not explain is an error; with `"warn"` a note. It alone finds losses that are no
+#'   mean over rows. Not with `compression`.
 #' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
 #' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
 #'

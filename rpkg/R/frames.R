@@ -43,9 +43,12 @@ check_frame <- function(data, columns, arg, call) {
 
 # Text becomes a factor of its sorted values, or of those from the training or `categories`.
 frame_label <- function(data, columns, arg, call) {
+  if (is.null(columns$label)) {
+    return(NULL)
+  }
   y <- data[[columns$label]]
   at <- sprintf("%s$%s", arg, columns$label)
-  values <- columns$categories[[columns$label]]
+  values <- label_values(columns)
   if (is.null(values) && is.character(y)) {
     check_no_missing(y, at, call)
     if (is.null(columns$levels) && isFALSE(columns$finds_levels)) {
@@ -77,7 +80,10 @@ check_columns <- function(wanted, columns, arg, what, call) {
       c(
         sprintf("`%s` has no column \"%s\", which is %s.", arg, absent[[1L]], what),
         if (what == "the `label`" && identical(absent[[1L]], "label")) {
-          c(i = "Name the column to predict: `label = Species`, say, or a formula.")
+          c(
+            i = "Name the column to predict: `label = Species`, say, or a formula.",
+            i = "If the rows have no labels, use `label = NULL`."
+          )
         },
         i = sprintf("Its columns are %s.", list_names(columns))
       ),

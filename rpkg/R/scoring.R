@@ -14,7 +14,7 @@
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text,
 #'   there and in features, needs a fit that knows its values, or `categories` in `data_options`. If
 #'   it is left out, the label of the fit's training is meant; if the data do not have that column,
-#'   or `model` is no fit, the column `label`.
+#'   or `model` is no fit, the column `label`. `NULL`: the rows have no labels.
 #' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or
 #'   else all columns that no other argument names.
 #' @param data_options As in [barrier_train()]; `tensors`, `categories` and, by column, `encode`
@@ -164,7 +164,7 @@ complete_columns <- function(columns, model) {
   }
   categories <- fit_field(model, "categories")
   trained <- fit_field(model, "label")
-  if (!is.null(trained) && !is.null(categories[[trained]])) {
+  if (!is.null(trained) && !is.null(categories[[trained]]) && !is.null(columns$label)) {
     values <- categories[[trained]]
     categories[[trained]] <- NULL
     categories[[columns$label]] <- values

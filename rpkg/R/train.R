@@ -22,6 +22,8 @@
 #'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
 #'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
 #'     factor `y` becomes codes that start at 0;
+#'   * without labels, an array, a named list of arrays, or `list(x)`: the model trains as by
+#'     `fit(x)`, and its `train_step` gets the same;
 #'   * a data frame with the column `label`; the other columns, or those that `features` names,
 #'     together make up one matrix. Factors and text are one-hot in it (see [data_options()]);
 #'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
@@ -31,8 +33,8 @@
 #'     file or a folder, which the workers read themselves: all their machines must share the path;
 #'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
 #'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
-#'     `tf.data.Dataset` of local batches `(x, y)` or `(x, y, sample_weight)`, which are used as
-#'     they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
+#'     `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`, which are used
+#'     as they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
 #'     TensorFlow calls a generator from its own threads, in which R cannot run;
 #'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
 #'     Python's `barrier_train()` takes.
@@ -47,7 +49,7 @@
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
 #'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
-#'   label of its training need not be named again.
+#'   label of its training need not be named again. `NULL`: the rows have no labels.
 #' @param features The feature columns, which side by side form one input of the model: strings, or
 #'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
 #'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
@@ -290,7 +292,7 @@ barrier_train <- function(
 
   kept <- keep_builder(model, model_fn)
   informs <- settings$verbose > 0L && !is_fit
-  informs <- informs && is.null(columns$categories[[columns$label]])
+  informs <- informs && is.null(label_values(columns))
   if (informs) {
     inform_levels(columns$levels)
   }

@@ -97,9 +97,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "the `model` function cannot be sent to the workers",
     ),
     "data none": (train(data=None), "`data`"),
-    "data one array": (train(data=X), "a model without labels trains on (x, x)"),
-    "data only x": (train(data=(X,)), "`data`"),
-    "data without y": (train(data=(X, None)), "`data` has no labels"),
+    "weights without y": (train(data=(X, None, np.ones(20))), "`data` has sample weights but no"),
     "data without x": (train(data=(None, Y)), "`data` has no inputs"),
     "x and y": (lambda: barrier_train(None, build, X, Y), "pass arrays together as (x, y)"),  # type: ignore[misc]
     "an option of Exchange": (train(loss_over="rows"), "pass `exchange=Exchange(loss_over=...)`"),
@@ -157,8 +155,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "class_weight of two outputs": (
         train(data=(X, {"a": Y, "b": Y}), class_weight={0: 1}),
-        "`class_weight` needs a model with one output",
+        "`class_weight` needs labels, of a model with one output",
     ),
+    "class_weight without labels": (train(data=X, class_weight={0: 1}), "`class_weight` needs"),
     "class_weight beside sample weights": (
         train(data=(X, Y, np.ones(20)), class_weight={0: 1}),
         "`class_weight` and sample weights exclude each other",
@@ -167,7 +166,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: barrier_evaluate(None, build, (X, Y), workers=0),
         "`workers` must be",
     ),
-    "evaluate data": (lambda: barrier_evaluate(None, build, X), "`data`"),
+    "evaluate data": (lambda: barrier_evaluate(None, build, X[:0]), "`data` has no rows"),
     "predict x": (lambda: barrier_predict(None, build, X[:0]), "`x` has no rows"),
     "predict batch_size": (
         lambda: barrier_predict(None, build, X, batch_size=0.5),
@@ -185,7 +184,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(steps_per_epoch=3, batch_size=5),
         "`steps_per_epoch` is 3, but 20 rows give 2 steps of 2 x 5 rows",
     ),
-    "validation_data type": (train(validation_data=X), "`validation_data`"),
+    "validation_data type": (train(validation_data=3), "`validation_data`"),
     "validation_data lengths": (train(validation_data=(X, Y[1:])), "`validation_data`"),
     "validation_data empty": (
         train(validation_data=(X[:0], Y[:0])),
@@ -200,8 +199,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "shuffle": (train(shuffle="yes"), "`shuffle`"),
     "features type": (train(features=3), "`features`"),
     "features items": (train(features=["a", 1]), "`features`"),
-    "label": (train(label=None), "`label`"),
+    "label": (train(label=3), "`label`"),
     "weight": (train(weight=1), "`weight` must be the name of a column"),
+    "weight without a label": (train(weight="w", label=None), "`weight` weighs the loss of labels"),
     "features of arrays": (
         train(features=["a"]),
         "`features` is about columns, but `data` has none",

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from pybackend.data.arrays import (
     check_enough_rows,
     count_rows,
+    flatten,
     flatten_data,
     nest,
     shard,
@@ -120,6 +121,27 @@ def test_other_ways_to_write_the_same_data(x: Any, y: Any) -> None:
     np.testing.assert_array_equal(columns["y"], Y)
 
 
+@pytest.mark.parametrize("data", [X, (X,), [X], (X, None), pd.Series(Y)])
+def test_x_alone_is_what_keras_s_fit_makes_of_it(data: Any) -> None:
+    columns = flatten_data(data)
+    assert list(columns) == ["x"]
+    assert nest(columns) is columns["x"]
+
+
+def test_several_inputs_alone_are_what_keras_s_fit_makes_of_them() -> None:
+    assert equal(nest(flatten_data({"a": Y, "b": Y})), {"a": Y, "b": Y})
+    assert equal(nest(flatten_data(([Y, Y],))), ((Y, Y),))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [X, (X,), {"a": X}, ((X, Y),), (X, Y), ((X, X), Y), (X, Y, Y)],
+    ids=["x", "(x,)", "named", "list", "x, y", "list, y", "weights"],
+)
+def test_a_batch_keeps_its_structure(batch: Any) -> None:
+    assert equal(nest(flatten(batch)), batch)
+
+
 def test_the_absent_weight_may_be_none() -> None:
     assert len(nest(flatten_data((X, Y, None)))) == 2
     assert len(nest(flatten_data([X, Y]))) == 2
@@ -131,16 +153,13 @@ def test_missing_values_may_be_in_the_inputs_only() -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "nothing": (lambda: None, r"`data` must be \(x, y\) or .*, not builtins\.NoneType"),
-    "one array": (lambda: X, r"`data` must be \(x, y\) or .*, not numpy\.ndarray"),
+    "nothing": (lambda: None, r"`data` must be x, \(x, y\) or .*, not builtins\.NoneType"),
     "text": (lambda: "train.csv", r"`data` must be .*, not builtins\.str"),
-    "a dict": (lambda: {"x": X, "y": Y}, r"`data` must be .*, not builtins\.dict"),
-    "a pandas table": (lambda: pd.DataFrame(X), r"`data` must be .*DataFrame"),
-    "only x": (lambda: (X,), r"`data` must be .*, not a tuple of 1"),
+    "no parts": (lambda: (), r"`data` must be .*, not a tuple of 0"),
     "four parts": (lambda: [X, Y, Y, Y], r"`data` must be .*, not a list of 4"),
-    "no labels": (lambda: (X, None), r"`data` has no labels: pass \(x, y\)"),
-    "no inputs": (lambda: (None, Y), r"`data` has no inputs: pass \(x, y\)"),
-    "no named input": (lambda: ({}, Y), r"`data` has no inputs: pass \(x, y\)"),
+    "weights alone": (lambda: (X, None, Y), "`data` has sample weights but no labels"),
+    "no inputs": (lambda: (None, Y), r"`data` has no inputs: pass x or \(x, y\)"),
+    "no named input": (lambda: ({}, Y), r"`data` has no inputs: pass x or \(x, y\)"),
     "a number": (lambda: (3, Y), r"`x` of `data` is a single value"),
     "ragged": (lambda: ([[1, 2], [3]], [0, 1]), r"`x` of `data` is not a rectangular array"),
     "text columns": (lambda: (X, ["a"] * 6), r"`y` of `data` has dtype <U1; expected numbers"),

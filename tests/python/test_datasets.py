@@ -11,7 +11,7 @@ import tensorflow as tf
 from conftest import build_dense, full, largest_difference
 
 from pybackend.data import datasets
-from pybackend.data.arrays import count_rows, shard
+from pybackend.data.arrays import count_rows, nest, shard
 from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
@@ -114,6 +114,43 @@ def test_structures_weights_and_types_are_those_of_arrays() -> None:
     assert read(Slices(weight=0.5)).columns["sample_weight"].tolist() == [0.5] * 201
 
 
+class Alone(Slices):
+    """The inputs alone."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [X, (X,), {"a": X, "b": Y}, ((X, Y),), (X, X, X), Alone],
+    ids=["x", "(x,)", "named", "list", "three", "PyDataset"],
+)
+def test_train_step_gets_what_keras_s_fit_gives_it(rows: Any) -> None:
+    def make() -> Any:
+        return Alone() if rows is Alone else tf.data.Dataset.from_tensor_slices(rows).batch(67)
+
+    model = Remembering()
+    model.compile("sgd")
+    model.fit(make(), verbose=0, shuffle=False)
+    own = nest(read(make()).columns)
+    assert tf.nest.map_structure(lambda array: tf.constant(array[:0]).dtype, own) == model.seen
+
+
+class Remembering(keras.Model):
+    """Notes what its train_step gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = None
+        self.built = True
+
+    def train_step(self, data: Any) -> Any:
+        # Keras would keep a tuple as a list of its own.
+        object.__setattr__(self, "seen", tf.nest.map_structure(lambda tensor: tensor.dtype, data))
+        return {"loss": tf.zeros(())}
+
+
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 1, 7), (1, 1, 1), (9,)])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], workers: int) -> None:
@@ -132,7 +169,6 @@ REJECTED = {
     "endless PyDataset": (Endless, "`data` is an endless data set"),
     "shuffled": (lambda: batches().shuffle(5), "other rows at each reading"),
     "shuffled PyDataset": (Shuffled, "other rows at each reading"),
-    "no labels": (lambda: tf.data.Dataset.from_tensors(X), "are TensorSpec; expected tuples"),
     "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "are 4 parts; expected"),
     "not batched": (lambda: batches().unbatch(), r"expected batches .* use \.batch\(\)"),
     "ragged": (

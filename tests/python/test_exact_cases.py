@@ -170,6 +170,80 @@ def subclassed(kind: type, **compiled: Any) -> Callable[[], Any]:
     return build
 
 
+@keras.saving.register_keras_serializable("tests")
+class VAE(keras.Model):
+    """Its train_step gets inputs alone; the noise is the same for all rows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        inputs = keras.Input((8,))
+        moments = [layers.Dense(2, name=name)(inputs) for name in ("mean", "log_variance")]
+        self.encoder = keras.Model(inputs, moments)
+        self.decoder = keras.Sequential([keras.Input((2,)), layers.Dense(8)])
+        self.trackers = [keras.metrics.Mean(name=name) for name in ("loss", "kl_loss")]
+
+    @property
+    def metrics(self) -> list[Any]:
+        return list(self.trackers)
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        assert tf.is_tensor(data)  # as Keras passes it, not (x,)
+        with tf.GradientTape() as tape:
+            losses = self.compute_losses(data)
+            loss = losses[0] + losses[1]
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        return self.track(loss, losses[1])
+
+    def test_step(self, data: Any) -> Any:
+        losses = self.compute_losses(data)
+        return self.track(losses[0] + losses[1], losses[1])
+
+    def compute_losses(self, x: Any) -> tuple[Any, Any]:
+        mean, log_variance = self.encoder(x)
+        decoded = self.decoder(mean + 0.3 * keras.ops.exp(0.5 * log_variance))
+        divergence = keras.ops.square(mean) + keras.ops.exp(log_variance) - log_variance - 1
+        return keras.ops.mean(keras.ops.sum(keras.ops.square(x - decoded), 1)), keras.ops.mean(
+            keras.ops.sum(0.5 * divergence, 1)
+        )
+
+    def track(self, *losses: Any) -> dict[str, Any]:
+        for tracker, loss in zip(self.trackers, losses, strict=True):
+            tracker.update_state(loss)
+        return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+def vae() -> Any:
+    model = VAE()
+    model.compile(keras.optimizers.SGD(0.01))
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+class Distance(layers.Layer):
+    """Adds the mean squared distance of two inputs as a loss."""
+
+    def call(self, pair: Any) -> Any:
+        distance = keras.ops.square(pair[0] - pair[1])
+        self.add_loss(keras.ops.mean(distance))
+        return distance
+
+
+def alike(by_name: bool = True) -> Callable[[], Any]:
+    """Builds a model of two inputs whose loss is added by a layer."""
+
+    def build() -> Any:
+        inputs = {name: keras.Input((8,), name=name) for name in ("left", "right")}
+        encoded = [layers.Dense(4, activation="tanh")(each) for each in inputs.values()]
+        model = keras.Model(inputs if by_name else list(inputs.values()), Distance()(encoded))
+        model.compile("sgd")
+        return model
+
+    return build
+
+
 def frozen() -> Any:
     model = dense()()
     model.layers[0].trainable = False
@@ -262,6 +336,18 @@ def embedding_cases() -> dict[str, Case]:
             classified_words(sgd), (WORDS[:7].astype("int32"), Y[:7]), batch_size=1
         ),
         "embedding, buckets": Case(classified_words(sgd), (WORDS, Y), settings=SMALL_BUCKETS),
+    }
+
+
+def unlabelled_cases() -> dict[str, Case]:
+    named = {"left": X, "right": X[::-1] ** 2}
+    return {
+        "VAE without labels": Case(vae, X, held_out=X[:3]),
+        "VAE without labels, empty steps": Case(vae, X[:7], batch_size=1),
+        "named inputs without labels": Case(
+            alike(), named, held_out={name: part[:1] for name, part in named.items()}
+        ),
+        "list of inputs without labels": Case(alike(by_name=False), (list(named.values()),)),
     }
 
 
@@ -539,6 +625,7 @@ CASES = {
     **model_cases(),
     **loss_cases(),
     **way_cases(),
+    **unlabelled_cases(),
 }
 
 
@@ -558,6 +645,8 @@ DAILY = [
     "shuffle=global",
     "empty steps, eager, metrics",
     "empty shard",
+    "VAE without labels",
+    "named inputs without labels",
 ]
 
 

@@ -126,7 +126,7 @@ def test_a_metric_may_have_a_figure_for_each_class(rows: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r.evaluate(np.ones((4, 8))), "Labels are missing"),
+        (lambda r: r.evaluate(np.ones((4, 8))), "`data` has no labels"),
         (lambda r: r.evaluate((np.ones((4, 5)), np.ones(4))), r"`data`: .*shape \(5,\)"),
         (lambda r: r.evaluate((np.ones((4, 8)), np.ones(4)), batch_size=0), "`batch_size` must be"),
         (lambda r: r.evaluate(lambda context: 1), "`data` is a function, which workers call"),
@@ -147,8 +147,8 @@ def test_what_needs_no_model_is_refused_without_it() -> None:
         raise AssertionError("the model was read")
 
     result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=fail)
-    with pytest.raises(InputError, match="Labels are missing"):
-        result.evaluate(np.ones((4, 8)))
+    with pytest.raises(InputError, match="`data` has no rows"):
+        result.evaluate(np.ones((0, 8)))
     with pytest.raises(InputError, match="`x` has no rows"):
         result.predict(np.ones((0, 8)))
 

@@ -25,6 +25,7 @@ def _model(*names: str, by_name: bool = False) -> Any:
         (["a"], ["x/z", "y"], "one input, a, but x has arrays named z: pass one array"),
         (["a"], ["x/#0", "x/#1", "y"], "one input, a, but x has 2 arrays"),
         (["a", "b"], ["x", "y"], "the inputs a, b, but x has one array: pass {'a': ..., 'b'"),
+        (["a", "b"], ["x", "y"], "(a, b) is read as (x, y); if all are inputs, pass ((a, b),)"),
         (["a", "b"], ["x/#0", "x/#1", "x/#2", "y"], "but x has 3 arrays"),
         (["a", "b"], ["x/a", "y/b"], "but x has arrays named a: pass"),
     ],

@@ -6,12 +6,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import build_dense
 
 import pybackend
 from pybackend.errors import InputError
-from pybackend.model.labels import check_labels
+from pybackend.model.labels import check_has_labels, check_labels
 
 X = np.zeros((6, 8), "float32")
 GOOD = np.array([0, 1, 2, 0, 1, 2])
@@ -35,6 +36,48 @@ def test_a_label_that_is_no_class_is_named_with_its_row(value: float, shape: Any
     data = (X, replaced(value).reshape(shape))
     with pytest.raises(InputError, match=rf"label {value:g} in row 4, .* classes 0 to 2"):
         pybackend.barrier_train(None, build_dense(), data, workers=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "needing"),
+    [
+        ({"loss": "mse"}, "`loss`"),
+        ({"loss": None, "metrics": ["mae"]}, "`metrics`"),
+        ({"loss": "mse", "metrics": ["mae"]}, "`loss` and `metrics`"),
+    ],
+)
+@pytest.mark.parametrize(
+    "data",
+    [X, {"x": X}, (X, None), pd.DataFrame(X, columns=list("abcdefgh"))],
+    ids=["array", "dict", "None", "frame"],
+)
+def test_absent_labels_are_named(compiled: Any, needing: str, data: Any) -> None:
+    model = keras.Sequential([keras.Input((8,), name="x"), keras.layers.Dense(3)])
+    model.compile("sgd", **compiled)
+    message = f"`data` has no labels, and the model is compiled with {needing}, for which Keras"
+    with pytest.raises(InputError, match=message):
+        pybackend.barrier_train(None, model, data, label=None, workers=2, verbose=0)
+
+
+class OwnLoss(keras.Sequential):
+    """Computes its loss from inputs alone, in training and evaluation."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y_pred))
+
+
+def test_labels_that_nobody_reads_may_be_absent() -> None:
+    model = OwnLoss([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    check_has_labels(model, ["x"], "data", trains=True)
+    check_has_labels(model, ["x"], "data", trains=False)
+
+
+def test_labels_of_validation_data_are_named() -> None:
+    with pytest.raises(InputError, match="`validation_data` has no labels, and the model"):
+        pybackend.barrier_train(
+            None, build_dense(), (X, GOOD), validation_data=X, workers=2, verbose=0
+        )
 
 
 def test_one_hot_labels_are_named() -> None:

@@ -10,8 +10,15 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from conftest import full, largest_difference
+from test_exact_cases import VAE, alike, vae
 
-from pybackend import InputError, barrier_predict, barrier_train
+from pybackend import (
+    InputError,
+    WorkerFailedError,
+    barrier_evaluate,
+    barrier_predict,
+    barrier_train,
+)
 
 LEVELS = ["cat", "dog", "owl"]
 
@@ -80,3 +87,149 @@ def test_arguments_that_do_not_go_with_a_data_set(
     data = Halves(rows[0][:301], rows[1][:301])
     with pytest.raises(InputError, match=message):
         barrier_train(None, dense_model, data, **arguments)
+
+
+class Distances(keras.layers.Layer):
+    """From the anchor to the positive, and to the negative."""
+
+    def call(self, anchor: Any, positive: Any, negative: Any) -> Any:
+        others = keras.ops.stack([positive, negative], 1)
+        return keras.ops.sum(keras.ops.square(anchor[:, None] - others), -1)
+
+
+class Siamese(keras.Model):
+    """Has three inputs and no target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        embed = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, activation="tanh")])
+        inputs = [keras.Input((8,)) for _ in range(3)]
+        self.network = keras.Model(inputs, Distances()(*map(embed, inputs)))
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def call(self, inputs: Any) -> Any:
+        return self.network(inputs)
+
+    def compute_triplets(self, data: Any) -> Any:
+        distances = self(data)
+        margins = distances[:, 0] - distances[:, 1] + 0.5
+        return keras.ops.mean(keras.ops.softplus(margins))
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.compute_triplets(data)
+        weights = self.network.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data: Any) -> Any:
+        self.tracker.update_state(self.compute_triplets(data))
+        return {"loss": self.tracker.result()}
+
+
+def siamese() -> Any:
+    model = Siamese()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+class Functional(keras.Model):
+    """A graph of two inputs, whose steps get them as a tuple."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step((data,))
+
+    def test_step(self, data: Any) -> Any:
+        return super().test_step((data,))
+
+
+def pair() -> Any:
+    made = alike(by_name=False)()
+    model = Functional(made.inputs, made.outputs)
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        full(vae, lambda x: x, id="VAE"),
+        pytest.param(siamese, lambda x: (x, x + 0.1, x[::-1]), id="siamese"),
+        full(pair, lambda x: (x, x[::-1]), id="own train_step of two inputs"),
+        full(alike(), lambda x: {"left": x, "right": x[::-1]}, id="named"),
+        full(alike(by_name=False), lambda x: ((x, x[::-1]),), id="list"),
+    ],
+)
+def test_a_data_set_without_labels_is_that_of_fit(rows: Any, build: Any, parts: Any) -> None:
+    data = tf.data.Dataset.from_tensor_slices(parts(rows[0][:96])).batch(32)
+    keras.utils.set_random_seed(1)
+    model = build()
+    options: Any = {"epochs": 2, "validation_data": data, "verbose": 0}
+    result = barrier_train(None, model, data, workers=2, seed=1, **options)
+    history = model.fit(data, shuffle=False, **options).history
+    assert largest_difference(model, result.model) <= 1e-6
+    for name, values in history.items():
+        np.testing.assert_allclose(result.history[name], values, rtol=1e-5)
+    assert result.audit is not None
+    assert (result.audit.steps > 0, result.audit.skipped) == (True, [])
+    evaluated = barrier_evaluate(None, result, data, workers=2, verbose=0)
+    assert evaluated["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("is_named", [False, full(True)])
+def test_a_function_may_return_inputs_alone(rows: Any, is_named: bool) -> None:
+    x = rows[0][:64]
+    given: Any = {"left": x, "right": x[::-1]} if is_named else x
+
+    def batches(context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(given)
+        return data.shard(context.world_size, context.rank).batch(16)
+
+    keras.utils.set_random_seed(1)
+    model = alike()() if is_named else vae()
+    result = barrier_train(
+        None, model, batches, workers=2, validation_data=batches, seed=1, verbose=0
+    )
+    history = model.fit(
+        given, batch_size=32, shuffle=False, validation_data=(given,), verbose=0
+    ).history
+    assert largest_difference(model, result.model) <= 1e-6
+    assert result.history["val_loss"] == pytest.approx(history["val_loss"], rel=1e-5)
+    assert result.audit is not None
+    assert (result.audit.steps, result.audit.skipped) == (1, [])
+
+
+def test_a_frame_without_a_label_gives_what_its_array_gives(rows: Any) -> None:
+    frame = pd.DataFrame({f"c{n}": rows[0][:64, n] for n in range(8)})
+    keras.utils.set_random_seed(1)
+    common: Any = {"workers": 2, "batch_size": 16, "seed": 1, "verbose": 0, "validation_split": 0.2}
+    result = barrier_train(None, vae(), frame, label=None, **common)
+    keras.utils.set_random_seed(1)
+    arrays = barrier_train(None, vae(), rows[0][:64], **common)
+    assert largest_difference(arrays.model, result.model) == 0
+    assert result.history == arrays.history
+    assert (result.levels, result.features) == (None, [f"c{n}" for n in range(8)])
+
+
+class Unfit(VAE):
+    """Can be called with nothing."""
+
+    def call(self, inputs: Any) -> Any:
+        raise ValueError("no inputs of these")
+
+
+def test_a_batch_that_no_model_takes_has_two_readings(rows: Any) -> None:
+    def build() -> Any:
+        model = Unfit()
+        model.compile("sgd")
+        return model
+
+    data = tf.data.Dataset.from_tensors((rows[0][:8],) * 3)
+    message = r"neither its first part, the x of \(x, y\), nor all of it as 3 inputs: "
+    with pytest.raises(WorkerFailedError, match=message):
+        barrier_train(None, build, data, workers=2, verbose=0)

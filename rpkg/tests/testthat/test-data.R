@@ -17,13 +17,31 @@ test_that("pairs of arrays are accepted with and without names", {
   expect_null(check(NULL, allow_null = TRUE))
 })
 
+test_that("inputs may come without labels", {
+  x <- matrix(1:6, 3)
+  alone <- check(x)
+  expect_identical(alone[c("kind", "x", "y")], list(kind = "arrays", x = x, y = NULL))
+  expect_identical(check(list(x)), alone)
+  expect_identical(check(list(x = x)), alone)
+  inputs <- list(left = x, right = x)
+  expect_identical(check(inputs)$x, inputs)
+  expect_identical(check(list(inputs))$x, inputs)
+  frame <- check(iris[1:4], label = NULL)
+  expect_identical(frame$features, names(iris)[1:4])
+  expect_null(frame$y)
+  expect_equal(frame$x[, 4], iris[[4]])
+})
+
 test_that("data of other kinds are rejected", {
   expect_snapshot(error = TRUE, {
     check(1:10)
     check(NULL)
     check("digits", allow_null = TRUE)
-    check(list(matrix(1:6, 3)))
-    check(list(a = 1, b = 2))
+    check(list())
+    check(list(x = 1, b = 2))
+    check(list(x = 1, sample_weight = 2))
+    check(list(left = matrix(1:6, 3), right = 1:2))
+    check(matrix(c(1, NA), 1))
     check(list(1, 2, 3, 4))
   })
 })

@@ -7,7 +7,7 @@ test_that("bad arguments are errors before Python is used", {
     barrier_evaluate("local", "model", iris, label = "Species")
     barrier_evaluate("local", function(units) units, iris, label = "Species")
     barrier_evaluate("local", fit, iris)
-    barrier_evaluate("local", fit, x)
+    barrier_evaluate("local", fit, 1:4)
     barrier_evaluate("local", fit, list(x, iris$Species[1:9]))
     barrier_evaluate("local", fit, list(x, factor(iris$Species == "setosa")))
     barrier_evaluate("local", fit, iris, label = "Species", workers = 0)

@@ -141,6 +141,72 @@ test_that("a model of two inputs takes them by name", {
   expect_identical(dim(predict(fit, x)), c(150L, 3L))
 })
 
+test_that("inputs without labels train as by Keras's fit(x)", {
+  skip_if_no_pybackend()
+  main <- reticulate::py_run_string(paste(
+    "import keras, tensorflow as tf",
+    "class Autoencoder(keras.Model):",
+    "    def __init__(self, **options):",
+    "        super().__init__(**options)",
+    "        self.coder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])",
+    "        self.tracker = keras.metrics.Mean(name='loss')",
+    "    @property",
+    "    def metrics(self):",
+    "        return [self.tracker]",
+    "    def train_step(self, data):",
+    "        data = data['sepal'] if isinstance(data, dict) else data",
+    "        with tf.GradientTape() as tape:",
+    "            loss = keras.ops.mean((data - self.coder(data)) ** 2)",
+    "        weights = self.trainable_weights",
+    "        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))",
+    "        self.tracker.update_state(loss)",
+    "        return {'loss': self.tracker.result()}",
+    sep = "\n"
+  ))
+  autoencoder <- function() {
+    reticulate::import("keras")$utils$set_random_seed(1L)
+    model <- main$Autoencoder()
+    model$compile(optimizer = "sgd")
+    model
+  }
+  x <- as.matrix(iris[1:4])
+  expected <- autoencoder()
+  fitted <- expected$fit(
+    reticulate::np_array(x, "float32"),
+    batch_size = 50L,
+    shuffle = FALSE,
+    verbose = 0L
+  )
+  fit <- function(data, ...) {
+    barrier_train(
+      "local",
+      autoencoder(),
+      data,
+      ...,
+      workers = 2,
+      batch_size = 25,
+      shuffle = FALSE,
+      verbose = 0
+    )
+  }
+  expect_trained <- function(fit) {
+    expect_equal(fit$model$get_weights(), expected$get_weights(), tolerance = 1e-6)
+    expect_equal(fit$history$loss, as.numeric(fitted$history$loss), tolerance = 1e-6)
+  }
+  expect_trained(fit(x))
+  expect_trained(fit(iris[1:4], label = NULL))
+  expect_trained(fit(list(sepal = x, other = x)))
+})
+
+test_that("a loss of labels needs them", {
+  skip_if_no_pybackend()
+  expect_error(
+    barrier_train("local", dense_model(), as.matrix(iris[1:4]), verbose = 0),
+    "`data` has no labels, and the model is compiled with `loss`",
+    class = "tfdist_error_input"
+  )
+})
+
 test_that("a data frame trains as its arrays do", {
   skip_if_no_pybackend()
   train <- function(data) {
