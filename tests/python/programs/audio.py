@@ -80,7 +80,7 @@ class Transcriber(keras.Model):
         return [self.loss_metric]
 
     def train_step(self, batch: Any) -> Any:
-        source, target = batch[0]["source"], batch[0]["target"]
+        source, target = batch["source"], batch["target"]
         with tf.GradientTape() as tape:
             found = self.net([source, target[:, :-1]])
             wanted = ops.one_hot(target[:, 1:], 20)
@@ -154,6 +154,6 @@ PROGRAMS = {
     "speakers": Program(speakers, (SOUNDS, CLASSES)),
     "spectra": Program(spectra, (SOUNDS[..., 0], CLASSES)),
     "speech by CTC": Program(speech, (SOUNDS, OTHER_WORDS)),
-    "speech by a transformer": Program(transcriber, (PAIRS, CLASSES)),
+    "speech by a transformer": Program(transcriber, PAIRS),
     "MelGAN": Program(melgan, (MELS, SOUNDS)),
 }

@@ -34,7 +34,7 @@ class Vae(keras.Model):
         return [self.total_loss_tracker, self.kl_loss_tracker]
 
     def train_step(self, data: Any) -> Any:
-        x = data[0]
+        x = data
         with tf.GradientTape() as tape:
             mean, spread = ops.split(self.encoder(x), 2, axis=-1)
             drawn = keras.random.normal(ops.shape(mean), seed=self.noise)
@@ -86,7 +86,7 @@ class VqTrainer(keras.Model):
         return self.trackers
 
     def train_step(self, data: Any) -> Any:
-        x = data[0]
+        x = data
         with tf.GradientTape() as tape:
             made = self.vqvae(x)
             loss = ops.mean((x - made) ** 2) / self.variance + sum(self.vqvae.losses)
@@ -144,7 +144,7 @@ class Gan(keras.Model):
         return [self.d_metric, self.g_metric]
 
     def train_step(self, data: Any) -> Any:
-        real = data[0]
+        real = data
         count = ops.shape(real)[0]
         noise = keras.random.normal((count, 5), seed=self.seed_generator)
         both = ops.concatenate([self.generator(noise), real], 0)
@@ -228,7 +228,7 @@ class Wgan(keras.Model):
         return ops.mean((norm - 1.0) ** 2)
 
     def train_step(self, data: Any) -> Any:
-        real = data[0]
+        real = data
         count = tf.shape(real)[0]
         for _ in range(self.d_steps):
             noise = tf.random.normal((count, 5))
@@ -311,7 +311,7 @@ class AdaptiveGan(Gan):
         return ops.where(drawn < self.probability, images[:, :, ::-1], images)
 
     def train_step(self, data: Any) -> Any:
-        real = self.augment(data[0])
+        real = self.augment(data)
         noise = keras.random.normal((ops.shape(real)[0], 5), seed=self.seed_generator)
         with tf.GradientTape(persistent=True) as tape:
             made = self.augment(self.generator(noise))
@@ -378,7 +378,7 @@ class Ddim(keras.Model):
         return [self.noise_loss_tracker]
 
     def train_step(self, data: Any) -> Any:
-        images = self.normalizer(data[0], training=True)
+        images = self.normalizer(data, training=True)
         count = ops.shape(images)[0]
         noises = keras.random.normal((count, 8, 8, 3))
         times = keras.random.uniform((count, 1, 1, 1), 0.0, 1.0)
@@ -410,7 +410,7 @@ class Ddpm(keras.Model):
         self.kept = ops.cumprod(1 - ops.linspace(1e-4, 0.02, 20))
 
     def train_step(self, data: Any) -> Any:
-        images = data[0]
+        images = data
         count = tf.shape(images)[0]
         times = tf.random.uniform((count,), 0, 20, dtype=tf.int64)
         with tf.GradientTape() as tape:
@@ -459,7 +459,7 @@ class RealNvp(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = self.log_loss(data[0])
+            loss = self.log_loss(data)
         step(self, tape, loss, self)
         self.loss_tracker.update_state(loss)
         return {"loss": self.loss_tracker.result()}
@@ -544,25 +544,25 @@ def style_transfer() -> Any:
 
 
 PROGRAMS = {
-    "VAE": Program(vae, (NUMBERS, NUMBERS), is_random=True, lines=2),
-    "VQ-VAE": Program(vq_vae, (MASKS, MASKS), lines=2),
-    "DCGAN": Program(gan, (IMAGES, IMAGES), is_random=True, lines=2),
+    "VAE": Program(vae, NUMBERS, is_random=True),
+    "VQ-VAE": Program(vq_vae, MASKS),
+    "DCGAN": Program(gan, IMAGES, is_random=True),
     "conditional GAN": Program(conditional_gan, (IMAGES, CLASSES), is_random=True),
-    "WGAN-GP": Program(wgan, (IMAGES, IMAGES), is_random=True, lines=2),
+    "WGAN-GP": Program(wgan, IMAGES, is_random=True),
     "CycleGAN": Program(cyclegan, (IMAGES, IMAGES[::-1].copy())),
     "adaptive GAN, accuracy of a batch": Program(
-        lambda: adaptive_gan(AdaptiveGan), (IMAGES, IMAGES), error="self.compute_loss()"
+        lambda: adaptive_gan(AdaptiveGan), IMAGES, error="self.compute_loss()"
     ),
     "adaptive GAN": Program(
         lambda: adaptive_gan(AdaptiveGanOfAllRows),
-        (IMAGES, IMAGES),
+        IMAGES,
         lines=5,
         is_random=True,
         settings=GLOBAL,
     ),
-    "DDIM": Program(ddim, (IMAGES, IMAGES), is_random=True, lines=2),
-    "DDPM": Program(ddpm, (IMAGES, IMAGES), is_random=True, lines=2),
-    "RealNVP": Program(real_nvp, (NUMBERS, NUMBERS), lines=2),
+    "DDIM": Program(ddim, IMAGES, is_random=True),
+    "DDPM": Program(ddpm, IMAGES, is_random=True),
+    "RealNVP": Program(real_nvp, NUMBERS),
     "PixelCNN": Program(pixelcnn, (MASKS, MASKS)),
     "AdaIN": Program(style_transfer, (IMAGES, IMAGES[::-1].copy())),
 }

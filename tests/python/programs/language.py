@@ -256,7 +256,7 @@ class DualEncoder(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = self.compute(self(data[0], training=True))
+            loss = self.compute(self(data, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.loss_tracker.update_state(loss)
@@ -335,10 +335,10 @@ PROGRAMS = {
     ),
     "several labels": Program(several_labels, (COUNTS, COUNTS[:, :4].clip(0, 1))),
     "captions find images, in a train_step": Program(
-        lambda: dual_encoder(DualEncoder), (NAMED, CLASSES), error="self.compute_loss()"
+        lambda: dual_encoder(DualEncoder), NAMED, error="self.compute_loss()"
     ),
     "captions find images": Program(
-        lambda: dual_encoder(DualEncoderOverBatch), (NAMED, CLASSES), lines=2, settings=GLOBAL
+        lambda: dual_encoder(DualEncoderOverBatch), NAMED, lines=2, settings=GLOBAL
     ),
     "pairs of texts": Program(similarity, ([WORDS, WORDS[::-1].copy()], CLASSES)),
 }

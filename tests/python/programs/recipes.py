@@ -245,9 +245,7 @@ SIGNS = 2 * np.eye(4, dtype="float32")[CLASSES] - 1
 PROGRAMS = {
     "low rank (LoRA)": Program(low_rank, (NUMBERS, CLASSES)),
     "mixed precision": Program(half, (NUMBERS, CLASSES), tolerance=1e-2),
-    "endpoint layer": Program(
-        endpoint, ({"numbers": NUMBERS, "targets": FLAGS.astype("float32")}, CLASSES)
-    ),
+    "endpoint layer": Program(endpoint, {"numbers": NUMBERS, "targets": FLAGS.astype("float32")}),
     "trainer of a model": Program(trainer, (NUMBERS, CLASSES)),
     "mixture density": Program(mixture_density, (NUMBERS, NEXT[:, :1])),
     "quasi-SVM": Program(quasi_svm, (NUMBERS, SIGNS)),

@@ -331,7 +331,7 @@ class MaskedPatches(keras.Model):
         self.built = True
 
     def train_step(self, images: Any) -> Any:
-        patches = ops.reshape(ops.image.extract_patches(images[0], 4), (-1, 4, 48))
+        patches = ops.reshape(ops.image.extract_patches(images, 4), (-1, 4, 48))
         order = ops.argsort(keras.random.uniform(ops.shape(patches)[:2], seed=self.seeds), 1)
         hidden = ops.one_hot(order[:, 1:], 4)
         with tf.GradientTape() as tape:
@@ -512,7 +512,7 @@ PROGRAMS = {
     "siamese": Program(siamese, ([NUMBERS[:, :5], NUMBERS[:, 5:]], FLAGS)),
     "SimSiam": Program(lambda: views(SimSiam), PAIRS),
     "BYOL": Program(lambda: views(Byol), PAIRS),
-    "masked autoencoder": Program(masked_patches, (IMAGES, IMAGES), is_random=True, lines=2),
+    "masked autoencoder": Program(masked_patches, IMAGES, is_random=True),
     "distillation": Program(distiller, ROWS_WITH_LABELS, held_out=(NUMBERS[:31], CLASSES[:31])),
     "consistency": Program(consistent, (list(PAIRS), CLASSES)),
     "AdaMatch, a threshold of a batch": Program(

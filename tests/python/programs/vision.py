@@ -468,7 +468,7 @@ class ZeroDce(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = self.compute_losses(data[0], self.curves(data[0]))
+            loss = self.compute_losses(data, self.curves(data))
         weights = self.curves.trainable_weights
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         self.total.update_state(loss)
@@ -724,14 +724,12 @@ PROGRAMS = {
     ),
     "ESPCN": Program(super_resolution, (SMALL, MASKS)),
     "denoising autoencoder": Program(denoiser, (MASKS, MASKS)),
-    "Zero-DCE": Program(zero_dce, (IMAGES, IMAGES), lines=2),
+    "Zero-DCE": Program(zero_dce, IMAGES),
     "depth, edges of a batch": Program(
         lambda: depth(DepthModel), (IMAGES, MASKS), error="loss_over='global batch'"
     ),
     "depth": Program(lambda: depth(DepthByRow), (IMAGES, MASKS), lines=3),
-    "CTC for captchas": Program(
-        ocr, ({"image": IMAGES, "label": LABELS.astype("float32")}, LABELS)
-    ),
+    "CTC for captchas": Program(ocr, {"image": IMAGES, "label": LABELS.astype("float32")}),
     "captions, words of a batch": Program(
         lambda: captioner(Captioner), (IMAGES, WORDS), error="self.compute_loss()"
     ),
