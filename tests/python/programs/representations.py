@@ -426,6 +426,7 @@ class AdaMatch(Tracked):
     def __init__(self) -> None:
         super().__init__()
         self.net = network(4)
+        self.current_step = tf.Variable(0, dtype="int64")
 
     def threshold(self, chances: Any) -> Any:
         return 0.9 * ops.mean(ops.max(chances, -1))
@@ -439,7 +440,10 @@ class AdaMatch(Tracked):
             likely = ops.max(chances[1], -1) > self.threshold(chances[0])
             pseudo = ops.stop_gradient(chances[1])
             each = keras.losses.categorical_crossentropy(pseudo, chances[1])
-            loss = LOGITS(y, logits[:count]) + ops.mean(each * ops.cast(likely, "float32"))
+            weight = ops.minimum(1.0, ops.cast(self.current_step, "float32") / 4)
+            chosen = ops.mean(each * ops.cast(likely, "float32"))
+            loss = LOGITS(y, logits[:count]) + weight * chosen
+            self.current_step.assign_add(1)
         step(self, tape, loss, self.net.trainable_variables)
         return self.log(loss)
 
