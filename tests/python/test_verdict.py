@@ -49,6 +49,7 @@ DAILY = [
     "collaborative filtering, summed over rows",
     "graph attention",
     "endpoint layer",
+    "tracker of the loss",
 ]
 
 

@@ -85,6 +85,34 @@ def trainer() -> Any:
     return model
 
 
+class OwnTracker(keras.Model):
+    """Lists its own tracker alone, beside which Keras's train_step keeps another one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
+        return ops.mean((y - y_pred) ** 2)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self.tracker.update_state(ops.mean((y - y_pred) ** 2, -1))
+        return {"loss": self.tracker.result()}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+def own_tracker() -> Any:
+    numbers = keras.Input((10,))
+    model = OwnTracker(inputs=numbers, outputs=layers.Dense(3)(numbers))
+    model.compile("sgd")
+    return model
+
+
 class Mixture(keras.losses.Loss):
     """The negative logarithm of the chance under several normal distributions."""
 
@@ -247,6 +275,7 @@ PROGRAMS = {
     "mixed precision": Program(half, (NUMBERS, CLASSES), tolerance=1e-2),
     "endpoint layer": Program(endpoint, {"numbers": NUMBERS, "targets": FLAGS.astype("float32")}),
     "trainer of a model": Program(trainer, (NUMBERS, CLASSES)),
+    "tracker of the loss": Program(own_tracker, (NUMBERS, NEXT)),
     "mixture density": Program(mixture_density, (NUMBERS, NEXT[:, :1])),
     "quasi-SVM": Program(quasi_svm, (NUMBERS, SIGNS)),
     "small embeddings": Program(small_tables, (IDS, NEXT[:, :1])),
