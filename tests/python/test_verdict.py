@@ -14,6 +14,7 @@ from programs import (
     language,
     recipes,
     representations,
+    scenes,
     structured,
     timeseries,
     vision,
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.timeout(420)
 PAGE = Path(__file__).parents[2] / "docs" / "keras_examples.md"
 TOPICS: dict[str, dict[str, Program]] = {
     "Images, videos and points": vision.PROGRAMS,
+    "What is in images": scenes.PROGRAMS,
     "Representations and teachers": representations.PROGRAMS,
     "Generation": generative.PROGRAMS,
     "Language": language.PROGRAMS,
