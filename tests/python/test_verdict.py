@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from programs.program import Program
 from replicas import Trained, check_equal, named
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1800 if os.environ.get("TFDIST_PROGRAMS") == "all" else 420)
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras_examples.md"
 TOPICS: dict[str, dict[str, Program]] = {
@@ -39,6 +40,59 @@ TOPICS: dict[str, dict[str, Program]] = {
     "Recipes": recipes.PROGRAMS,
 }
 CASES = {name: case for programs in TOPICS.values() for name, case in programs.items()}
+# Some minutes: `make programs` trains these, too.
+SLOW = [
+    "convnet",
+    "ResNet",
+    "MobileNet",
+    "EfficientNet",
+    "augmentation and fine-tuning",
+    "U-Net",
+    "DeepLab",
+    "ViT",
+    "MLP-Mixer",
+    "FNet",
+    "gMLP",
+    "EANet",
+    "CCT",
+    "Swin",
+    "TokenLearner",
+    "focal modulation",
+    "CNN-RNN for video",
+    "ViViT",
+    "CTC for captchas",
+    "multiple instances",
+    "captions, words of a batch",
+    "captions",
+    "SimCLR, in a train_step",
+    "NNCLR, a queue of a worker's rows",
+    "NNCLR",
+    "conditional GAN",
+    "WGAN-GP",
+    "DDIM",
+    "BERT",
+    "bidirectional LSTM",
+    "translation with transformers",
+    "translation with LSTM",
+    "tagger",
+    "entities, words of a batch",
+    "masked words, a sum",
+    "spans of answers",
+    "switch, balanced by batches",
+    "pairs of texts",
+    "TabNet",
+    "TabTransformer",
+    "gated residual network",
+    "forecaster",
+    "N-BEATS",
+    "convolutional classifier",
+    "transformer classifier",
+    "traffic",
+    "message passing",
+    "speakers",
+    "speech by CTC",
+    "speech by a transformer",
+]
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
     "boxes and classes",
@@ -57,7 +111,8 @@ DAILY = [
 
 def those(condition: Any) -> list[Any]:
     """Cases as parameters of a test."""
-    names = [name for name, case in CASES.items() if condition(case)]
+    left_out = [] if os.environ.get("TFDIST_PROGRAMS") == "all" else SLOW
+    names = [name for name, case in CASES.items() if condition(case) and name not in left_out]
     return named(names, [name for name in DAILY if name in names])
 
 
@@ -82,6 +137,10 @@ def test_what_mixes_rows_ends_with_the_remedy(name: str, trained: dict[str, Any]
     found = trained[name]
     assert isinstance(found, str), f"trained, with the audit {found.audit}"
     assert str(CASES[name].error) in found
+
+
+def test_what_is_slow_is_there_and_not_daily() -> None:
+    assert set(SLOW) <= set(CASES) - set(DAILY)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
