@@ -24,7 +24,7 @@ from programs.program import Program
 from replicas import Trained, check_equal, named
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(1800 if os.environ.get("TFDIST_PROGRAMS") == "all" else 420)
+pytestmark = pytest.mark.timeout(1800)
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras_examples.md"
 TOPICS: dict[str, dict[str, Program]] = {

@@ -212,7 +212,7 @@ def spans() -> Any:
     outputs = {name: layers.Softmax(name=name)(end) for name, end in zip(names, ends, strict=True)}
     model = keras.Model([words, kinds], outputs)
     loss = keras.losses.SparseCategoricalCrossentropy()
-    return compiled(model, {"first": loss, "last": loss}, keras.optimizers.Adam(5e-3))
+    return compiled(model, {"first": loss, "last": loss}, keras.optimizers.SGD(0.05))
 
 
 def several_labels() -> Any:

@@ -53,7 +53,7 @@ def wide_deep_cross() -> Any:
     first = cross = layers.Concatenate()([numbers, found])
     for _ in range(2):
         cross = first * layers.Dense(13)(cross) + cross
-    deep = layers.BatchNormalization(synchronized=True)(layers.Dense(8)(first))
+    deep = layers.BatchNormalization(synchronized=True)(layers.Dense(8, use_bias=False)(first))
     x = layers.Concatenate()([cross, layers.ReLU()(deep), layers.CategoryEncoding(4)(codes)])
     model = keras.Model([numbers, kinds], layers.Dense(4, activation="softmax")(x))
     return compiled(model, "sparse_categorical_crossentropy", metrics=["accuracy"])
