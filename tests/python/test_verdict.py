@@ -40,60 +40,7 @@ TOPICS: dict[str, dict[str, Program]] = {
     "Recipes": recipes.PROGRAMS,
 }
 CASES = {name: case for programs in TOPICS.values() for name, case in programs.items()}
-# Some minutes: `make programs` trains these, too.
-SLOW = [
-    "convnet",
-    "ResNet",
-    "MobileNet",
-    "EfficientNet",
-    "augmentation and fine-tuning",
-    "U-Net",
-    "DeepLab",
-    "ViT",
-    "MLP-Mixer",
-    "FNet",
-    "gMLP",
-    "EANet",
-    "CCT",
-    "Swin",
-    "TokenLearner",
-    "focal modulation",
-    "CNN-RNN for video",
-    "ViViT",
-    "CTC for captchas",
-    "multiple instances",
-    "captions, words of a batch",
-    "captions",
-    "SimCLR, in a train_step",
-    "NNCLR, a queue of a worker's rows",
-    "NNCLR",
-    "conditional GAN",
-    "WGAN-GP",
-    "DDIM",
-    "BERT",
-    "bidirectional LSTM",
-    "translation with transformers",
-    "translation with LSTM",
-    "tagger",
-    "entities, words of a batch",
-    "masked words, a sum",
-    "spans of answers",
-    "switch, balanced by batches",
-    "pairs of texts",
-    "TabNet",
-    "TabTransformer",
-    "gated residual network",
-    "forecaster",
-    "N-BEATS",
-    "convolutional classifier",
-    "transformer classifier",
-    "traffic",
-    "message passing",
-    "speakers",
-    "speech by CTC",
-    "speech by a transformer",
-]
-# One of each kind: `make test-full` trains the others, too.
+# One of each kind, and cheap.
 DAILY = [
     "boxes and classes",
     "image similarity",
@@ -107,12 +54,50 @@ DAILY = [
     "endpoint layer",
     "tracker of the loss",
 ]
+# What `make test-full` trains, too; `make programs` trains all of them, for some minutes.
+FULL = [
+    "PointNet",
+    "learnable resizer",
+    "RetinaNet",
+    "ESPCN",
+    "denoising autoencoder",
+    "Zero-DCE",
+    "depth, edges of a batch",
+    "depth",
+    "NeRF",
+    "SimCLR",
+    "supervised contrastive, of a worker's rows",
+    "supervised contrastive",
+    "image similarity, of a worker's rows",
+    "triplets",
+    "BYOL",
+    "masked autoencoder",
+    "VQ-VAE",
+    "DCGAN",
+    "CycleGAN",
+    "DDPM",
+    "PixelCNN",
+    "entities",
+    "collaborative filtering",
+    "Bayesian network",
+    "anomalies",
+    "citations",
+    "spectra",
+    "MelGAN",
+    "low rank (LoRA)",
+    "mixed precision",
+    "trainer of a model",
+    "small embeddings",
+    "gradient centralization",
+    "quantization",
+    "Reptile",
+]
 
 
 def those(condition: Any) -> list[Any]:
     """Cases as parameters of a test."""
-    left_out = [] if os.environ.get("TFDIST_PROGRAMS") == "all" else SLOW
-    names = [name for name, case in CASES.items() if condition(case) and name not in left_out]
+    chosen = CASES if os.environ.get("TFDIST_PROGRAMS") == "all" else {*DAILY, *FULL}
+    names = [name for name, case in CASES.items() if condition(case) and name in chosen]
     return named(names, [name for name in DAILY if name in names])
 
 
@@ -139,8 +124,8 @@ def test_what_mixes_rows_ends_with_the_remedy(name: str, trained: dict[str, Any]
     assert str(CASES[name].error) in found
 
 
-def test_what_is_slow_is_there_and_not_daily() -> None:
-    assert set(SLOW) <= set(CASES) - set(DAILY)
+def test_what_is_chosen_is_there() -> None:
+    assert {*DAILY, *FULL} <= set(CASES)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
