@@ -42,7 +42,7 @@ TOPICS: dict[str, dict[str, Program]] = {
 CASES = {name: case for programs in TOPICS.values() for name, case in programs.items()}
 # One of each kind, and cheap.
 DAILY = [
-    "boxes and classes",
+    "ESPCN",
     "image similarity",
     "distillation",
     "VAE",
@@ -59,7 +59,7 @@ FULL = [
     "PointNet",
     "learnable resizer",
     "RetinaNet",
-    "ESPCN",
+    "boxes and classes",
     "denoising autoencoder",
     "Zero-DCE",
     "depth, edges of a batch",
