@@ -38,6 +38,7 @@ __all__ = [
     "describe_sql",
     "describe_weights",
     "doctor",
+    "find_text_inputs",
     "list_columns",
     "match_levels",
     "pick_columns",
@@ -167,6 +168,13 @@ def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
     from pybackend.model.inputs import check_feature_names
 
     check_feature_names(model, names if isinstance(names, dict) else {"": names})
+
+
+def find_text_inputs(model: Any) -> list[str] | None:
+    """Names of the inputs of a model that take text; None if its inputs are not known."""
+    from pybackend.model.inputs import find_text_inputs
+
+    return find_text_inputs(model)
 
 
 def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:

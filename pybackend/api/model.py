@@ -76,7 +76,7 @@ def encode_model(
         return encode_objects(model, callbacks, _add_registered_names(custom_objects), rows)
     except Exception as error:  # an open file, a lock
         if refused is not None:
-            raise type(refused)(f"{refused} Nor can it be sent by value: {error}") from error
+            raise type(refused)(f"{refused} Nor can it be pickled: {error}") from error
         raise InputError(
             f"the callbacks hold parts of the model, and cannot be sent together with it: {error}"
         ) from error

@@ -71,6 +71,12 @@ def is_dataset(data: Any) -> bool:
     return _is_tensorflows(data) or _is_keras(data)
 
 
+def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
+    """Say that the arrays of a batch have other rows than each other."""
+    listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
+    return f"a batch of `{name}` has arrays of different lengths ({listed})"
+
+
 def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches:
     """Read all batches of a data set.
 
@@ -176,8 +182,10 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
             raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
         counts = {key: len(array) for key, array in leaves.items()}
         if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
-            raise InputError(f"a batch of `{name}` has arrays of different lengths ({listed})")
+            raise InputError(
+                f"{describe_uneven(name, counts)}, so it cannot be divided among the workers. Give "
+                f"each graph or set of labels one row, padded with zeros. {_ELSE}"
+            )
         if any(counts.values()):
             yield leaves
 

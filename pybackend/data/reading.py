@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from pybackend.collective import Alone, Collective
 from pybackend.data.arrays import flatten
+from pybackend.data.datasets import describe_uneven
 from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FunctionRows
@@ -151,7 +152,13 @@ def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
     with SpoolWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
-            if len(next(iter(leaves.values()))):
+            counts = {key: len(leaf) for key, leaf in leaves.items()}
+            if len(set(counts.values())) > 1:
+                raise InputError(
+                    f"{describe_uneven(argument, counts)}. Only training takes such batches: call "
+                    "`evaluate` of the trained model on them"
+                )
+            if any(counts.values()):
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
 
 

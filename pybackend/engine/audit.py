@@ -38,6 +38,7 @@ from pybackend.engine.row_memory import (
     read_memory,
     read_peak_memory,
 )
+from pybackend.engine.state import find_trained
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.verdict import Judge
@@ -125,6 +126,7 @@ class Auditor:
         self._epochs = 0
         self._due: set[int] = set()
         self._window: _Window | None = None
+        self._trained: tuple[int, ...] = ()
         self._spent = 0.0
         self._clock = clock
         self._own_memory = 0.0
@@ -170,6 +172,7 @@ class Auditor:
         self._window = None
 
     def _begin(self, batch: int, logs: Any = None) -> None:
+        self._trained = self._trained or find_trained(self._model)  # when the step is traced
         if self._window is None:
             if not self._due:  # as of most steps
                 return
@@ -299,8 +302,13 @@ class Auditor:
         """Why steps cannot be compared; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
             return "of the batches of a function `data` the first of an epoch alone is kept"
+        if isinstance(self._feed, PipelineFeed) and self._feed.is_uneven:
+            return "arrays of a batch differ in their rows, and cannot be joined over the workers"
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"
+        is_other = self._trained != find_trained(self._model) and not self._model.run_eagerly
+        if self._is_true_anywhere(is_other):
+            return "a callback has frozen or thawed layers: the traced step goes on as before"
         if self._model.run_eagerly and not has_keras_train_step(self._model):
             return "a train_step of the model's own that runs eagerly may change what Python keeps"
         if is_random and not self._exchange.is_repeatable:

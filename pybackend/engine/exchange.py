@@ -24,6 +24,7 @@ from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, Ov
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.split import SplitStep
 from pybackend.engine.statistics import GlobalStatistics
 from pybackend.engine.step_clock import StepClock
@@ -31,7 +32,6 @@ from pybackend.engine.step_means import StepMeans
 from pybackend.engine.steps import (
     Position,
     StepOrSkip,
-    count_rows,
     has_keras_train_step,
     normalize_spectra,
 )
@@ -98,7 +98,7 @@ class GradientExchange:
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
         self._error: BaseException | None = None
-        self._means = StepMeans(model, self._calls, self._count_rows)
+        self._means = StepMeans(model, self._calls, self._count_rows, self._sum)
         is_masked = has_masked_loss(model) and not over.loss
         # In half precision a worker's gradients are to be as large as those of one process: they
         # overflow then where its would.
@@ -106,6 +106,7 @@ class GradientExchange:
         self._shares_loss = is_scaled and has_keras_train_step(model) and not is_masked
         self._half = find_half_variables(model) if self._shares_loss else set()
         self._means.is_always_asked = self._shares_loss
+        self._means.is_uneven = position.is_uneven and has_keras_train_step(model)
         self._share: Any = None
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
@@ -327,8 +328,11 @@ class GradientExchange:
         self._begun.advance()
         if total is not None:
             return total
+        return float(self._sum([rows])[0])
+
+    def _sum(self, values: list[float]) -> Any:
         try:
-            return float(all_sum(self._collective, [rows])[0])
+            return all_sum(self._collective, values)
         except BaseException as error:
             self._error = self._error or error
             raise
@@ -387,6 +391,8 @@ class GradientExchange:
 
         def first() -> None:
             self._means.compute_share()
+            if self._means.is_uneven:
+                self._means.compute_weight(0)
             self._apply_zeros(apply, None, None)
 
         def skip() -> None:

@@ -21,7 +21,8 @@ from pybackend.collective import Collective
 from pybackend.engine.flat import FlatExchange, StopAgreement
 from pybackend.engine.layout import Layout
 from pybackend.engine.overrides import disable_jit, override
-from pybackend.engine.steps import StepOrSkip, count_rows, normalize_spectra
+from pybackend.engine.pipeline_feed import count_rows
+from pybackend.engine.steps import StepOrSkip, normalize_spectra
 
 Array = npt.NDArray[Any]
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,6 +15,12 @@ from pybackend.data.arrays import flatten
 from pybackend.data.rows import ArrayRows
 from pybackend.engine.arrivals import Arrivals
 from pybackend.errors import InputError
+
+
+def count_rows(data: Any) -> Any:
+    """Number of rows of a batch, as a scalar int32 tensor: those of its labels, if it has any."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return tf.shape(tf.nest.flatten(x if y is None else y)[0])[0]
 
 
 class PipelineFeed:
@@ -35,6 +42,8 @@ class PipelineFeed:
     ----------
     sample
         Rows of the first batch.
+    is_uneven
+        The arrays of a batch have different numbers of rows; those of ``y`` are counted.
     arrivals
         When the batches of this epoch were there.
     total_rows
@@ -66,14 +75,19 @@ class PipelineFeed:
         self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
-        everyone = collective.all_gather(np.array([own, unknown], np.int64))
-        batches = [int(count) for count, _ in everyone]
+        first = next(iter(data.take(1).as_numpy_iterator()), None)
+        leaves = flatten(self._make_empty_arrays() if first is None else first)
+        uneven = len({len(leaf) for leaf in leaves.values()}) > 1
+        everyone = collective.all_gather(np.array([own, unknown, uneven], np.int64))
+        batches = [int(count) for count, _, _ in everyone]
         self.steps = self._count_epoch_steps(batches, limit)
         # What a pipeline gave once it need not give again.
-        is_sure = not any(unknown for _, unknown in everyone)
+        is_sure = not any(unknown for _, unknown, _ in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
-        first = next(iter(data.take(1).as_numpy_iterator()), None)
-        self.sample = ArrayRows(flatten(self._make_empty_arrays() if first is None else first))
+        self.is_uneven = any(uneven for _, _, uneven in everyone)
+        if self.is_uneven:  # no row of one array belongs to a row of another
+            leaves = {key: leaf[:0] for key, leaf in leaves.items()}
+        self.sample = ArrayRows(leaves)
 
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
@@ -147,18 +161,18 @@ class PipelineFeed:
     def dataset(self, skip: int = 0) -> Any:
         """The local batches of one epoch, or of all if they do not end; none can be skipped."""
         nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
-        count_rows = tf.autograph.experimental.do_not_convert(self._count_rows)
+        count = tf.autograph.experimental.do_not_convert(self._count)
         if self._is_endless:
-            return self._data.repeat().concatenate(nothing).map(count_rows)
+            return self._data.repeat().concatenate(nothing).map(count)
         data = self._data.concatenate(nothing).take(self.steps)
         data = data.apply(tf.data.experimental.assert_cardinality(self.steps))
-        return data.map(count_rows)
+        return data.map(count)
 
-    def _count_rows(self, *parts: Any) -> Any:
+    def _count(self, *parts: Any) -> Any:
         # tf.data passes the items of a tuple one by one.
         element = parts if isinstance(self._data.element_spec, tuple) else parts[0]
 
-        def count(rows: Any) -> Any:
+        def note(rows: Any) -> Any:
             self._read.append(int(rows))
             self.arrivals.note(1)
             return self._first is None
@@ -169,8 +183,8 @@ class PipelineFeed:
             return False
 
         leaves = tf.nest.flatten(element)
-        rows = tf.shape(leaves[0])[0]
-        is_first = tf.numpy_function(count, [rows], tf.bool, stateful=True)
+        rows = count_rows(element)
+        is_first = tf.numpy_function(note, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
         kept = tf.cond(
             is_first,

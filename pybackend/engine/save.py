@@ -10,6 +10,7 @@ import keras
 
 from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.overrides import override
+from pybackend.engine.state import find_trained
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import TRAINED, WEIGHTS, Job
 from pybackend.job.messages import Emit, Note
@@ -29,13 +30,25 @@ _NO_FILE = (
     ".weights.h5. "
 )
 
+_OTHERS_TRAINED = {
+    False: "a callback froze or thawed layers: the trained model has a new optimizer without state",
+    True: (
+        "a callback froze or thawed layers: in the trained model they are frozen or not as they "
+        "were before the training"
+    ),
+}
+
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How to write a model: what its file's name ends in, and whether with its compile settings."""
+    """How to write a model: what its file's name ends in, and whether with its compile settings.
+
+    ``trained`` has the places of the weights for which its optimizer has a state.
+    """
 
     format: Format | Literal["weights.h5"]
     compiled: bool
+    trained: tuple[int, ...] = ()
 
 
 def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> SavingPlan:
@@ -53,15 +66,16 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
     SerializationError
         There is none.
     """
-    plans = [SavingPlan("h5", True), SavingPlan("keras", True)]
+    trained = find_trained(loaded.model)
+    plans = [SavingPlan("h5", True, trained), SavingPlan("keras", True, trained)]
     if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files have no room for them
         plans = plans[1:]
     if loaded.is_from_r and _has_own_parts(loaded):
         plans = []  # Keras might take one for its own of the same name
     if loaded.make_copy is not None:  # the driver can, too, and needs the weights alone
-        plans.append(SavingPlan(WEIGHTS, True))
+        plans.append(SavingPlan(WEIGHTS, True, trained))
     if loaded.is_from_r and job.model_uri is not None:
-        plans.append(SavingPlan("h5", False))
+        plans.append(SavingPlan("h5", False, trained))
     if job.model_uri is not None:
         check_writable(job.model_uri)
         kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
@@ -126,9 +140,13 @@ def _check_size(size: int, job: Job) -> None:
         )
 
 
-def write_model(loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None) -> str:
+def write_model(
+    loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None, emit: Emit
+) -> str:
     """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
     data = encode_trained(loaded, plan)
+    if plan.trained != find_trained(loaded.model):
+        emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))
     if uri is not None:
         write_whole(uri, data)
         return sha256_of(data)
@@ -169,6 +187,7 @@ def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
     if plan.format == WEIGHTS:
         return write_weights(model)
     if plan.compiled:
-        return model_to_bytes(model, format=plan.format, include_optimizer=True)
+        has_state = plan.trained == find_trained(model)
+        return model_to_bytes(model, format=plan.format, include_optimizer=has_state)
     with override(model, "compiled", False):
         return model_to_bytes(model, format=plan.format)

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from pybackend.engine.overrides import override
-from pybackend.engine.steps import StepOrSkip, count_rows, normalize_spectra
+from pybackend.engine.pipeline_feed import count_rows
+from pybackend.engine.steps import StepOrSkip, normalize_spectra
 
 
 class StepExchange(Protocol):

@@ -61,6 +61,12 @@ def find_statistics(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_weights if "float" in str(v.dtype)]
 
 
+def find_trained(model: Any) -> tuple[int, ...]:
+    """Places of the trained weights among all; a callback may freeze and thaw layers."""
+    trained = {id(v) for v in model.trainable_weights}
+    return tuple(n for n, v in enumerate(model.weights) if id(v) in trained)
+
+
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
     """Ranks whose weights are not those of rank 0, and the first that is not; equal on every rank.
 

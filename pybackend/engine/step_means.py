@@ -6,7 +6,7 @@ its part of the step's rows, so that those of all workers together count as one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -49,6 +49,8 @@ class StepMeans:
     count_total
         Returns the rows of the step's global batch, given this worker's; called once for each step,
         by workers without rows, too.
+    add_up
+        Returns sums over the workers.
     """
 
     def __init__(
@@ -56,13 +58,17 @@ class StepMeans:
         model: Any,
         calls: StepCalls,
         count_total: Callable[[int], float],
+        add_up: Callable[[list[float]], Sequence[float]] | None = None,
     ) -> None:
         self._model = model
         self._calls = calls
         self._count_total = count_total
+        self._add_up = add_up or list
         self.share: Any = None
         """Of the step that is being traced, while `weigh` lasts."""
         self.is_always_asked = False
+        self.is_uneven = False
+        """Keras weighs the total loss by other rows than those of the labels."""
 
     @contextmanager
     def install(self) -> Iterator[None]:
@@ -71,6 +77,10 @@ class StepMeans:
             for mean in find_step_means(self._model):
                 watched = self._watch(mean.update_state)
                 stack.enter_context(override(mean, "update_state", watched))
+            for mean in self._model.metrics if self.is_uneven else ():
+                if mean.name == "loss":
+                    counted = self._count(mean.update_state)
+                    stack.enter_context(override(mean, "update_state", counted))
             yield
 
     @contextmanager
@@ -89,6 +99,26 @@ class StepMeans:
             return update(values, sample_weight=weight)
 
         return watched
+
+    def _count(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(values: Any, sample_weight: Any = None) -> Any:
+            return update(values, sample_weight=self.compute_weight(sample_weight))
+
+        return counted
+
+    def compute_weight(self, own: Any) -> Any:
+        """This worker's part of what Keras weighs the total loss by: all rows of `x`."""
+
+        def compute(rows: Any, own: Any) -> Any:
+            total, weights = self._add_up([float(rows), float(own)])
+            return np.float32(rows / total * weights if total else 0.0)
+
+        with self._calls.next():
+            weight = tf.numpy_function(compute, [self._calls.rows, own], tf.float32)
+        weight.set_shape([])
+        self._calls.end([weight])
+        self._calls.record(lambda: self.compute_weight(0))
+        return weight
 
     def compute_share(self) -> Any:
         """This worker's part of the rows of the step that begins, or None if nobody asks."""

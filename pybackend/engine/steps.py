@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
-from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.pipeline_feed import PipelineFeed, count_rows
 from pybackend.model.layers import find_layers, is_of_keras
 
 
@@ -41,6 +41,11 @@ class Position:
         return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether the arrays of a batch have different numbers of rows."""
+        return isinstance(self._feed, PipelineFeed) and self._feed.is_uneven
+
+    @property
     def find_order(self) -> Callable[[int], Any] | None:
         """`Feed.order_at`, if the rows of a batch have an order."""
         feed = self._feed
@@ -55,11 +60,6 @@ class Position:
 def has_keras_train_step(model: Any) -> bool:
     """Whether a model trains by Keras's own ``train_step``."""
     return is_of_keras(type(model).train_step)
-
-
-def count_rows(data: Any) -> Any:
-    """Number of rows of a batch, as a scalar int32 tensor."""
-    return tf.shape(tf.nest.flatten(data)[0])[0]
 
 
 class StepOrSkip:

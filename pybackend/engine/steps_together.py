@@ -24,8 +24,9 @@ from pybackend.engine.global_batch import (
     OverBatch,
 )
 from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.step_means import StepMeans, find_step_means
-from pybackend.engine.steps import Position, StepOrSkip, count_rows
+from pybackend.engine.steps import Position, StepOrSkip
 from pybackend.engine.valid_steps import ValidStepCounter
 from pybackend.model.masks import has_masked_loss
 

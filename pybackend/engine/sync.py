@@ -18,7 +18,7 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.state import find_differing_weights, find_statistics
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.trials import MetricsKind
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EpochEnded, Note
 
@@ -44,7 +44,9 @@ class EpochSync(keras.callbacks.Callback):
         self._held_out = held_out
         self._emit = emit
         self._metrics = metrics
-        self._agreed: list[Any] = []
+        # Values of statistics as the epoch began, by their place among the weights: a callback may
+        # freeze or thaw layers meanwhile.
+        self._agreed: dict[int, Any] = {}
         self._has_reported_metrics = False
         self._began = 0.0
         self._steps = 0
@@ -71,7 +73,9 @@ class EpochSync(keras.callbacks.Callback):
             )
         self._feed.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
-        self._agreed = [np.array(v.numpy()) for v in find_statistics(self.model)]
+        statistics = {id(v) for v in find_statistics(self.model)}
+        weights = enumerate(self.model.weights)
+        self._agreed = {n: np.array(v.numpy()) for n, v in weights if id(v) in statistics}
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -118,7 +122,9 @@ class EpochSync(keras.callbacks.Callback):
         if self._collective.world_size == 1:
             return
         share = self._feed.share()
-        for variable, last in zip(find_statistics(self.model), self._agreed, strict=True):
+        weights = self.model.weights
+        for place, last in self._agreed.items():
+            variable = weights[place]
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
@@ -141,7 +147,17 @@ class StopTogether(keras.callbacks.Callback):
         self._synchronizer = synchronizer
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._optimizer = self.model.optimizer
         self._synchronizer.begin_training()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.model.optimizer is not self._optimizer or self.model.train_function is None:
+            raise InputError(
+                f"before epoch {epoch + 1} a callback called compile(), but the workers exchange "
+                "gradients in the optimizer and the function that were compiled before. Train in "
+                "two calls: up to there, then compile `result.model` and train it with "
+                f"`initial_epoch={epoch}`"
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         agreement = self._agreement

@@ -128,6 +128,8 @@ def make_synchronizer(
             reason = "the exchange of statistics for layers with synchronized=True"
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
+        elif Position(feed).is_uneven:
+            reason = "the exchange of how many rows the arrays of a batch have"
         if reason is not None:
             emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False

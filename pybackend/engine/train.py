@@ -62,6 +62,10 @@ _ABOUT_UNTRIED_METRICS = (
     "the metrics failed when they were tried on some rows: their variables are summed over the "
     "workers, which is right for sums and counts only"
 )
+_ABOUT_UNEVEN = (
+    "the arrays of a batch have different numbers of rows: gradients are weighted by the rows of "
+    "`y`, which is exact if the loss is a mean over these; no step is audited"
+)
 _ABOUT_PIPELINES = (
     "a training that resumes calls the function `data` anew: its result is that of one without an "
     "interruption if the function gives the same batches in every epoch"
@@ -125,6 +129,8 @@ def train(
     spools = [folder / name for name in counts if (folder / name).is_dir()]
     in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
     feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
+    if isinstance(feed, PipelineFeed) and feed.is_uneven and job.workers > 1:
+        emit(Note(_ABOUT_UNEVEN))
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     inputs = build_variables(model, rows)
@@ -217,7 +223,7 @@ def train(
         checkpoints.wait(job.timeout)
     if plan is not None:
         with pointing_to(job.checkpoint):
-            digest = write_model(loaded, plan, folder, job.model_uri)
+            digest = write_model(loaded, plan, folder, job.model_uri, emit)
     discard = None
     if memory is not None or job.discards_checkpoints:
         # Until the model is written, rank 0 may be lost, and the others go on without it.

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from pybackend.errors import InputError
+from pybackend.job.unpicklable import explain_failure
 
 _ABOUT_R = (
     "it holds an R function, which exists in this session only. Layers, losses and metrics written "
@@ -58,16 +59,26 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
     InputError
         Something in it cannot be pickled.
     """
-    try:
-        with sending_code() as send_code:
-            for owner in owners:
-                send_code(owner)
-            file = io.BytesIO()
-            Pickler(file).dump(value)
-            return file.getvalue()
-    except Exception as error:
-        reason = _ABOUT_R if "PyCapsule" in str(error) else error  # reticulate's R functions
-        raise InputError(f"{what} cannot be sent to the workers: {reason}") from error
+    with sending_code() as send_code:
+        for owner in owners:
+            send_code(owner)
+        try:
+            return _pickle(value)
+        except Exception as error:
+            if "PyCapsule" in str(error):  # reticulate's R functions
+                raise InputError(f"{what} cannot be sent to the workers: {_ABOUT_R}") from error
+            raise InputError(explain_failure(value, what, _pickle, error, is_sent)) from error
+
+
+def _pickle(value: Any) -> bytes:
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def is_sent(owner: Any) -> bool:
+    """Whether a class or a function is sent as code, being one of the user's."""
+    return owner.__module__ == "__main__" or _module_to_send(owner) is not None
 
 
 def _module_to_send(owner: Any) -> ModuleType | None:

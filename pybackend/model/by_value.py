@@ -23,7 +23,9 @@ import cloudpickle
 import keras
 import tensorflow as tf
 
-from pybackend.job.pickling import Pickler, sending_code
+from pybackend.errors import InputError
+from pybackend.job.pickling import Pickler, is_sent, sending_code
+from pybackend.job.unpicklable import explain_failure
 
 # Traced by Keras when they are first needed, and not to be sent.
 _TRACED = ("train_function", "test_function", "predict_function")
@@ -39,13 +41,21 @@ def pickle_objects(value: Any) -> bytes:
 
     Raises
     ------
-    Exception
-        Whatever an object raises that cannot be pickled, such as a lock or an open file.
+    InputError
+        Names the attribute that cannot be pickled, such as a lock or an open file.
     """
-    file = io.BytesIO()
     with sending_code() as send_code:
-        _dump(_Pickler(file, value, send_code), value)
-    return file.getvalue()
+
+        def pickled(part: Any) -> bytes:
+            file = io.BytesIO()
+            _dump(_Pickler(file, part, send_code), part)
+            return file.getvalue()
+
+        try:
+            return pickled(value)
+        except Exception as error:
+            what = "the model"
+            raise InputError(explain_failure(value, what, pickled, error, is_sent)) from error
 
 
 def unpickle_objects(content: bytes) -> Any:

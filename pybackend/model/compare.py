@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -32,6 +32,9 @@ _DEEPEST = 8
 _NUMBER = re.compile(r"_\d+$")
 # What Keras sets on objects by itself: names, and the state of their use.
 _OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
+# Methods of Keras's layers by which `adapt` works; training and prediction never call them.
+_ADAPTING = {"adapt", "update_state", "finalize_state", "reset_state"}
+_STORING = {"__init__", "load_own_variables", "save_own_variables"}
 
 
 def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
@@ -189,16 +192,17 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
     """Attributes that differ; private ones of layers are Keras's own bookkeeping."""
     if not hasattr(one, "__dict__") or not hasattr(other, "__dict__"):
         return []
+    kind: Any = type(one)
     own, others = _plain(one, with_private), _plain(other, with_private)
     found = [
         f"{what}: {name}={value!r}"
         for name, value in own.items()
         if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
+        if _is_used(kind, name)
     ]
     if not is_custom(one):
         return found
     # What is no plain value, if the user's class names it.
-    kind: Any = type(one)
     shown = sorted(name for name in _names_in(kind) if name in vars(one) and name not in own)
     return found + [
         f"{what}: {name}"
@@ -259,11 +263,25 @@ def _plain(part: Any, with_private: bool) -> dict[str, Any]:
 @lru_cache
 def _names_in(kind: Any) -> frozenset[str]:
     """The names of attributes in the methods that a user's class defines."""
+    bases = [base for base in kind.__mro__ if is_defined_by_user(base)]
+    return frozenset(_read_names((base, name) for base in bases for name in vars(base)) - _OF_USE)
+
+
+@lru_cache
+def _is_used(kind: Any, name: str) -> bool:
+    """Whether a layer computes with an attribute; what only Keras's `adapt` needs is not used."""
+    bases = [base for base in kind.__mro__ if base not in keras.layers.Layer.__mro__]
+    by_keras = [base for base in bases if hasattr(base, "adapt") and not is_defined_by_user(base)]
+    adapting = [(base, method) for base in by_keras for method in _ADAPTING & vars(base).keys()]
+    others = [(base, m) for base in bases for m in vars(base).keys() - _ADAPTING - _STORING]
+    return name not in _read_names(adapting) or name in _read_names(others)
+
+
+def _read_names(methods: Iterable[tuple[type, str]]) -> set[str]:
+    """The names of attributes in the methods of these classes."""
     members = [
         getattr(member, "fget", None) or getattr(member, "__func__", member)
-        for base in kind.__mro__
-        if is_defined_by_user(base)
-        for member in vars(base).values()
+        for member in (vars(kind)[name] for kind, name in methods)
     ]
     waiting: list[Any] = [member.__code__ for member in members if inspect.isfunction(member)]
     found: set[str] = set()
@@ -271,7 +289,7 @@ def _names_in(kind: Any) -> frozenset[str]:
         code = waiting.pop()
         found.update(code.co_names)
         waiting += [part for part in code.co_consts if inspect.iscode(part)]
-    return frozenset(found - _OF_USE)
+    return found
 
 
 def _list_set(value: Any) -> list[Any]:

@@ -147,6 +147,18 @@ def check_text(model: Any, texts: Collection[str]) -> None:
                 )
 
 
+def find_text_inputs(model: Any) -> list[str] | None:
+    """Names of the inputs that take text; None if the inputs are not known."""
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    if not tensors:
+        return None
+    structure = getattr(model, "input", None)
+    named = structure if isinstance(structure, Mapping) else {t.name: t for t in tensors}
+    return [
+        name for name, t in named.items() if keras.backend.standardize_dtype(t.dtype) == "string"
+    ]
+
+
 def reshape_rows(rows: Rows, model: Any) -> Rows:
     """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
 

@@ -62,7 +62,7 @@ def encode_objects(
     """
     content = pickle_objects((model, list(callbacks), dict(custom_objects)))
     if differences := _try_copy(model, take_snapshot(model)(), "train", rows):
-        raise InputError("; ".join(differences))
+        raise InputError(f"pickling it forgets {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
 

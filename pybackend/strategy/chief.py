@@ -110,7 +110,7 @@ def _train(
     emit(Note(_describe_steps(job, steps.by_worker)))
     keeping.finish()
     with pointing_to(job.checkpoint):
-        digest = write_model(loaded, plan, folder, job.model_uri)
+        digest = write_model(loaded, plan, folder, job.model_uri, emit)
     return Training(
         history=keeping.history,
         rows=counts["train"][0],

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pybackend.data.rows import Rows, Spec
 from pybackend.engine.overrides import override
-from pybackend.engine.steps import count_rows
+from pybackend.engine.pipeline_feed import count_rows
 from pybackend.job.job import Job
 from pybackend.job.roles import ranks_of
 from pybackend.strategy.blocks import batch, draw, iterate_blocks

@@ -1,11 +1,11 @@
 # R's arrays in Python: element [i + 1, j + 1, k + 1] in R is [i, j, k] in numpy, stored row by row.
-# Doubles become float32, which Keras computes in; integers remain int32.
+# Doubles become float32, which Keras computes in; integers remain int32, and strings text.
 
-check_array <- function(x, arg, call, label = FALSE) {
+check_array <- function(x, arg, call, label = FALSE, text = FALSE) {
   if (is_python(x)) {
     return(invisible(x))
   }
-  check_array_type(x, arg, call, label)
+  check_array_type(x, arg, call, label, text)
   if (length(x) == 0L) {
     abort_input(c(sprintf("`%s` is empty.", arg), i = "Pass at least one row."), call = call)
   }
@@ -13,7 +13,7 @@ check_array <- function(x, arg, call, label = FALSE) {
   invisible(x)
 }
 
-check_array_type <- function(x, arg, call, label) {
+check_array_type <- function(x, arg, call, label, text) {
   if (inherits(x, "integer64")) {
     abort_input(
       c(
@@ -33,7 +33,16 @@ check_array_type <- function(x, arg, call, label) {
     )
   }
   # is.numeric() is FALSE for factors, dates and times.
-  if (is.numeric(x) || is.logical(x) || is.raw(x)) {
+  if (text && is.character(x) && length(x) > count_rows(x)) {
+    abort_input(
+      c(
+        sprintf("`%s` has %d strings in a row.", arg, as.integer(length(x) / count_rows(x))),
+        i = "Strings are one per row: pass a list of arrays, one for each input of the model."
+      ),
+      call = call
+    )
+  }
+  if (is.numeric(x) || is.logical(x) || is.raw(x) || (text && is.character(x))) {
     return(invisible())
   }
   expected <- if (label) "a numeric array or a factor" else "a numeric array"
@@ -71,7 +80,16 @@ as_feature_array <- function(x) {
 }
 
 feature_dtype <- function(x) {
-  switch(typeof(x), integer = "int32", raw = "uint8", "float32")
+  switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32")
+}
+
+# For calls of Keras itself, which takes text as a tensor only, and always one of the same rank.
+as_keras_array <- function(x) {
+  if (!is.character(x)) {
+    return(as_feature_array(x))
+  }
+  text <- as_feature_array(if (is.null(dim(x))) matrix(x) else x)
+  reticulate::import("tensorflow", convert = FALSE)$constant(text)
 }
 
 as_label_array <- function(y) {

@@ -100,6 +100,9 @@ check_no_python <- function(found, arg, call) {
   is_pointer <- vapply(found, contains_python, NA)
   if (any(is_pointer)) {
     name <- names(found)[is_pointer][[1L]]
+    if (inherits(found[[name]], "python.builtin.type")) {
+      abort_python_class(found[[name]], arg, call)
+    }
     module <- if (is_python(found[[name]])) {
       tryCatch(found[[name]]$`__name__`, error = function(error) NULL)
     }
@@ -120,6 +123,24 @@ check_no_python <- function(found, arg, call) {
       call = call
     )
   }
+}
+
+# Of keras3's `new_*_class()`, say, whose functions hold the class under names of their own.
+abort_python_class <- function(class, arg, call) {
+  abort_input(
+    c(
+      sprintf(
+        "`%s` uses the class `%s`, which exists only in this session: workers cannot get it.",
+        arg,
+        class$`__name__`
+      ),
+      i = sprintf(
+        "Define the class inside `%s`, or in a Python module that is installed on the workers.",
+        arg
+      )
+    ),
+    call = call
+  )
 }
 
 contains_python <- function(x) {

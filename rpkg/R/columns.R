@@ -109,7 +109,9 @@ as_python_columns <- function(columns, data, validation, call) {
     return(list(label = columns$label, data_options = as_python_options(options, call)))
   }
   options["categories"] <- list(columns$categories)
-  options["encode"] <- list(columns$encode)
+  # Python leaves text that is an input by itself as it is.
+  is_text <- vapply(as.list(columns$encode), identical, NA, "text")
+  options["encode"] <- list(null_if_empty(columns$encode[!is_text]))
   options["tensors"] <- list(columns$tensors)
   list(
     label = columns$label,

@@ -14,7 +14,8 @@
 #'   `"one_hot"`, a number for each value, 1 where a row has it, else 0; or `"integer"`, the code of
 #'   the value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for
 #'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become
-#'   codes; in a table or files, text that is an input of its own remains text. Without
+#'   codes; in a table or files, text that is an input of its own remains text, and so does a
+#'   character column of a data frame if `model` has an input of strings for it. Without
 #'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
 #' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the

@@ -41,14 +41,14 @@ check_arrays_of_data <- function(data, columns, arg, call) {
     features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
     coded <- encode_frame(parts$x, features, columns, at[["x"]], call)
-    check_frame_features(parts$x, features, at[["x"]], call, categories = coded$categories)
+    check_frame_features(parts$x, features, at[["x"]], call, coded)
     coded$feature_names <- name_numbers(parts$x, features, coded$categories, coded$encode)
     parts$x <- frame_inputs(parts$x, features, coded$categories, coded$encode)
   } else {
     features <- coded <- NULL
   }
   for (part in names(parts)) {
-    check_arrays(parts[[part]], at[[part]], call, label = part == "y")
+    check_arrays(parts[[part]], at[[part]], call, label = part == "y", text = part == "x")
   }
   check_same_rows(parts, at, call)
   list(
@@ -87,9 +87,9 @@ split_data <- function(data, arg, call) {
 }
 
 # One array, or a list of them for a model of several inputs or outputs.
-check_arrays <- function(x, arg, call, label = FALSE) {
+check_arrays <- function(x, arg, call, label = FALSE, text = FALSE) {
   if (!is.list(x) || is_python(x)) {
-    return(check_array(x, arg, call, label))
+    return(check_array(x, arg, call, label, text))
   }
   if (length(x) == 0L) {
     abort_input(
@@ -98,7 +98,7 @@ check_arrays <- function(x, arg, call, label = FALSE) {
     )
   }
   for (i in seq_along(x)) {
-    check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label)
+    check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label, text)
   }
 }
 

@@ -1,5 +1,5 @@
-# Factors, text and whole numbers of data frames as codes or one-hot; of tables and files, Python
-# does the same (pybackend/data/encoding.py).
+# Factors, text and whole numbers of data frames as codes or one-hot, or text as it is ("text"); of
+# tables and files, Python does the same (pybackend/data/encoding.py).
 
 # Beyond that a column is rather an identifier.
 most_one_hot <- 1000L
@@ -7,16 +7,20 @@ most_one_hot <- 1000L
 # The categories and encodings of the feature columns that have any, those of the data added to
 # those that are given or known from a training.
 encode_frame <- function(data, features, columns, arg, call) {
+  texts <- list_text_columns(features, columns$text_inputs)
   features <- unique(unlist(features))
   check_encoded(columns$encode, features, call)
   categories <- columns$categories
   encode <- list()
   for (name in features) {
-    encoding <- choose_encoding(name, data[[name]], columns)
+    encoding <- choose_encoding(name, data[[name]], columns, name %in% texts)
     if (is.null(encoding)) {
       next
     }
     encode[[name]] <- encoding
+    if (encoding == "text") {
+      next
+    }
     categories[[name]] <- categories[[name]] %||%
       find_values(data[[name]], name, encoding, columns, arg, call)
   }
@@ -33,7 +37,16 @@ check_encoded <- function(encode, features, call) {
   }
 }
 
-choose_encoding <- function(name, column, columns) {
+# Columns that are an input by themselves which takes text.
+list_text_columns <- function(features, inputs) {
+  groups <- if (is.list(features)) features else list(features)
+  is_named <- names(groups) %in% inputs
+  is_text <- if (length(groups) == 1L) length(inputs) > 0L else is_named
+  alone <- unlist(groups[lengths(groups) == 1L & is_text])
+  setdiff(alone, unlist(groups[lengths(groups) > 1L]))
+}
+
+choose_encoding <- function(name, column, columns, is_text_input) {
   has_categories <- !is.null(columns$categories[[name]])
   is_text <- is.factor(column) || is.character(column)
   asked <- if (!is.null(names(columns$encode))) {
@@ -45,7 +58,7 @@ choose_encoding <- function(name, column, columns) {
     if (has_categories) {
       "integer"
     } else if (is_text) {
-      "one_hot"
+      if (is_text_input && is.character(column)) "text" else "one_hot"
     }
 }
 
@@ -106,6 +119,8 @@ column_values <- function(column) {
 }
 
 is_one_hot <- function(name, encode) identical(as.list(encode)[[name]], "one_hot")
+
+remains_text <- function(name, encode) identical(as.list(encode)[[name]], "text")
 
 # A matrix of a column per value, or of the codes, which start at 0.
 encode_values <- function(column, values, one_hot) {

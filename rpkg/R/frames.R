@@ -27,7 +27,7 @@ check_frame <- function(data, columns, arg, call) {
     )
   }
   coded <- encode_frame(data, features, columns, arg, call)
-  check_frame_features(data, features, arg, call, categories = coded$categories)
+  check_frame_features(data, features, arg, call, coded)
   list(
     kind = "arrays",
     x = frame_inputs(data, features, coded$categories, coded$encode),
@@ -97,13 +97,17 @@ check_frame_features <- function(
   features,
   arg,
   call,
-  or_else = "choose other columns with `features`",
-  categories = NULL
+  coded,
+  or_else = "choose other columns with `features`"
 ) {
   for (name in unlist(features)) {
     column <- data[[name]]
-    if (!is.null(categories[[name]])) {
-      category_codes(data, name, categories[[name]], arg, call)
+    if (!is.null(coded$categories[[name]])) {
+      category_codes(data, name, coded$categories[[name]], arg, call)
+      next
+    }
+    if (remains_text(name, coded$encode)) {
+      check_column_missing(column, name, arg, call)
       next
     }
     is_number <- (is.numeric(column) && !inherits(column, "integer64")) || is.logical(column)
@@ -152,6 +156,9 @@ frame_inputs <- function(data, features, categories = NULL, encode = NULL) {
     return(frame_matrix(data, features, categories, encode))
   }
   lapply(features, function(group) {
+    if (remains_text(group[[1L]], encode)) {
+      return(frame_matrix(data, group, categories, encode))
+    }
     matrix <- frame_matrix(data, group, categories, encode)
     is_whole <- function(name) {
       !is.null(categories[[name]]) || typeof(data[[name]]) %in% c("integer", "logical")
@@ -164,6 +171,9 @@ frame_inputs <- function(data, features, categories = NULL, encode = NULL) {
 }
 
 frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
+  if (remains_text(features[[1L]], encode)) {
+    return(matrix(as.character(data[[features]])))
+  }
   columns <- lapply(features, function(name) {
     values <- categories[[name]]
     if (is.null(values)) {

@@ -68,7 +68,7 @@ predict.tfdist_fit <- function(
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
   newdata <- check_newdata(newdata, object)
-  rows <- as_input(newdata, as_feature_array)
+  rows <- as_input(newdata, as_keras_array)
   if (!is_raw) {
     return(predict_columns(object, rows, type, batch_size, call))
   }

@@ -158,8 +158,11 @@ complete_settings <- function(settings, model) {
 }
 
 # What is not given is as in the training. The label may have another name there.
-complete_columns <- function(columns, model) {
+complete_columns <- function(columns, model, call = caller_env()) {
   if (!inherits(model, "tfdist_fit")) {
+    if (is_python(model)) {
+      columns$text_inputs <- find_text_inputs(model, call)
+    }
     return(columns)
   }
   categories <- fit_field(model, "categories")

@@ -20,8 +20,9 @@
 #' @param data The rows to train on:
 #'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is
 #'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
-#'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32. A
-#'     factor `y` becomes codes that start at 0;
+#'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32,
+#'     strings as text, one per row, for an input of strings. A factor `y` becomes codes that start
+#'     at 0;
 #'   * without labels, an array, a named list of arrays, or `list(x)`: the model trains as by
 #'     `fit(x)`, and its `train_step` gets the same;
 #'   * a data frame with the column `label`; the other columns, or those that `features` names,

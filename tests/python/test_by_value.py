@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from replicas import named
 
+from pybackend.errors import InputError
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
 
 layers = keras.layers
@@ -231,12 +232,12 @@ def test_snapshots_are_copies_of_what_was() -> None:
 def test_a_class_with_a_state_of_its_own_is_refused(name: str) -> None:
     own = ("scale",) if name == "__slots__" else (lambda self: {})
     kind = type("Own", (layers.Layer,), {name: own})
-    with pytest.raises(TypeError, match=f"Own has {name}"):
+    with pytest.raises(InputError, match=f"Own has {name}"):
         pickle_objects(_compiled(_stack(kind())))
 
 
 def test_what_cannot_be_pickled_is_an_error() -> None:
     model = _built()
     model.lock = threading.Lock()
-    with pytest.raises(TypeError, match="lock"):
+    with pytest.raises(InputError, match=r"the model Net .* because of `lock`"):
         pickle_objects(model)

@@ -148,3 +148,51 @@ def test_weights_that_drift_apart_are_found(rows: Any) -> None:
             callbacks=[MoveWeights()],
             verbose=0,
         )
+
+
+class Switches(keras.callbacks.Callback):
+    """Freezes the first layer at the second epoch, or thaws it; may compile the model again."""
+
+    def __init__(self, *, compiles: bool = False) -> None:
+        super().__init__()
+        self.compiles = compiles
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            layer = self.model.layers[0]
+            layer.trainable = not layer.trainable
+            if self.compiles:
+                self.model.compile("sgd", "mse")
+
+
+@pytest.mark.parametrize(("is_frozen", "eagerly"), [(False, True), (False, False), (True, False)])
+def test_layers_frozen_or_thawed_meanwhile_train_as_by_keras_fit(
+    rows: Any, is_frozen: bool, eagerly: bool, caplog: Any
+) -> None:
+    x, y = rows[0][:80], rows[1][:80]
+    keras.utils.set_random_seed(2)
+    model = build_dense()
+    model.layers[0].trainable = not is_frozen
+    model.compile("adam", model.loss, run_eagerly=eagerly)
+    own = {"epochs": 3, "shuffle": False, "callbacks": [Switches()], "verbose": 0}
+    with caplog.at_level("INFO", "tfdist"):
+        result = barrier_train(None, model, (x, y), workers=2, batch_size=20, **own)
+    history = model.fit(x, y, batch_size=40, **own).history
+    np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
+    assert largest_difference(model, result.model) <= 1e-5
+    assert result.model.layers[0].trainable == is_frozen
+    assert "a callback froze or thawed layers: the trained model has a new optim" in caplog.text
+
+
+def test_a_callback_that_compiles_the_model_is_told_what_to_do(rows: Any) -> None:
+    expected = r"before epoch 2 a callback called compile\(\).*`initial_epoch=1`"
+    with pytest.raises(WorkerFailedError, match=expected):
+        barrier_train(
+            None,
+            build_dense(),
+            (rows[0][:80], rows[1][:80]),
+            workers=2,
+            epochs=3,
+            callbacks=[Switches(compiles=True)],
+            verbose=0,
+        )

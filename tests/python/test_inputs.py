@@ -8,7 +8,12 @@ import keras
 import pytest
 
 from pybackend import InputError
-from pybackend.model.inputs import check_input_names, check_output_names, check_text
+from pybackend.model.inputs import (
+    check_input_names,
+    check_output_names,
+    check_text,
+    find_text_inputs,
+)
 
 
 def _model(*names: str, by_name: bool = False) -> Any:
@@ -61,3 +66,13 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="x is text, but the model's input takes float32"):
         check_text(model, ["x"])
     check_text(keras.Sequential([keras.Input((1,), dtype="string")]), ["x"])
+
+
+def test_inputs_that_take_text_are_known_by_name() -> None:
+    words, numbers = keras.Input((1,), dtype="string", name="w"), keras.Input((1,), name="n")
+    lookup = keras.layers.StringLookup(vocabulary=["a"], output_mode="one_hot")
+    joined = keras.layers.Concatenate()([lookup(words), numbers])
+    assert find_text_inputs(keras.Model({"first": words, "second": numbers}, joined)) == ["first"]
+    assert find_text_inputs(keras.Model([numbers, words], joined)) == ["w"]
+    assert find_text_inputs(_model("a")) == []
+    assert find_text_inputs(keras.Sequential([keras.layers.Dense(1)])) is None

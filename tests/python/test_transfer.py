@@ -245,7 +245,7 @@ def test_what_can_travel_neither_way_is_refused_before_anything_starts() -> None
 def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -> None:
     model = _compiled(_stack())
     model.lock = threading.Lock()
-    with pytest.raises(TypeError, match="lock"):
+    with pytest.raises(InputError, match="lock"):
         encode_objects(model, [], {})
     assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
 
@@ -522,6 +522,43 @@ def test_words_that_a_layer_has_learned_come_back() -> None:
     found = pybackend.barrier_predict(None, result, texts, workers=2, verbose=0)
     expected = result.model.predict(tf.constant(texts[:, None]), verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_feature_space_with_learned_bins_trains_as_in_one_process() -> None:
+    space = keras.utils.FeatureSpace(
+        {
+            "age": keras.utils.FeatureSpace.float_discretized(num_bins=5),
+            "sex": keras.utils.FeatureSpace.string_categorical(num_oov_indices=0),
+        }
+    )
+    age = _RNG.uniform(20, 80, 64).astype("float32")
+    columns = {"age": age, "sex": np.where(age > 50, "f", "m")}
+    space.adapt(tf.data.Dataset.from_tensor_slices(columns))
+    outputs = layers.Dense(3)(space.get_encoded_features())
+    model = _compiled(keras.Model(space.get_inputs(), outputs))
+    rows = {name: column[:, None] for name, column in columns.items()}
+    labels = (age > 50).astype("int64")
+    result = pybackend.barrier_train(
+        None, model, (rows, labels), workers=2, batch_size=16, shuffle=False, verbose=0
+    )
+    tensors = {name: tf.constant(column) for name, column in rows.items()}
+    model.fit(tensors, labels, batch_size=32, shuffle=False, verbose=0)
+    for one, other in zip(model.weights, result.model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_adapt_forgets_is_told_from_what_a_layer_computes_with() -> None:
+    class Shifting(layers.Discretization):
+        def call(self, inputs: Any) -> Any:
+            return super().call(inputs + self.summary[0, 0])
+
+    for kind, expected in ((layers.Discretization, 0), (Shifting, 1)):
+        layer = kind(num_bins=3)
+        layer.adapt(X[:, :1])
+        model = keras.Sequential([keras.Input((1,)), layer, layers.Dense(1)])
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+        assert len(find_differences(model, copy)) == expected
 
 
 @pytest.mark.full

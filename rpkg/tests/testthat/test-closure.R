@@ -100,3 +100,10 @@ test_that("Python objects of this session are rejected, with what to do instead"
     barrier_apply("local", function(ctx, m) m, m = object)
   })
 })
+
+test_that("a class of keras3 that was made in this session is rejected by its name", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  net <- keras3::new_model_class("Net", call = function(x) x)
+  expect_snapshot(error = TRUE, find_variables(function() net(), "model_fn", NULL))
+})

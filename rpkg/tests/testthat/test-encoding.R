@@ -45,3 +45,33 @@ test_that("later data have the values of the training", {
     check_frame(data.frame(id = as.character(1:1001), label = 0), columns_of(), "data", NULL)
   })
 })
+
+test_that("text that an input takes remains text, if it is the only column there", {
+  text <- data.frame(colour = c("red", "blue", "red"), size = c(1, 2, 3), label = 0:2)
+  groups <- list(colour = "colour", size = "size")
+  columns <- columns_of(features = groups)
+  columns$text_inputs <- "colour"
+  found <- check_frame(text, columns, "data", NULL)
+  expect_identical(found$x$colour, matrix(text$colour))
+  expect_identical(found$x$size, matrix(text$size))
+  expect_identical(found$encode, list(colour = "text"))
+  expect_null(found$categories)
+  later <- narrow_columns(columns, found)
+  expect_identical(check_frame(text[2, ], later, "data", NULL)$x$colour, matrix("blue"))
+  as_python <- as_python_columns(later, list(kind = "table"), NULL, NULL)
+  expect_null(as_python$data_options$encode)
+  expect_error(
+    check_frame(transform(text, colour = NA_character_), later, "data", NULL),
+    "missing values"
+  )
+
+  columns$features <- list(colour = c("colour", "size"))
+  expect_identical(check_frame(text, columns, "data", NULL)$encode, list(colour = "one_hot"))
+  columns$features <- "colour"
+  expect_identical(check_frame(text, columns, "data", NULL)$x, matrix(text$colour))
+  for (inputs in list(NULL, character(), "size")) {
+    columns$features <- groups
+    columns["text_inputs"] <- list(inputs)
+    expect_identical(check_frame(text, columns, "data", NULL)$encode, list(colour = "one_hot"))
+  }
+})

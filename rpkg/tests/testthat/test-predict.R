@@ -6,7 +6,7 @@ test_that("prediction checks its rows before Python is used", {
     predict(fit, data.frame(a = 1, b = 2)[0, ])
     predict(fit, data.frame(a = 1, b = NA_real_))
     predict(fit, data.frame(a = 1, b = "x"))
-    predict(fit, "rows")
+    predict(fit, factor("rows"))
     predict(fit, matrix(1:4, 2), batch_size = 0)
     predict(fit, matrix(1:4, 2), batchsize = 4)
   })

@@ -19,7 +19,7 @@ test_that("bad arguments are errors before Python is used", {
     barrier_evaluate("local", fit, iris, label = "Species", epochs = 2)
     barrier_predict(5, fit, x)
     barrier_predict("local", NULL, x)
-    barrier_predict("local", fit, "rows")
+    barrier_predict("local", fit, factor("rows"))
     barrier_predict("local", fit, iris)
     barrier_predict("local", fit, table)
     barrier_predict("local", fit, x, workers = "two")

@@ -362,3 +362,51 @@ test_full("a session of several trains with them, or alone if it says so", {
   fit <- barrier_train("local", dense_model(), iris_arrays(), workers = 1, verbose = 0)
   expect_length(fit$history$loss, 1)
 })
+
+test_that("text reaches a model that looks it up, from lists and data frames", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  color <- keras$Input(reticulate::tuple(1L), dtype = "string", name = "color")
+  size <- keras$Input(reticulate::tuple(1L), name = "size")
+  words <- keras$layers$StringLookup(vocabulary = list("red", "green"), output_mode = "one_hot")
+  joined <- keras$layers$Concatenate()(list(words(color), size))
+  model <- keras$Model(list(color = color, size = size), keras$layers$Dense(2L)(joined))
+  model$compile("sgd", keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE))
+
+  rows <- data.frame(
+    color = rep(c("red", "green", "blue", "red"), 4),
+    size = seq(0, 1, length.out = 16),
+    label = rep(0:1, 8)
+  )
+  train <- function(data, ...) {
+    barrier_train("local", model, data, ..., workers = 2, shuffle = FALSE, verbose = 0)
+  }
+  inputs <- list(color = rows$color, size = rows$size)
+  of_list <- train(list(inputs, rows$label))
+  of_frame <- train(rows, features = list(color = "color", size = "size"))
+  expect_equal(of_frame$history$loss, of_list$history$loss)
+  tensors <- list(
+    color = reticulate::import("tensorflow")$constant(matrix(rows$color)),
+    size = matrix(rows$size)
+  )
+  model$fit(tensors, as_label_array(rows$label), batch_size = 64L, shuffle = FALSE, verbose = 0L)
+  expect_equal(of_list$model$get_weights(), model$get_weights(), tolerance = 1e-6)
+
+  scores <- predict(of_list, inputs)
+  expect_equal(scores, as.matrix(model$predict(tensors, verbose = 0L)), tolerance = 1e-6)
+  expect_equal(predict(of_frame, rows, type = "raw"), scores, tolerance = 1e-6)
+  expect_equal(
+    barrier_predict("local", of_frame, rows, workers = 2, verbose = 0),
+    scores,
+    tolerance = 1e-6
+  )
+  expect_equal(
+    barrier_evaluate("local", of_frame, rows, workers = 2, verbose = 0)[["loss"]],
+    evaluate.tfdist_fit(of_list, inputs, rows$label)[["loss"]],
+    tolerance = 1e-6
+  )
+  expect_error(
+    barrier_predict("local", dense_model(), c("red", "blue"), workers = 1),
+    "contains strings, but no input of the model takes strings"
+  )
+})
