@@ -223,6 +223,10 @@ k8s-smoke: $(DEV_STAMP) ## train MNIST on kubectl's current cluster; TFDIST_K8S_
 exactness: $(DEV_STAMP) ## run the cases of docs/exactness.md, and write it
 	$(PY) scripts/exactness.py
 
+.PHONY: programs
+programs: $(DEV_STAMP) ## train all programs of docs/keras_examples.md, the slow ones too
+	TFDIST_PROGRAMS=all $(PY) -m pytest -q tests/python/test_verdict.py
+
 # --- upkeep ---
 .PHONY: format r-document constraints clean distclean help
 format: $(DEV_STAMP) ## reformat both halves

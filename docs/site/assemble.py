@@ -32,6 +32,7 @@ GUIDES = {
     "overview": "Overview",
     "data": "Data",
     "exactness": "What is exact",
+    "keras_examples": "Keras's code examples",
     "tracking": "Tracking and tuning",
     "scaling": "Scaling",
     "strategies": "Strategies",

@@ -21,6 +21,7 @@ from pybackend.engine.traced_loops import trace_loops
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
+    find_metrics,
     find_other_optimizers,
     find_variables,
 )
@@ -58,7 +59,8 @@ class StepState:
     def name_variables(self) -> dict[int, str]:
         """What to call them in a message."""
         model = self._model
-        names = {id(v.value): str(v.path) for v in model.metrics_variables}
+        names = {id(v.value): str(v.path) for one in find_metrics(model) for v in one.variables}
+        names |= {id(v.value): str(v.path) for v in model.metrics_variables}
         for one in [model.optimizer, *find_other_optimizers(model).values()]:
             names |= {id(v.value): f"{v.path} of the optimizer" for v in one.variables}
         return names | {id(v.value): str(v.path) for v in model.variables}
@@ -72,8 +74,10 @@ class StepState:
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
         """Variables of metrics, without those that are the same on all workers."""
         left_out = {id(as_tensorflow(variable)) for variable in shared}
-        found = [id(v.value) for v in self._model.metrics_variables]
-        return [key for key in found if key not in left_out]
+        listed = [id(v.value) for v in self._model.metrics_variables]
+        # Keras's own mean of the loss is none of the model's metrics if these are listed anew.
+        own = [id(v.value) for one in find_metrics(self._model) for v in one.variables]
+        return [key for key in dict.fromkeys([*listed, *own]) if key not in left_out]
 
     def list_statistics(self) -> list[int]:
         """Variables of `find_statistics`."""

@@ -51,6 +51,12 @@ def is_of_keras(function: Any) -> bool:
     return str(function.__module__).startswith("keras.")
 
 
+def find_metrics(model: Any) -> list[Any]:
+    """Metrics that a model and its layers keep in any attribute, whatever `metrics` lists."""
+    leaves = [leaf for part in [model, *find_layers(model)] for leaf in flatten(vars(part))]
+    return [leaf for leaf in leaves if isinstance(leaf, keras.metrics.Metric)]
+
+
 def find_half_variables(model: Any) -> set[int]:
     """Identities of variables whose layer computes in float16."""
     types: dict[int, str] = {}

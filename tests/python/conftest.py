@@ -61,6 +61,7 @@ GROUPS = {
 }
 # Modules that start workers, or other programs. What is not named is `fast`, unless it has Keras.
 ALONE = [
+    "test_verdict",
     "test_exact_cases",
     "test_exact",
     "test_slurm",
