@@ -48,11 +48,12 @@ unchanged `train_step` on the global batch, notes what becomes of the variables,
 what the workers have made of them, bit for bit. Nothing is assumed about losses, layers, metrics
 or a `train_step`.
 
-**When**: the first step of the first epoch, and its last one if it has another number of rows;
-the first step of the second epoch; of later epochs as many steps, the first among them, as take 2
-% of the time. Steps whose gradients the optimizer accumulates, or which one call executes
-together, are compared together. Of the batches of a function `data` the first of an epoch is
-kept.
+**When**: the first step of the first epoch, its last one if it has another number of rows, and
+the 1,000th, 10,000th and 100,000th; the first step of the second epoch; of later epochs as many
+steps, the first among them, as take 2 % of the time. A step in which no weight changes says
+nothing: a later one is taken. Steps whose gradients the optimizer accumulates, or which one call
+executes together, are compared together. Of the batches of a function `data` the first of an
+epoch is kept.
 
 **What is compared** is the change of each variable: weights, the optimizers' state (moments are
 gradients, so these are compared, too), counters, moving averages, and, added up over the workers,
@@ -61,10 +62,16 @@ normalization without `synchronized=True`; such a layer normalizes in the one pr
 of each worker, too. If a step draws random numbers, all workers take it once more, outside of the
 function that was traced, with constants in their place: each draw of Keras (dropout, sampling,
 augmentation, `keras.random`) and of `tf.random` becomes one number, the same for all rows, and
-that step is compared. Not compared are steps that draw in other ways (by numpy, or a
-`tf.random.Generator`), more than 16 steps that are executed together, and a `train_step` of the
-user's that runs eagerly, since it may change what Python keeps. `audit.skipped` and a note say
-what was not, and why.
+that step is compared; at first with a number high in its range and with one low in it (what
+happens to one row in a hundred happens to all or to none), later with either in turn. With
+`compression` the step is taken once more without it.
+
+**What is not**: steps that draw in other ways (by numpy, `tf.random.gamma`, in a `tf.function` of
+the user's); more than 128 steps that are executed together; parts of the user's that run eagerly,
+since they may change what Python keeps; steps after a callback has changed attributes of layers,
+which the traced step does not look at; batches of a function whose arrays differ in their rows.
+`audit.skipped` and a note say what was not, and why. Where a step is taken once more, it is the
+model's `train_step`, not what TensorFlow or XLA has compiled of it.
 
 **Tolerance**: a difference may be 2e-5 of the change (2^-11 for float16 and TF32, 2^-8 for
 bfloat16), and the rounding of the variable. A larger one is set against what one process shows
@@ -75,8 +82,8 @@ found: a row in 50,000 that counts twice, say.
 
 **A difference** ends the training before the next step, with an error that names variables, by
 how much, and what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares
-nothing. With `compression`, `LocalSteps` and asynchronous training, which are not exact, there is
-no audit.
+nothing, and then nothing else finds a loss that is no mean over rows. `LocalSteps` and
+asynchronous training, which are not exact, have no audit.
 
 `result.audit` has the numbers of steps and rows and the largest relative difference; `print()`,
 `summary()` and the report show them: `audited on 9 of 3,000 steps against one process: largest

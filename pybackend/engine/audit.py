@@ -48,7 +48,7 @@ from pybackend.engine.row_memory import (
 )
 from pybackend.engine.state import find_trained
 from pybackend.engine.step_clock import StepClock
-from pybackend.engine.verdict import Judge
+from pybackend.engine.verdict import Judge, describe_error
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
@@ -284,7 +284,7 @@ class Auditor:
             return
         after = self._state.read(None if window.is_whole else self._list_own())
         settings = find_own_settings(self._model)
-        places = PLACES[:1]
+        places: tuple[float, ...] = PLACES[:1]
         if is_random:  # at first here and there, then in turn
             count = self._compared
             places = PLACES[count % len(PLACES) :][:1] if count else PLACES
@@ -386,7 +386,9 @@ class Auditor:
                     batch = nest(self._feed.read_step(step)[0])
                     self._process.take(self._model.train_step, batch)
         except Exception as error:  # what needs a graph fails on all workers alike
-            reason = f"it has to be repeated, and fails outside of a graph ({error})"
+            reason = (
+                f"it has to be repeated, and fails outside of a graph ({describe_error(error)})"
+            )
         if self._is_true_anywhere(reason is not None):
             reason = reason or "it has to be repeated, and fails on another worker"
         return self._state.read(), reason

@@ -21,7 +21,7 @@ from pybackend.engine.overrides import override
 
 Arguments = Mapping[str, Any]
 
-PLACES = (0.7, 0.03)
+PLACES: tuple[float, ...] = (0.7, 0.03)
 """Where in its range a number may be: what asks for less than some rate happens, or does not."""
 _SEED = 1337
 

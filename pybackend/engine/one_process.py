@@ -59,7 +59,13 @@ class StepState:
     def name_variables(self) -> dict[int, str]:
         """What to call them in a message."""
         model = self._model
-        names = {id(v.value): str(v.path) for one in find_metrics(model) for v in one.variables}
+        names = {
+            id(as_tensorflow(value)): f"{part.name}.{name}"
+            for part in [model, *find_layers(model)]
+            for name, value in vars(part).items()
+            if isinstance(value, keras.Variable | tf.Variable)
+        }
+        names |= {id(v.value): str(v.path) for one in find_metrics(model) for v in one.variables}
         names |= {id(v.value): str(v.path) for v in model.metrics_variables}
         for one in [model.optimizer, *find_other_optimizers(model).values()]:
             names |= {id(v.value): f"{v.path} of the optimizer" for v in one.variables}

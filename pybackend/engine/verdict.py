@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -87,8 +88,7 @@ class Judge:
             self._add_up(before, found, everyone, steps)
             return self._judge(before, found, changed, steps, place)
         except Exception as error:
-            found_out = f"{type(error).__name__}: {error}".splitlines()[0]
-            return {"skipped": f"the step fails in one process, outside of a graph ({found_out})"}
+            return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
 
     def _judge(
         self,
@@ -277,13 +277,26 @@ class Judge:
         if self._exchange.over.loss:
             return (
                 "A layer or `add_loss` makes something of the rows of a batch together: return "
-                "what the loss needs as an output of the model, and use it in a loss of compile()"
+                "what the loss needs as an output of the model, and use it in a loss of compile(). "
+                "Update metrics in `compute_metrics()` or `train_step()`, not in `compute_loss()`"
             )
         return (
             "The loss or a layer makes something of the rows of a batch together: give `exchange` "
             "the option loss_over='global batch', under which the loss sees the rows of all "
-            "workers. What `add_loss` is given must be a mean over rows"
+            "workers. What `add_loss` is given must be a mean over rows, and a layer must compute "
+            "each row by itself"
         )
+
+
+def describe_error(error: Exception) -> str:
+    """What an error says, without what TensorFlow and Keras put round it."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras
+        said = lines[1]
+    else:  # the traceback of a function that was traced comes first
+        said = lines[-1] if lines[0].startswith("in user code") else lines[0]
+    return f"{type(error).__name__}: {said}"
 
 
 def _rounds_products() -> bool:
