@@ -56,7 +56,7 @@ def test_batches_are_cut_as_the_sharding_says(
         parts = [order[edges[step] : edges[step + 1]] for order in orders for step in range(full)]
         for number in range(3):
             feed.begin_epoch(first_epoch + number)
-            found = [x.numpy() for (x,) in batches]
+            found = [x.numpy() for x in batches]
             assert len(found) == feed.steps
             for step, x in enumerate(found):
                 part = parts[number * feed.steps + step]

@@ -140,7 +140,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
         ({"workers": 501}, "`data` has 500 rows, fewer than workers=501"),
         ({"resources": Resources(cpus=4096)}, "4096"),
         ({"spark": pybackend.hosts("a:2"), "workers": 3}, "`workers` is 3, but a:2 has 2 slots"),
-        ({"data": np.ones((4, 8))}, "Labels are missing"),
+        ({"data": np.ones((4, 8)), "model": build_dense()}, "`data` has no labels"),
         ({"model": keras.Sequential([keras.Input((8,))])}, "the model is not compiled"),
     ],
 )

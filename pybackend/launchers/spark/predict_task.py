@@ -147,7 +147,8 @@ def predict_rows(
     for first in range(0, len(rows), batch_size):
         last = min(first + batch_size, len(rows))
         some = rows.take(np.arange(first, last))
-        (x,) = nest({key: tf.convert_to_tensor(array) for key, array in some.items()})
+        batch = nest({key: tf.convert_to_tensor(array) for key, array in some.items()})
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         parts.append(keras.tree.flatten(model.predict_on_batch(x)))
         size += sum(output.nbytes for output in parts[-1])
         if size >= _BLOCK_BYTES or last == len(rows):
