@@ -243,6 +243,7 @@ def test_a_training_whose_pod_is_evicted_goes_on(
     assert "failed: Evicted: its pod" in said
 
 
+@pytest.mark.full
 def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
     cluster: Kube, capsys: pytest.CaptureFixture[str]
 ) -> None:

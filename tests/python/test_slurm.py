@@ -189,6 +189,7 @@ def test_a_job_that_gives_way(cluster: Slurm, tmp_path: Path) -> None:
     assert urgent.returncode == 0
 
 
+@pytest.mark.full
 def test_a_training_that_gives_way_goes_on(
     cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

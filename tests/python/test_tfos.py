@@ -87,6 +87,7 @@ def counted(folder: Path) -> list[float]:
     return [sum(column) for column in zip(*found, strict=True)]
 
 
+@pytest.mark.full
 def test_rows_come_from_rdds_tables_and_streams_that_still_run(
     session: Any, run: Any, tmp_path: Path
 ) -> None:
