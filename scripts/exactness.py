@@ -76,7 +76,9 @@ model's `train_step`, not what TensorFlow or XLA has compiled of it.
 **Tolerance**: a difference may be 2e-5 of the change (2^-11 for float16 and TF32, 2^-8 for
 bfloat16), and the rounding of the variable. A larger one is set against what one process shows
 itself: its weights and rows are moved by 2^-22 of their size at random, three times, and a
-difference is an error if it is more than eight times as large as the largest of these. So an Adam
+difference is an error if it is more than eight times as large as the largest of these. Where an
+optimizer keeps something for a weight that shows its gradient, and that is equal but for elements
+which are nothing but rounding errors, these elements of the weight are not compared. So an Adam
 that divides rounding errors by their own size is no false alarm. What differs by less is not
 found: a row in 50,000 that counts twice, say.
 

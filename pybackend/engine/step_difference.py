@@ -17,6 +17,9 @@ _RELATIVE = 2e-5
 # How far beyond what one process shows itself a difference may be.
 _MARGIN = 8.0
 _PIECE = 1 << 20
+# How well an element of a gradient is known that is more than a rounding error, and what it does.
+_SURE = 1e-3
+_CLOSE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,28 @@ def compare_changes(
     equal = [size for key, size in sizes.items() if key not in suspects]
     listed = [Difference(key, sizes[key]) for key in differing]
     return Comparison(max(equal, default=0.0), sorted(listed, key=lambda one: -one.size))
+
+
+def is_divided_rounding(
+    before: Array, found: Array, expected: Array, kept: Sequence[tuple[Array, Array]]
+) -> bool:
+    """Whether a weight differs only where its gradient is nothing but a rounding error.
+
+    An optimizer such as Adam divides a gradient by its size, so that such an error moves the weight
+    as far as a gradient does.
+
+    Parameters
+    ----------
+    kept
+        What the optimizer keeps for each of its elements, as found and as expected; equal as whole
+        arrays.
+    """
+    sure = np.ones(expected.shape, bool)
+    for one, other in kept:
+        sure &= np.abs(one.astype(np.float64) - other) <= _SURE * np.abs(other)
+    change = float(np.linalg.norm((expected.astype(np.float64) - before)[sure]))
+    distance = float(np.linalg.norm((found.astype(np.float64) - expected)[sure]))
+    return bool(kept) and change > 0 and distance <= _CLOSE * change
 
 
 def _find_scale(before: Array, expected: Array, tolerance: float) -> float:

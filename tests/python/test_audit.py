@@ -17,7 +17,7 @@ from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, su
 
 import pybackend
 from pybackend.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
-from pybackend.engine.step_difference import compare_changes
+from pybackend.engine.step_difference import compare_changes, is_divided_rounding
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
@@ -598,6 +598,20 @@ def test_rows_are_in_the_order_of_the_batch() -> None:
     np.testing.assert_array_equal(found.batch[1], np.concatenate([rows[::2], rows[1::2]]))
     with pytest.raises(UnequalRows, match="rows of 'x/a' have different shapes"):
         unpack_rows([pack_rows({"x/a": rows[:, :n]}, 0) for n in (1, 2)], is_dealt=True)
+
+
+def test_divided_rounding_errors_are_no_difference() -> None:
+    before = np.zeros(100)
+    gradient = np.random.default_rng(1).normal(size=100)
+    gradient[:3] *= 1e-9  # rounding errors
+    other = gradient.copy()
+    other[:3] *= -1
+    steps, moved = (0.01 * np.sign(one) for one in (gradient, other))
+    kept = [(0.1 * other, 0.1 * gradient)]
+    assert is_divided_rounding(before, moved, steps, kept)
+    assert not is_divided_rounding(before, moved, steps, [])
+    assert not is_divided_rounding(before, 1.05 * steps, steps, kept)
+    assert not is_divided_rounding(before, moved, steps, [(1.01 * gradient, gradient)])
 
 
 def test_rounding_is_told_from_a_difference() -> None:
