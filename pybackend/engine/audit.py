@@ -355,7 +355,9 @@ class Auditor:
         if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
             return "a callback has changed attributes of layers: the traced step goes on as before"
         if model.run_eagerly and find_custom_parts(model):
-            return "parts of the user's that run eagerly may change what Python keeps"
+            return (
+                "custom layers, losses or train_steps that run eagerly may change Python attributes"
+            )
         if not is_random and not self._exchange.is_compressed:
             return None
         if not self._exchange.is_repeatable:
@@ -364,9 +366,11 @@ class Auditor:
             isinstance(one.call, tf.types.experimental.GenericFunction)
             for one in [model, *find_layers(model)]
         ):
-            return "random numbers are drawn in a tf.function of the user's, which is traced"
-        has_rows = all(all(self._feed.rows_at(step)) for step in window.steps)
-        if self._exchange.is_split and not has_rows:
+            return "random numbers are drawn in a custom tf.function, which is traced"
+        # `rows_at` may ask the other workers.
+        if self._exchange.is_split and not all(
+            all(self._feed.rows_at(step)) for step in window.steps
+        ):
             return "the step would have to be repeated, and has no rows on a worker where XLA runs"
         return None
 

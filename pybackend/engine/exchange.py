@@ -37,7 +37,7 @@ from pybackend.engine.steps import (
 )
 from pybackend.engine.valid_steps import ValidStepCounter
 from pybackend.errors import InputError
-from pybackend.model.layers import find_half_variables, find_other_optimizers
+from pybackend.model.layers import find_half_variables, find_optimizers
 from pybackend.model.masks import has_masked_loss
 
 Kinds = list[str | None]
@@ -166,7 +166,7 @@ class GradientExchange:
         """In this context the model's step exchanges where it applies gradients."""
         model, apply = self._model, self._model.optimizer.apply
         with ExitStack() as stack:
-            for each in [model.optimizer, *find_other_optimizers(model).values()]:
+            for each in find_optimizers(model):
                 averaging = self._wrap_apply(each.apply, each is model.optimizer)
                 stack.enter_context(override(each, "apply", averaging))
             step = self._wrap_step(self.plain_step, apply)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,26 +29,6 @@ from pybackend.errors import InputError
 from pybackend.model.layers import is_of_keras
 
 Array = npt.NDArray[Any]
-
-
-class OtherRows(Protocol):
-    """Where the rows of the other workers come from."""
-
-    def __call__(
-        self, own: Sequence[Any], is_first: bool
-    ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
-        """What comes before each of the worker's own tensors, what comes after it, and n / n_w.
-
-        Behind these, for each tensor in which order all of it is as in the batch; None: it is.
-
-        Parameters
-        ----------
-        is_first
-            Nothing was fetched in this step before.
-        """
-
-    def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
-        """The rows of all workers in their order, at a step for which this one has none."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +88,15 @@ class GatheredRows:
     def __call__(
         self, own: Sequence[Any], is_first: bool
     ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
-        """As `OtherRows`."""
+        """What comes before each of the worker's own tensors, what comes after it, and n / n_w.
+
+        Behind these, for each tensor in which order all of it is as in the batch; None: it is.
+
+        Parameters
+        ----------
+        is_first
+            Nothing was fetched in this step before.
+        """
         for tensor in own:
             _check_has_rows(tensor)
         count = len(own)
@@ -126,7 +114,7 @@ class GatheredRows:
         return found[:count], found[count : 2 * count], found[-1], ordered or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
-        """As `OtherRows`."""
+        """The rows of all workers in their order, at a step for which this one has none."""
         nothing = [np.zeros([0] * spec.shape.rank, spec.dtype.as_numpy_dtype) for spec in specs]
 
         def fetch() -> list[Any]:
@@ -191,7 +179,7 @@ class GlobalBatch:
     def __init__(
         self,
         model: Any,
-        other_rows: OtherRows,
+        other_rows: GatheredRows,
         calls: StepCalls,
         over: OverBatch,
     ) -> None:

@@ -22,7 +22,7 @@ from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
     find_metrics,
-    find_other_optimizers,
+    find_optimizers,
     find_variables,
 )
 
@@ -50,7 +50,7 @@ class StepState:
     def find(self) -> dict[int, Any]:
         """Look for the variables: a step may have made new ones."""
         model = self._model
-        optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+        optimizers = find_optimizers(model)
         found = [*model.variables, *(v for one in optimizers for v in one.variables)]
         found += [*model.metrics_variables, *find_variables(model), *self._others]
         self.variables = {id(own): own for own in map(as_tensorflow, found)}
@@ -67,7 +67,7 @@ class StepState:
         }
         names |= {id(v.value): str(v.path) for one in find_metrics(model) for v in one.variables}
         names |= {id(v.value): str(v.path) for v in model.metrics_variables}
-        for one in [model.optimizer, *find_other_optimizers(model).values()]:
+        for one in find_optimizers(model):
             names |= {id(v.value): f"{v.path} of the optimizer" for v in one.variables}
         return names | {id(v.value): str(v.path) for v in model.variables}
 

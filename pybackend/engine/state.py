@@ -10,7 +10,7 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import find_other_optimizers
+from pybackend.model.layers import find_optimizers
 from pybackend.model.structure import digest_model
 
 # Odd and large: it spreads the ranks over the seeds of the random generators.
@@ -19,7 +19,7 @@ _RANK_STRIDE = 0x9E3779B1
 
 def broadcast_state(model: Any, collective: Collective) -> None:
     """Give every rank the weights and the optimizer state of rank 0."""
-    optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+    optimizers = find_optimizers(model)
     states = [variable for optimizer in optimizers for variable in optimizer.variables]
     for variable in [*model.weights, *states]:
         value = np.array(variable.numpy(), order="C")

@@ -21,7 +21,7 @@ from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError
-from pybackend.model.layers import find_other_optimizers, find_variables
+from pybackend.model.layers import find_optimizers, find_variables
 
 _DIGEST_BYTES = 16
 
@@ -177,7 +177,7 @@ class TrainingState:
         can create them before its first step.
         """
         model = self._model
-        optimizers = [model.optimizer, *find_other_optimizers(model).values()]
+        optimizers = find_optimizers(model)
         found = [*model.weights, *_find_seeds(model)]
         found += [variable for one in optimizers for variable in one.variables]
         metrics = list(model.metrics_variables)

@@ -24,7 +24,7 @@ from pybackend.engine.one_process import (
 )
 from pybackend.engine.step_difference import Comparison, compare_changes, is_divided_rounding
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.model.layers import find_layers, find_other_optimizers
+from pybackend.model.layers import find_layers, find_optimizers
 
 _DISTURBED = 3
 _MOST_NAMED = 3
@@ -228,7 +228,7 @@ class Judge:
 
     def _has_learned(self, before: Values, after: Values) -> bool:
         """Whether a step has moved a weight, or what an optimizer keeps for one, to a number."""
-        optimizers = [self._model.optimizer, *find_other_optimizers(self._model).values()]
+        optimizers = find_optimizers(self._model)
         kept = [v for one in optimizers for v in one.variables if len(v.shape)]
         keys = [id(v.value) for v in [*self._model.trainable_variables, *kept]]
         return any(

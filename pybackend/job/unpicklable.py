@@ -73,7 +73,7 @@ def _find_failing_part(
             try:
                 dump(part)
                 tried[id(part)] = part, False
-            except Exception:
+            except Exception:  # pickling raises whatever the part's own methods do
                 tried[id(part)] = part, True
         return tried[id(part)][1]
 
@@ -105,7 +105,7 @@ def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[b
 
 
 def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """The parts of a container, or of an object or function of the user's or of Keras."""
+    """The parts of a container, or of a user-defined or Keras object or function."""
     if isinstance(part, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):

@@ -49,21 +49,12 @@ def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
 def keep_state(model: Any) -> Iterator[None]:
     """Undo what forward passes change: a model's variables, and Python's random numbers."""
     values = [(variable, variable.numpy()) for variable in find_variables(model)]
-    with keep_random_numbers():
-        try:
-            yield
-        finally:
-            for variable, value in values:
-                variable.assign(value)
-
-
-@contextmanager
-def keep_random_numbers() -> Iterator[None]:
-    """Restore the random generators of Python and numpy afterwards."""
     states = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
+        for variable, value in values:
+            variable.assign(value)
         random.setstate(states[0])
         np.random.set_state(states[1])
 

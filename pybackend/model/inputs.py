@@ -208,7 +208,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
             raise
         try:
             model(batch)
-        except Exception:
+        except Exception:  # whatever the model's own `call` raises
             raise InputError(
                 f"a batch of `data` is a tuple of {len(batch)}, and the model takes neither its "
                 f"first part, the x of (x, y), nor all of it as {len(batch)} inputs: {error}"

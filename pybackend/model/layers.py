@@ -46,6 +46,11 @@ def find_other_optimizers(model: Any) -> dict[str, Any]:
     return dict(found.values())
 
 
+def find_optimizers(model: Any) -> list[Any]:
+    """All optimizers of a model, the one given to `compile` first."""
+    return [model.optimizer, *find_other_optimizers(model).values()]
+
+
 def is_of_keras(function: Any) -> bool:
     """Whether a method is Keras's own, not one that a class of the user's has in its place."""
     return str(function.__module__).startswith("keras.")
@@ -114,7 +119,7 @@ def find_variables(model: Any) -> list[Any]:
 
 
 def _is_of_user(part: Any) -> bool:
-    """Whether this is an object of a class of the user's, with attributes."""
+    """Whether this is an instance of a user-defined class, with attributes."""
     if inspect.isclass(part) or inspect.isroutine(part) or not hasattr(part, "__dict__"):
         return False
     return is_custom(part) and not type(part).__module__.startswith("pybackend.")
