@@ -23,7 +23,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum, broadcast_bytes
 from pybackend.data.arrays import nest
@@ -54,7 +53,7 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
-from pybackend.model.layers import find_custom_parts, find_layers
+from pybackend.model.layers import find_custom_parts
 
 # Of the time of an epoch that audits may take, from the third epoch on.
 _SHARE = 0.02
@@ -362,11 +361,6 @@ class Auditor:
             return None
         if not self._exchange.is_repeatable:
             return "the step would have to be repeated, which TensorFlow's collectives cannot"
-        if any(
-            isinstance(one.call, tf.types.experimental.GenericFunction)
-            for one in [model, *find_layers(model)]
-        ):
-            return "random numbers are drawn in a custom tf.function, which is traced"
         # `rows_at` may ask the other workers.
         if self._exchange.is_split and not all(
             all(self._feed.rows_at(step)) for step in window.steps

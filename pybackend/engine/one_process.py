@@ -17,7 +17,7 @@ from pybackend.engine.overrides import override
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
-from pybackend.engine.traced_loops import trace_loops
+from pybackend.engine.traced_loops import running_functions, trace_loops
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,
@@ -135,7 +135,11 @@ class OneProcess:
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault(self.place, {})
-        with self._average_as_traced(), trace_loops(self._model, traced):
+        with ExitStack() as stack:
+            # A graph traced before would be that of other rows, and of random numbers.
+            stack.enter_context(running_functions(eagerly=True))
+            stack.enter_context(self._average_as_traced())
+            stack.enter_context(trace_loops(self._model, traced))
             step(data)
 
     def take_all(

@@ -38,6 +38,17 @@ def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[No
         yield
 
 
+@contextmanager
+def running_functions(eagerly: bool) -> Iterator[None]:
+    """Meanwhile each ``tf.function`` runs as Python, or as the graph that it is traced to."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
 def _is_of_keras(layer: Any) -> bool:
     if not isinstance(layer, keras.layers.RNN) or not is_of_keras(type(layer).call):
         return False
@@ -51,6 +62,7 @@ def _trace(call: Callable[..., Any], traced: dict[Any, Any]) -> Callable[..., An
     def run(*args: Any, training: Any = False, **options: Any) -> Any:
         if training not in traced:
             traced[training] = tf.function(partial(call, training=training), reduce_retracing=True)
-        return traced[training](*args, **options)
+        with running_functions(eagerly=False):
+            return traced[training](*args, **options)
 
     return run

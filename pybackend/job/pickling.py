@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import sys
 import sysconfig
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any, ClassVar
+from types import CodeType, FunctionType, ModuleType
+from typing import IO, Any
 
 import cloudpickle
 
 from pybackend.errors import InputError
+from pybackend.job.sources import find_annotations, make_code, read_source, set_function
 from pybackend.job.unpicklable import explain_failure
 
 _ABOUT_R = (
@@ -25,20 +25,51 @@ _ABOUT_R = (
 )
 
 
-def _reduce_code(code: CodeType) -> Any:
-    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
-
-
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, which keeps the files' names of code, as 3.1.3 does not.
+    """cloudpickle's, which sends the source of the user's functions with their code."""
 
-    Tracebacks show them, and TensorFlow's AutoGraph reads the source where it is there.
-    """
+    def __init__(self, file: IO[bytes], protocol: int | None = None) -> None:
+        super().__init__(file, protocol)
+        self._sources: dict[str, str] = {}  # one object per file, which is written once
 
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
+    def reducer_override(self, value: Any) -> Any:
+        """How cloudpickle is to write a value; NotImplemented: as it does."""
+        if isinstance(value, CodeType):
+            return self._reduce_code(value)
+        tf = sys.modules.get("tensorflow")
+        if tf is not None and isinstance(value, tf.types.experimental.PolymorphicFunction):
+            return _reduce_tf_function(value)
+        reduced = super().reducer_override(value)
+        if not isinstance(value, FunctionType) or reduced is NotImplemented:
+            return reduced
+        make, arguments, state, items, pairs, set_state = reduced
+        names = find_annotations(value)
+        return make, arguments, (state, set_state, names), items, pairs, set_function
+
+    def _reduce_code(self, code: CodeType) -> Any:
+        make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+        file = code.co_filename
+        # cloudpickle 3.1.3 writes no names of files.
+        parts = tuple(file if part == "<dynamic-code>" else part for part in parts)
+        if _is_in_packages(file):
+            return make, parts
+        if file not in self._sources:
+            self._sources[file] = read_source(file)
+        return make_code, (make, parts, file, self._sources[file])
+
+
+def _reduce_tf_function(function: Any) -> Any:
+    """A ``tf.function`` without what it was traced to here, which cannot be sent."""
+    options = {k: v for k, v in function.__getstate__().items() if isinstance(v, bool | str)}
+    return _make_tf_function, (function.python_function, function.input_signature, options)
+
+
+def _make_tf_function(function: Any, signature: Any, options: Mapping[str, Any]) -> Any:
+    import tensorflow as tf
+
+    made = tf.function(function, input_signature=signature)
+    made.__setstate__({**made.__getstate__(), **options})
+    return made
 
 
 def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
@@ -95,6 +126,11 @@ def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__.partition(".")[0] == "pybackend":
         return True
+    return _is_in_packages(file)
+
+
+@lru_cache
+def _is_in_packages(file: str) -> bool:
     paths = {Path(p).resolve() for p in sysconfig.get_paths().values()}
     return any(folder in paths for folder in Path(file).resolve().parents)
 

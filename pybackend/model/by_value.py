@@ -265,8 +265,6 @@ def _reduce_tensorflow(value: Any) -> Any:
     if isinstance(value, tf.lookup.StaticHashTable):
         keys, values = value.export()
         return _make_table, (keys.numpy(), values.numpy(), value.default_value.numpy())
-    if isinstance(value, tf.types.experimental.PolymorphicFunction):
-        return tf.function, (value.python_function,)
     return None
 
 

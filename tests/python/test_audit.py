@@ -221,6 +221,17 @@ def brighten(layer: Any, x: Any) -> Any:
     return tf.reshape(tf.image.stateless_random_brightness(image, 0.5, seed), tf.shape(x))
 
 
+@tf.function
+def noisy(x: Any) -> Any:
+    if tf.reduce_all(x == 0):
+        return x
+    return x + tf.random.normal(tf.shape(x))
+
+
+def in_a_graph(layer: Any, x: Any) -> Any:
+    return noisy(x)
+
+
 def by_numpy(layer: Any, x: Any) -> Any:
     def draw(shape: Any) -> Any:
         return np.random.normal(size=shape).astype("float32")
@@ -387,6 +398,7 @@ NOISY = {
     "dropout, XLA": Case(dropping(jit_compile=True), (X, Y)),
     "dropout, steps without rows": Case(dropping(), (X[:7], Y[:7]), batch_size=1),
     "a generator of TensorFlow's": Case(adding(with_generator), (X, Y), custom_objects=OBJECTS),
+    "a tf.function": Case(adding(in_a_graph), (X, Y), custom_objects=OBJECTS),
     "a brightness": Case(adding(brighten), (X, Y), custom_objects=OBJECTS),
     "compression": Case(
         stack(hidden, output), (X, Y), settings={"exchange": Exchange(compression="bf16")}

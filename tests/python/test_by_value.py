@@ -213,9 +213,14 @@ def test_attributes_are_kept_and_the_original_is_as_it_was() -> None:
 
 def test_a_function_of_tensorflow_is_traced_anew() -> None:
     model = _built()
-    model.double = tf.function(lambda x: x * 2)
+    model.double = tf.function(
+        lambda x: x * 2, jit_compile=True, input_signature=[tf.TensorSpec([])]
+    )
+    model.double(tf.constant(3.0))
     copy = unpickle_objects(pickle_objects(model))
+    assert copy.double.input_signature == (tf.TensorSpec([]),)
     assert float(copy.double(tf.constant(4.0))) == 8.0
+    assert "HloModule" in copy.double.experimental_get_compiler_ir(tf.constant(4.0))()
 
 
 @pytest.mark.full

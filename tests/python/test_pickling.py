@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from pybackend import InputError
 from pybackend.job.pickling import pickle_value
+from pybackend.job.sources import find_annotations, make_code, read_source
 
 
 def run_elsewhere(data: bytes, folder: Path) -> str:
@@ -58,3 +61,48 @@ def test_what_fails_there_names_the_line_of_the_users_file(tmp_path: Path) -> No
 
     line = f'File "{__file__}", line {fail.__code__.co_firstlineno + 3}, in fail'
     assert line in run_elsewhere(pickle_value(fail, "`fn`"), tmp_path)
+
+
+CELL = """
+from typing import Any
+import inspect
+import pandas as pd
+
+def build(x: "pd.DataFrame | None" = None) -> Any:
+    def add(frame: pd.DataFrame | None, *more: Any) -> int:
+        return 1
+    return inspect.getsource(build), [str(g) for g in sorted(build.__globals__)]
+"""
+
+
+def test_the_source_of_a_notebooks_cell_travels(tmp_path: Path) -> None:
+    file, names = "<cell 1>", {"__name__": "__main__"}
+    linecache.cache[file] = (len(CELL), None, CELL.splitlines(keepends=True), file)
+    exec(compile(CELL, file, "exec"), names)  # noqa: S102 - as IPython does
+    source, found = ast.literal_eval(run_elsewhere(pickle_value(names["build"], "`fn`"), tmp_path))
+    assert source == CELL[CELL.index("def build") :]
+    # What AutoGraph needs to compile the annotations, of packages that may not be there.
+    assert {"Any", "pd", "inspect"} <= set(found)
+
+
+def test_annotations_stand_for_what_they_name() -> None:
+    def build(x: Series[int] | None, y: Optional[Frame]) -> nd.Array:  # noqa: F821
+        return x
+
+    assert find_annotations(build) == {"Series", "Optional", "Frame", "nd"}
+    copy = cloudpickle.loads(pickle_value(build, "`fn`"))
+    names = copy.__globals__
+    assert eval("Optional[Frame], nd.Array, Series[int] | None, None | Series", names)  # noqa: S307
+
+
+def test_a_file_that_is_edited_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    for text in ("x = 1\n", "x = 1 + 1\n"):
+        file.write_text(text)
+        assert read_source(str(file)) == text
+        make_code(lambda: None, (), str(file), text)
+    assert read_source(str(file)) == text
+    file.unlink()
+    assert read_source(str(file)) == ""
+    make_code(lambda: None, (), str(file), text)
+    assert read_source(str(file)) == text
