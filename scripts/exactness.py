@@ -69,8 +69,9 @@ happens to one row in a hundred happens to all or to none), later with either in
 **What is not**: steps that draw in other ways (by numpy, `tf.random.gamma`); more than 128 steps
 that are executed together; custom layers, losses and train_steps that run eagerly, since they may
 change Python attributes; steps after a callback has changed attributes of layers, which the traced
-step does not look at; batches of a function whose arrays differ in their rows. `audit.skipped` and a note say what was not, and why. Where a step is
-taken once more, it is the model's `train_step`, not what TensorFlow or XLA has compiled of it.
+step does not look at; batches of a function whose arrays differ in their rows. `audit.skipped` and
+a note say what was not, and why. Where a step is taken once more, it is the model's `train_step`,
+not what TensorFlow or XLA has compiled of it.
 
 **Tolerance**: a difference may be 2e-5 of the change (2^-11 for float16 and TF32, 2^-8 for
 bfloat16), and the rounding of the variable. A larger one is set against what one process shows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
 from pybackend.job.job import Job
+from pybackend.job.messages import Note
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 
@@ -69,6 +70,16 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
     if callable(data):
         return _read_function(data, name, job)
     return _check_arrays(arrays.flatten_data(data, job.floatx, name), name, job)
+
+
+def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
+    """Say which columns of the training data are no features because they hold an index."""
+    data = datasets.get("train")
+    if isinstance(data, TableRows) and data.left_out:
+        yield Note(
+            f"not used: {', '.join(data.left_out)}, as an index that pandas or dask has written "
+            "beside the columns. Name it in `features` to use it"
+        )
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:

@@ -124,6 +124,8 @@ def _describe_columns(data: Any) -> str:
         columns = list(group.columns)
         shown = ", ".join(columns[:4]) + (f", ... ({len(columns)})" if len(columns) > 4 else "")
         parts.append(f"{named[kind]}{f' {name}' if name else ''} {shown}")
+    if data.left_out:
+        parts.append(f"not used: {', '.join(data.left_out)}, which hold an index")
     return "; ".join(parts)
 
 

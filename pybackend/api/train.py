@@ -11,6 +11,7 @@ from typing import Any
 
 from pybackend.api.callback_files import note_files
 from pybackend.api.checkpoints import sees_some
+from pybackend.api.datasets import note_index
 from pybackend.api.event_files import EventFiles
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
@@ -255,6 +256,8 @@ def barrier_train(
     request, kept = prepared.request, prepared.request.job.checkpoint
     say = printer(request.job.verbose)
     if (note := note_files(callbacks, prepared.launcher)) is not None:
+        say(note)
+    for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
     with files, pointing_to(kept, partial(sees_some, kept)):

@@ -7,6 +7,7 @@ tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from pybackend.job.options import Promise
 Names = str | Sequence[str]
 TEXT = "str"
 DEFAULT_LABEL = "label"
+# What pandas, dask and Spark's pandas API write beside the user's columns.
+_INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__")
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,13 @@ class TableRows:
         The tensors that the columns become.
     spec
         What the user has asked for, with the categories of a text label added.
+    left_out
+        Columns that hold an index, which are no features unless they are named.
     """
 
     column_groups: tuple[ColumnGroup, ...]
     spec: ColumnSpec
+    left_out: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -157,6 +163,19 @@ class TableRows:
 
     def _list_inputs(self) -> list[ColumnGroup]:
         return [group for group in self.column_groups if not group.is_target]
+
+
+def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = ()) -> list[str]:
+    """The columns that hold an index and that no argument names.
+
+    Parameters
+    ----------
+    index
+        Columns of which the table says so.
+    """
+    known = set(index)
+    found = [column for column in columns if column in known or _INDEX.fullmatch(column)]
+    return [column for column in found if column not in spec.named_columns]
 
 
 def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]]:

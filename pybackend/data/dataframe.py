@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.data.column_groups import group_columns
-from pybackend.data.columns import ColumnKind, ColumnSpec, TableRows, reject_duplicate_columns
+from pybackend.data.columns import (
+    ColumnKind,
+    ColumnSpec,
+    TableRows,
+    find_index,
+    reject_duplicate_columns,
+)
 from pybackend.data.encoding import MOST_CATEGORIES, find_categories
 
 _NUMBERS = {
@@ -51,14 +57,16 @@ class DataFrameRows(TableRows):
             [field.name for field in frame.schema.fields], name, ignores_case=True
         )
         types = {field.name: field.dataType for field in frame.schema.fields}
-        kinds = {column: describe_type(kind) for column, kind in types.items()}
+        left_out = find_index(spec, types)
+        kinds = {c: describe_type(kind) for c, kind in types.items() if c not in left_out}
         spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
         column_groups, read = group_columns(spec, kinds, floatx, name)
         columns = [
             _narrow(frame, column, types[column], kinds[column], floatx).alias(f"c{place}")
             for place, column in enumerate(read)
         ]
-        return cls(tuple(column_groups), spec, frame.select(*columns))
+        selected = frame.select(*columns)
+        return cls(tuple(column_groups), spec, selected, left_out=tuple(left_out))
 
 
 def describe_type(kind: Any) -> ColumnKind:

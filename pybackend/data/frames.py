@@ -17,6 +17,7 @@ from pybackend.data.columns import (
     ColumnKind,
     ColumnSpec,
     TableRows,
+    find_index,
     list_columns,
     reject_duplicate_columns,
 )
@@ -54,6 +55,8 @@ class FrameRows(TableRows):
         _check_names(frame, name)
         if not len(frame):
             raise InputError(f"`{name}` has no rows")
+        left_out = find_index(spec, frame.columns)
+        frame = frame.drop(columns=left_out) if left_out else frame
         table = _to_arrow(frame, spec, name)
         kinds = _kinds(frame, table)
 
@@ -70,7 +73,7 @@ class FrameRows(TableRows):
             parts.append(reader.read(batch, partial(_name_row, first)))
             first += batch.num_rows
         columns = {key: _join([part[key] for part in parts]) for key in parts[0]}
-        return cls(tuple(groups), spec, columns)
+        return cls(tuple(groups), spec, columns, left_out=tuple(left_out))
 
     @property
     def rows(self) -> int:

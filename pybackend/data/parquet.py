@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +27,14 @@ class ParquetFiles:
         Rows of each row group, by file.
     schema
         A ``pyarrow.Schema``.
+    index
+        Columns that are the index of the pandas data frame that was written.
     """
 
     files: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     schema: Any
+    index: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, uri: str, name: str = "data") -> ParquetFiles:
@@ -55,7 +59,8 @@ class ParquetFiles:
                     f"`{name}`: the columns of {file} are ({_list_fields(other)}), but those of "
                     f"{files[0]} are ({_list_fields(schema)})"
                 )
-        return cls(tuple(files), tuple(groups for groups, _ in footers), schema)
+        groups = tuple(groups for groups, _ in footers)
+        return cls(tuple(files), groups, schema.remove_metadata(), _read_index(schema.metadata))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -97,9 +102,18 @@ def _read_footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:
         with open_file(file) as source, pq.ParquetFile(source) as parquet:
             metadata = parquet.metadata
             groups = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
-            return groups, parquet.schema_arrow.remove_metadata()
+            return groups, parquet.schema_arrow
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"`{name}`: {file} is not a readable Parquet file: {error}") from error
+
+
+def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
+    """What pandas has noted in a file; an index that only counts has no column."""
+    try:
+        noted = json.loads((metadata or {}).get(b"pandas", b"{}"))
+        return tuple(name for name in noted.get("index_columns", []) if isinstance(name, str))
+    except (ValueError, AttributeError, TypeError):  # another program's
+        return ()
 
 
 def _read_ranges(

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 
 from pybackend.data.arrow import TensorReader, describe_schema
 from pybackend.data.column_groups import group_columns
-from pybackend.data.columns import ColumnSpec, TableRows, list_columns, reject_duplicate_columns
+from pybackend.data.columns import (
+    ColumnSpec,
+    TableRows,
+    find_index,
+    list_columns,
+    reject_duplicate_columns,
+)
 from pybackend.data.encoding import MOST_CATEGORIES, find_categories
 from pybackend.data.files import find_files
 from pybackend.data.parquet import ParquetFiles
@@ -36,6 +42,8 @@ class RowFiles(Protocol):
     def rows(self) -> int: ...
     @property
     def schema(self) -> Any: ...
+    @property
+    def index(self) -> tuple[str, ...]: ...
 
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
@@ -62,6 +70,8 @@ class FileRows(TableRows):
         _reject_partition_folders(os.fspath(path), files, spec, name)
         reject_duplicate_columns(files.schema.names, name)
         kinds = describe_schema(files.schema)
+        left_out = find_index(spec, kinds, files.index)
+        kinds = {column: kind for column, kind in kinds.items() if column not in left_out}
 
         def distinct(column: str) -> Iterable[Any]:
             import pyarrow.compute as pc
@@ -75,7 +85,7 @@ class FileRows(TableRows):
 
         spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
-        return cls(tuple(column_groups), spec, files)
+        return cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
 
     @property
     def rows(self) -> int:

@@ -120,3 +120,10 @@ def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
     text: Any = str(caught.value)
     assert "2.parquet are (a: double)" in text
     assert "1.parquet are (a: int64)" in text
+
+
+@pytest.mark.parametrize("noted", [b"no JSON", b"[]", b'{"index_columns": 3}', b'{"columns": []}'])
+def test_what_other_programs_note_of_an_index_is_left_alone(tmp_path: Path, noted: bytes) -> None:
+    table = pa.table({"a": [1.0]}).replace_schema_metadata({"pandas": noted})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert ParquetFiles.at(str(tmp_path)).index == ()

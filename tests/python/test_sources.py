@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.api.datasets import narrow_columns
+from pybackend.api.datasets import narrow_columns, note_index
 from pybackend.api.score import barrier_evaluate
 from pybackend.data.columns import ColumnSpec
+from pybackend.data.frames import FrameRows
 from pybackend.data.rows import SpooledRows
 from pybackend.data.sources import FileRows
 from pybackend.errors import InputError
@@ -140,3 +142,39 @@ def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
     path = write(tmp_path, 20_000, label=texts)
     with pytest.raises(InputError, match="holds text of more than 10,000 values"):
         FileRows.at(path, ColumnSpec(), "float32", "data")
+
+
+FRAME = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "label": [0, 1, 0]})
+
+
+INDEXED = {
+    "a counting index": (FRAME, ["a", "b"], []),
+    "a shuffled one": (FRAME.sample(frac=1, random_state=1), ["a", "b"], ["__index_level_0__"]),
+    "a named one": (FRAME.set_index("b"), ["a"], ["b"]),
+    "of two levels": (FRAME.assign(c=1.0).set_index(["b", "a"]), ["c"], ["b", "a"]),
+    "of dask": (FRAME.rename_axis("__null_dask_index__")[1:], ["a", "b"], ["__null_dask_index__"]),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_pandas_index_is_no_feature(tmp_path: Path, name: str) -> None:
+    frame, features, left_out = INDEXED[name]
+    path = str(tmp_path / "rows.parquet")
+    frame.to_parquet(path, index=None if name == "a counting index" else True)
+    source = FileRows.at(path, ColumnSpec(), "float32", "data")
+    assert list(source.column_groups[0].columns) == features
+    assert [c for c in pd.read_parquet(path) if c != "label"] == features
+    assert list(source.left_out) == left_out
+    for column in left_out:
+        named = FileRows.at(path, ColumnSpec(features=[column]), "float32", "data")
+        assert named.column_groups[0].columns == (column,)
+        assert column not in named.left_out
+
+
+def test_what_pandas_calls_its_index_is_no_feature_of_a_frame() -> None:
+    # As Spark, polars and DuckDB read such files.
+    frame = FRAME.assign(__index_level_0__=[2, 0, 1])
+    rows = FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    assert rows.left_out == ("__index_level_0__",)
+    assert rows.columns["x"].shape == (3, 2)
+    assert "`features`" in next(note_index({"train": rows})).text

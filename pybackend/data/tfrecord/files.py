@@ -61,6 +61,11 @@ class RecordFiles:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    @property
+    def index(self) -> tuple[str, ...]:
+        """Columns that are an index: nothing says so in these files."""
+        return ()
+
     @classmethod
     def at(
         cls, uri: str, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
