@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.files import read_file
+from pybackend.data.files import read_file, write_whole
 from pybackend.errors import InputError, SerializationError
 
 _FORMATS = ("h5", "keras")
@@ -41,10 +41,7 @@ def save_file(
         from pybackend.model.serialization import save_model
 
         return save_model(find_model(), path, include_optimizer=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(read())
-    partial.replace(path)
+    write_whole(str(path), read())
     return path
 
 

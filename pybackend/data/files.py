@@ -98,7 +98,7 @@ def write_whole(uri: str, content: bytes) -> None:
     if not is_remote(uri):
         os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
     try:
-        with open_file(partial, "wb") as file:
+        with open_file(partial, "wb" if is_remote(uri) else "xb") as file:
             file.write(content)
         if is_remote(uri):
             filesystem, path = find_filesystem(uri)

@@ -1,30 +1,94 @@
-"""A model's compile settings in an HDF5 file.
+"""How a model was compiled, in its file, so that it comes back just so.
 
-Keras, writing them, removes the optimizer from the model's own settings and uses short names of
-losses that it cannot read back.
+From HDF5 Keras reads neither short names of losses nor those of metrics ("mae" would be called
+"mean_absolute_error"), and nothing of `jit_compile` and the like; writing it, it removes the
+optimizer from the model's own settings. Neither format has `auto_scale_loss`.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pybackend.errors import SerializationError
 
+_ATTRIBUTE = "tfdist_compile_config"
+_CONFIG = "config.json"
+
 
 def write_compile_settings(path: Path, model: Any) -> None:
-    """Add the settings of a compiled model to its file."""
+    """Add the settings of a compiled model to its HDF5 file: for Keras, and all of them."""
     import h5py
 
-    settings = dict(model.get_compile_config() or {})
-    optimizer = settings.pop("optimizer", None)
-    if optimizer is None:
+    settings = _describe(model)
+    if not settings:
         return
-    settings["optimizer_config"] = optimizer
-    settings["loss"] = _expand_names(settings.get("loss"))
+    keras_settings = dict(settings)
+    keras_settings["optimizer_config"] = keras_settings.pop("optimizer")
+    keras_settings["loss"] = _expand_names(settings.get("loss"))
     with h5py.File(path, "r+") as file:
-        file.attrs["training_config"] = json.dumps(settings).encode()
+        file.attrs["training_config"] = json.dumps(keras_settings).encode()
+        file.attrs[_ATTRIBUTE] = json.dumps(settings).encode()
+
+
+def has_compile_settings(path: Path) -> bool:
+    """Whether `write_compile_settings` has written to an HDF5 file."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return _ATTRIBUTE in file.attrs
+
+
+def compile_as_written(
+    path: Path, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> None:
+    """Compile a model by what `write_compile_settings` has written."""
+    import h5py
+    import keras
+
+    with h5py.File(path, "r") as file:
+        written = json.loads(file.attrs[_ATTRIBUTE])
+    settings = keras.saving.deserialize_keras_object(
+        written, custom_objects=dict(custom_objects or {}), safe_mode=safe_mode
+    )
+    model.compile(**settings)
+
+
+def complete_archive(path: Path, model: Any) -> None:
+    """Add to a ``.keras`` file what Keras leaves out of the settings."""
+    if not _is_left_unscaled(model):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members[_CONFIG])
+    config["compile_config"]["auto_scale_loss"] = False
+    members[_CONFIG] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    import keras
+
+    settings = dict(model.get_compile_config() or {})
+    if not settings or model.optimizer is None:
+        return {}
+    if settings.get("optimizer") is None:
+        settings["optimizer"] = keras.saving.serialize_keras_object(model.optimizer)
+    return settings | ({"auto_scale_loss": False} if _is_left_unscaled(model) else {})
+
+
+def _is_left_unscaled(model: Any) -> bool:
+    """Whether a model of half precision was compiled with `auto_scale_loss=False`."""
+    import keras
+
+    if not model.compiled or model.optimizer is None or model.compute_dtype != "float16":
+        return False
+    return not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def _expand_names(loss: Any) -> Any:

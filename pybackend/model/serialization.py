@@ -18,10 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pybackend.data.files import write_whole
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
 from pybackend.model.base64_text import decode_base64
 from pybackend.model.carried_digest import append_digest, carries_digest, check_carried_digest
-from pybackend.model.compile_settings import write_compile_settings
+from pybackend.model.compile_settings import (
+    compile_as_written,
+    complete_archive,
+    has_compile_settings,
+    write_compile_settings,
+)
 from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
 from pybackend.model.optimizer_state import (
     drop_optimizer_state,
@@ -81,6 +87,7 @@ def _write_file(path: Path, model: Any, include_optimizer: bool) -> None:
     if path.suffix == ".keras":
         if not include_optimizer:
             drop_optimizer_state(path)
+        complete_archive(path, model)
     elif model.compiled:
         write_compile_settings(path, model)
         if include_optimizer and model.optimizer is not None and model.optimizer.built:
@@ -179,12 +186,15 @@ def _read_file(
 
     if path.suffix == ".h5":
         remove_keras_optimizer_state(path)
+    is_ours = compile and path.suffix == ".h5" and has_compile_settings(path)
     model = keras.saving.load_model(
         path,
         custom_objects=dict(custom_objects or {}),
-        compile=compile,
+        compile=compile and not is_ours,
         safe_mode=safe_mode,
     )
+    if is_ours:
+        compile_as_written(path, model, custom_objects, safe_mode)
     if path.suffix == ".h5" and model.compiled:
         restore_optimizer_state(path, model)
     return model
@@ -234,10 +244,7 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
             format="h5" if suffix == ".h5" else "keras",
             include_optimizer=include_optimizer,
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+    write_whole(str(path), data)
     return path
 
 

@@ -60,11 +60,11 @@ read_formula <- function(formula, data, weight, options, call) {
       abort_input(c("`formula` cannot be read.", x = conditionMessage(error)), call = call)
     }
   )
-  check_terms(terms, call)
+  check_terms(terms, weight, call)
   terms
 }
 
-check_terms <- function(terms, call) {
+check_terms <- function(terms, weight, call) {
   if (!is.null(attr(terms, "offset"))) {
     abort_input(
       c(
@@ -74,11 +74,23 @@ check_terms <- function(terms, call) {
       call = call
     )
   }
-  if (!length(attr(terms, "term.labels"))) {
+  labels <- attr(terms, "term.labels")
+  if (!length(labels)) {
     abort_input(
       c("`formula` names no feature.", i = "Name some on the right: `y ~ a + b`, or `y ~ .`"),
       call = call
     )
+  }
+  targets <- c(all.vars(attr(terms, "variables")[[2L]]), weight)
+  both <- intersect(targets, all.vars(str2expression(labels)))
+  if (length(both)) {
+    is_weight <- both[[1L]] %in% weight
+    said <- if (is_weight) {
+      "`formula` has the weight `%s` among the features."
+    } else {
+      "`formula` has `%s` on both sides."
+    }
+    abort_input(c(sprintf(said, both[[1L]]), i = "Leave it out on the right."), call = call)
   }
 }
 

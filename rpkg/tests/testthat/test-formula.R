@@ -86,6 +86,7 @@ test_that("formulas that cannot be applied are errors", {
     of(~size, rows)
     of(y ~ 1, rows)
     of(y ~ offset(size) + flag, rows)
+    of(y ~ log(size) + y, rows)
     of(y ~ size, list(1, 2))
     of(y ~ size, rows, label = y)
     of(y ~ zz + log(size), rows)
@@ -93,6 +94,21 @@ test_that("formulas that cannot be applied are errors", {
     check_can_prepare(of(y ~ log(size), rows)$preparation, table, "data", NULL)
     check_can_prepare(of(y ~ log(size), rows)$preparation, "rows.parquet", "data", NULL)
   })
+  for (formula in list(
+    y ~ y,
+    y ~ size + y,
+    y ~ size:y,
+    y ~ I(y^2),
+    log(y) ~ size + y,
+    log(y) ~ sqrt(y)
+  )) {
+    expect_error(of(formula, rows), "`y` on both sides", fixed = TRUE, info = format(formula))
+  }
+  expect_no_error(of(log(y) ~ ., rows))
+  expect_error(
+    of(y ~ log(size) + n, cbind(rows, n = 1), weight = n),
+    "the weight `n` among the features"
+  )
   days <- data.frame(y = 1:2, day = as.Date(c("2026-11-01", "2026-11-02")))
   expect_error(of(log(y) ~ day, days), "`day` of `formula` is of class Date", fixed = TRUE)
   expect_error(of(y ~ log(size), "rows.parquet"), "computes `log(size)` with R", fixed = TRUE)
