@@ -8,7 +8,7 @@ or a train_step: whatever they do, one process has done it, too.
 A difference is explained by rounding if one process shows such a one itself when its weights and
 rows are moved by as much as their type rounds them (Adam divides a gradient that is nothing but
 rounding errors by its own size). If the step draws random numbers, all workers take it once more
-with constants in their place, and what they make of it is compared.
+with constants in their place, and what they make of it is compared; and on GPUs, with all digits.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from pybackend.engine.row_memory import (
     read_memory,
     read_peak_memory,
 )
-from pybackend.engine.state import find_trained
+from pybackend.engine.state import find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
+from pybackend.engine.step_difference import is_another
 from pybackend.engine.verdict import Judge, describe_error
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -62,11 +63,17 @@ _SHARE_OF_MEMORY = 0.5
 # With more workers the step of one process takes longer than many of theirs.
 _MANY = 16
 _MOST_STEPS = 128
+# By which part of the distance between two of them audited steps, but for the first, lie later in
+# each epoch: never in the same places again (the golden ratio).
+_TURN = 0.618034
 # Of a long first epoch these are compared, too.
 _ALSO = (1000, 10_000, 100_000)
 _NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_SKIPPING = (
     "a step of epoch {} could not be compared with one process, so nothing is known of it: {}"
+)
+_ABOUT_TRACED = (
+    "what the step reads in Python has changed since it was traced; the traced step goes on"
 )
 _ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
 
@@ -75,14 +82,12 @@ _ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
 class _Window:
     """Steps that are compared as one: those whose gradients the optimizer adds up, or a single one.
 
-    ``before`` has the values before the first of them, of all variables if it ``is_whole``,
-    ``memory`` the bytes of the process then, ``known`` the variables that there were, ``changed``
-    the numbers that callbacks have changed before each step, and ``digest`` what else they must not
-    change in between.
+    ``before`` has the values before the first of them, ``memory`` the bytes of the process then,
+    ``known`` the variables that there were, ``changed`` the numbers that callbacks have changed
+    before each step, and ``digest`` what else they must not change in between.
     """
 
     before: Values
-    is_whole: bool
     memory: float
     known: set[int]
     steps: list[int] = field(default_factory=list)
@@ -142,6 +147,7 @@ class Auditor:
         self._clock = clock
         self._own_memory = 0.0
         self._copies = 1
+        self._has_gpus = False
         self.waited = 0.0
         """Seconds in which this worker waited while others audited."""
         self._began = time.monotonic()
@@ -168,11 +174,17 @@ class Auditor:
             affordable = int((_SHARE * (passed + last) - spent) / each) if each else 1
             # Of a pipeline the first batch is kept alone.
             most = 1 if isinstance(self._feed, PipelineFeed) else steps
-            count = max(0, min(affordable, most))
-            chosen = [steps * number // count for number in range(count)]
+            # Of epochs that take milliseconds, the third, fifth, ninth and so on.
+            least = 2 if self._epochs & (self._epochs - 1) == 0 else 0
+            count = min(max(least, affordable), most)
+            turn = self._epochs * _TURN % 1
+            chosen = [
+                int(steps * (number + turn * bool(number)) / count) for number in range(count)
+            ]
         if isinstance(self._feed, PipelineFeed) and self._feed.is_endless and self._epochs:
             chosen = []  # the first batch of a later epoch was read ahead, among others
-        if self._epochs == 0 and self._state.list_generators():  # then all workers keep copies
+        if self._epochs == 0:
+            self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
         needed = 3 * self._copies * self._state.count_bytes()
         is_short = self._is_true_anywhere(needed > self._find_room())
@@ -195,9 +207,7 @@ class Auditor:
             began = time.monotonic()
             self._due = {step for step in self._due if step > last}
             known = set(self._state.find())
-            is_whole = self._keeps_all()
-            before = self._state.read(None if is_whole else self._list_own())
-            self._window = _Window(before, is_whole, read_memory(), known)
+            self._window = _Window(self._state.read(), read_memory(), known)
             self._window.changed.append({})
             self._spent += time.monotonic() - began
         else:
@@ -252,15 +262,12 @@ class Auditor:
                 digest = zlib.crc32(variable.numpy().tobytes(), digest)
         return digest
 
-    def _keeps_all(self) -> bool:
-        """Whether this worker needs to remember all: not if rank 0 alone repeats the step."""
-        is_random = self.noise.is_drawn or bool(self._state.list_generators())
-        return self._collective.rank == 0 or is_random or self._exchange.is_compressed
+    def _is_repeated(self, is_random: bool) -> bool:
+        """Whether the workers take the step once more, as the one process does.
 
-    def _list_own(self) -> list[int]:
-        """Variables that each worker keeps by itself."""
-        metrics = self._state.list_metrics(self._exchange.shared_variables)
-        return [*metrics, *self._state.list_statistics()]
+        GPUs, and XLA on them, round as they choose to compute: by three digits in TF32.
+        """
+        return is_random or self._exchange.is_compressed or self._has_gpus
 
     def _read_numbers(self) -> Values:
         found = self._state.variables
@@ -270,27 +277,28 @@ class Auditor:
         self._state.find()
         is_short = self._collective.rank == 0 and self._lacks_memory(window)
         has_made = self._has_made_variables(window)
-        seen = [self.noise.is_drawn, not window.is_whole, has_made, is_short]
-        found = all_sum(self._collective, seen)
-        is_random, is_partial, has_made, is_short = (bool(count) for count in found)
+        found = all_sum(self._collective, [self.noise.is_drawn, has_made, is_short])
+        is_random, has_made, is_short = (bool(count) for count in found)
         self.noise.is_drawn = is_random
-        if has_made or (is_random and is_partial):
-            self._delay(window, "the step has made variables, or drawn its first random numbers")
+        if has_made:
+            self._delay(window, "the step has made variables")
             return
         reason = _NO_MEMORY if is_short else self._refuse(window, is_random)
         if reason is not None:
             self._skip(reason)
             return
-        after = self._state.read(None if window.is_whole else self._list_own())
+        after = self._state.read()
         settings = find_own_settings(self._model)
         places: tuple[float, ...] = PLACES[:1]
         if is_random:  # at first here and there, then in turn
             count = self._compared
             places = PLACES[count % len(PLACES) :][:1] if count else PLACES
-        is_repeated = is_random or self._exchange.is_compressed
+        is_repeated = self._is_repeated(is_random)
         has_learned = False
         for place in places:
             verdict = self._compare(window, after, place, is_repeated)
+            if "error" in verdict and not is_repeated:
+                verdict = self._confirm(window, after, verdict)
             set_own_settings(self._model, settings)
             if verdict.get("has_learned", True):
                 self._obey(verdict, is_new=not has_learned)
@@ -330,6 +338,17 @@ class Auditor:
         text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
         return dict(json.loads(text))
 
+    def _confirm(self, window: _Window, after: Values, verdict: dict[str, Any]) -> dict[str, Any]:
+        """Withdraw an error if the workers' own step is another one by now than that was traced."""
+        if self._refuse(window, is_random=True) is not None:
+            return verdict
+        found, failed = self._repeat(window)
+        self._state.write(after)
+        weights = [id(v.value) for v in self._model.trainable_variables]
+        known = [key for key in weights if key in window.before]
+        is_other = failed is None and is_another(window.before, after, found, known)
+        return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
+
     def _delay(self, window: _Window, reason: str) -> None:
         """Audit a later step in place of this one, later each time."""
         step = window.steps[-1] + 2**self._delays
@@ -357,7 +376,7 @@ class Auditor:
             return (
                 "custom layers, losses or train_steps that run eagerly may change Python attributes"
             )
-        if not is_random and not self._exchange.is_compressed:
+        if not self._is_repeated(is_random):
             return None
         if not self._exchange.is_repeatable:
             return "the step would have to be repeated, which TensorFlow's collectives cannot"

@@ -75,6 +75,8 @@ class GradientExchange:
         XLA compiles what lies before and after the exchange, but not the exchange.
     """
 
+    is_exact = True
+
     def __init__(
         self,
         model: Any,

@@ -132,7 +132,7 @@ def fit(
         # Within an epoch, the place in a pipeline could not be found again.
         leaving = Leaving(collective, notice or Notice(), isinstance(feed, Feed))
     if collective.world_size > 1:
-        listed.append(StopTogether(collective, synchronizer, leaving))
+        listed.append(StopTogether(collective, synchronizer, emit, leaving, callbacks))
     keeper = None
     if checkpoints is not None and leaving is not None:
         history = keras.callbacks.History()

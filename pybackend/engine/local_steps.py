@@ -129,6 +129,7 @@ class WeightAveraging:
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
 
+    is_exact = False
     shared_variables = ()
     mean_loss = None
     """Each worker's losses are its own: they are averaged by rows."""

@@ -138,6 +138,7 @@ class OneProcess:
         with ExitStack() as stack:
             # A graph traced before would be that of other rows, and of random numbers.
             stack.enter_context(running_functions(eagerly=True))
+            stack.enter_context(_multiplying_exactly())
             stack.enter_context(self._average_as_traced())
             stack.enter_context(trace_loops(self._model, traced))
             step(data)
@@ -205,6 +206,18 @@ class OneProcess:
                 watched = _by_parts(layer.call, rows, id(layer) in spread)
                 stack.enter_context(override(layer, "call", watched))
             yield
+
+
+@contextmanager
+def _multiplying_exactly() -> Iterator[None]:
+    """Meanwhile GPUs use all digits of numbers of float32, not those of TF32 alone."""
+    settings = tf.config.experimental
+    before = settings.tensor_float_32_execution_enabled()
+    settings.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        settings.enable_tensor_float_32_execution(before)
 
 
 def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:

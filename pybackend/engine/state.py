@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, all_sum
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import find_optimizers
+from pybackend.model.layers import find_layers, find_optimizers, find_variables
 from pybackend.model.structure import digest_model
 
+# What these keep is each worker's own.
+_EACH_WORKERS = (tf.random.Generator, keras.random.SeedGenerator, keras.metrics.Metric)
+# Of a weight, how far rounding errors of an epoch's steps move it at most.
+_DRIFT = 1e-3
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
 
@@ -57,8 +64,23 @@ def check_structure(model: Any, collective: Collective) -> None:
 
 
 def find_statistics(model: Any) -> list[Any]:
-    """Weights that forward passes update, averaged over the workers after each epoch."""
-    return [v for v in model.non_trainable_weights if "float" in str(v.dtype)]
+    """Numbers that forward passes update, such as averages and counters."""
+    return [v for v in model.non_trainable_weights if str(v.dtype) not in ("bool", "string")]
+
+
+def find_other_state(model: Any) -> list[Any]:
+    """TensorFlow's variables that no list of Keras's has: in objects and closures of the user's."""
+    listed = [*model.variables, *model.metrics_variables]
+    listed += [v for one in find_optimizers(model) for v in one.variables]
+    known = {id(v.value) for v in listed}
+    found = [v for v in find_variables(model, _EACH_WORKERS) if id(v) not in known]
+    return [v for v in found if v.dtype.is_floating or v.dtype.is_integer]
+
+
+def find_normalizing(model: Any) -> set[int]:
+    """Identities of the statistics of batch normalization."""
+    layers = [one for one in find_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+    return {id(v) for layer in layers for v in layer.non_trainable_variables}
 
 
 def find_trained(model: Any) -> tuple[int, ...]:
@@ -72,12 +94,62 @@ def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]
 
     By a checksum of each weight (CRC-32).
     """
-    weights = model.weights
-    own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in weights]
+    return _find_differing(model.weights, collective)[0]
+
+
+def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], float]:
+    """Give all ranks the weights and the optimizer state of rank 0, if rounding made others of it.
+
+    GPUs add up the gradients of an embedding's row in any order, and choose how to compute a sum by
+    how long it takes: two that take the same step may come to other last digits.
+
+    Returns
+    -------
+    dict, float
+        As `find_differing_weights`, of those that differ by more than rounding; and the largest
+        difference, as a part of a variable's norm.
+    """
+    states = [v for one in find_optimizers(model) for v in one.variables]
+    variables = [*model.weights, *states]
+    found, places = _find_differing(variables, collective)
+    largest, is_other = 0.0, False
+    for place in places:
+        own = np.array(variables[place].numpy(), order="C")
+        first = own.copy()
+        collective.broadcast(first.reshape(-1))
+        distance = _measure(own, first)
+        variables[place].assign(first)
+        if place < len(model.weights):
+            largest, is_other = max(largest, distance), is_other or not distance <= _DRIFT
+    seen = all_sum(collective, [float(is_other)])[0]
+    largest = max(part[0] for part in collective.all_gather(np.array([largest])))
+    return (found if seen else {}), float(largest)
+
+
+def _measure(own: Any, first: Any) -> float:
+    one, other = own.astype(np.float64), first.astype(np.float64)
+    is_same = (one == other) | (np.isnan(one) & np.isnan(other))
+    distance = np.linalg.norm(np.subtract(one, other, where=~is_same, out=np.zeros_like(one)))
+    size = np.linalg.norm(other)
+    return float(distance / size) if distance and size else (np.inf if distance else 0.0)
+
+
+def _find_differing(
+    variables: Sequence[Any], collective: Collective
+) -> tuple[dict[int, str], list[int]]:
+    """Ranks that differ from rank 0, with the first variable that does; places of all that do."""
+    own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in variables]
     everyone = collective.all_gather(np.array(own, np.int64))
-    found = {}
+    found: dict[int, str] = {}
+    places: set[int] = set()
     for rank, sums in enumerate(everyone):
-        differs = np.flatnonzero(sums != everyone[0]) if len(sums) == len(own) else [0]
-        if len(differs):
-            found[rank] = str(weights[int(differs[0])].path)
-    return found
+        differs = np.flatnonzero(sums != everyone[0]).tolist() if len(sums) == len(own) else [0]
+        if differs:
+            found[rank] = str(variables[differs[0]].path)
+            places.update(differs)
+    return found, sorted(places)
+
+
+def uses_gpus(collective: Collective) -> bool:
+    """Whether a worker has a GPU; the same on all of them."""
+    return bool(all_sum(collective, [float(len(tf.config.list_logical_devices("GPU")))])[0])

@@ -14,10 +14,14 @@ Values = Mapping[int, Array]
 
 # Of the change of a variable: float32 sums of some hundred numbers in another order differ by less.
 _RELATIVE = 2e-5
+# Types that round more are half precision; sums of their numbers are off by so many roundings.
+_HALF = 2.0**-12
+_HALVES = 8.0
 # How far beyond what one process shows itself a difference may be.
 _MARGIN = 8.0
 _PIECE = 1 << 20
-# How well an element of a gradient is known that is more than a rounding error, and what it does.
+# How well a step, or an element of its gradient, is known that is more than rounding errors; what
+# the latter does.
 _SURE = 1e-3
 _CLOSE = 1e-2
 
@@ -74,7 +78,7 @@ def compare_changes(
     precision
         By which part of a number the type rounds that the model computes in.
     """
-    tolerance = max(_RELATIVE, precision)
+    tolerance = max(_RELATIVE, precision * (_HALVES if precision > _HALF else 1))
     scales = {key: _find_scale(before[key], expected[key], tolerance) for key in found}
 
     def measure(one: Values, key: int) -> float:
@@ -101,9 +105,18 @@ def compare_changes(
             for key in numbers
             if not sizes[key] <= _MARGIN * max(measure(one, key) for one in [again, *moved])
         ]
+    # Of a variable that is nothing but rounding errors the size says nothing, unless all are.
     equal = [size for key, size in sizes.items() if key not in suspects]
+    equal = equal or [size for key, size in sizes.items() if key not in differing]
     listed = [Difference(key, sizes[key]) for key in differing]
     return Comparison(max(equal, default=0.0), sorted(listed, key=lambda one: -one.size))
+
+
+def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]) -> bool:
+    """Whether a step that was taken again has moved the variables together elsewhere."""
+    distance = sum(_distance(found[key], again[key]) ** 2 for key in keys)
+    change = sum(_distance(found[key], before[key]) ** 2 for key in keys)
+    return distance > _SURE**2 * change
 
 
 def is_divided_rounding(

@@ -15,12 +15,25 @@ from pybackend.engine.held_out import HeldOut
 from pybackend.engine.leaving import Leaving
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import find_differing_weights, find_statistics
+from pybackend.engine.state import (
+    find_differing_weights,
+    find_normalizing,
+    find_other_state,
+    find_statistics,
+    undo_drift,
+    uses_gpus,
+)
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EpochEnded, Note
+from pybackend.model.layers import is_of_keras
+
+_ABOUT_DRIFT = (
+    "weights of the workers differed by {:.1g} of their norm after an epoch: GPUs add up numbers "
+    "in no fixed order. After each epoch all go on with worker 0's"
+)
 
 
 class EpochSync(keras.callbacks.Callback):
@@ -44,9 +57,13 @@ class EpochSync(keras.callbacks.Callback):
         self._held_out = held_out
         self._emit = emit
         self._metrics = metrics
-        # Values of statistics as the epoch began, by their place among the weights: a callback may
-        # freeze or thaw layers meanwhile.
+        # Values of statistics that the workers agreed on last, by their place among the weights: a
+        # callback may freeze or thaw layers meanwhile.
         self._agreed: dict[int, Any] = {}
+        # Variables that none of the model's weights are; their places come after these.
+        self._others: list[Any] = []
+        # Places that steps of this epoch move; None: not known yet.
+        self._moving: list[int] | None = None
         self._has_reported_metrics = False
         self._began = 0.0
         self._steps = 0
@@ -73,15 +90,19 @@ class EpochSync(keras.callbacks.Callback):
             )
         self._feed.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
-        statistics = {id(v) for v in find_statistics(self.model)}
-        weights = enumerate(self.model.weights)
-        self._agreed = {n: np.array(v.numpy()) for n, v in weights if id(v) in statistics}
+        self._others = find_other_state(self.model) if self._synchronizer.is_exact else []
+        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
+        variables = enumerate([*self.model.weights, *self._others])
+        self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
+        self._moving = None
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
         self._steps = min(batch + 1, self._feed.steps)
         self._feed.count_steps(self._steps)
+        if self._collective.world_size > 1 and self._synchronizer.is_exact:
+            self._agree_on_own_state()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
@@ -114,7 +135,7 @@ class EpochSync(keras.callbacks.Callback):
             self._emit(Note(text))
 
     def _agree_on_statistics(self) -> None:
-        """Average what the forward pass has moved (batch normalization), weighted by rows.
+        """Average what batch normalization has moved, weighted by rows.
 
         Only the change since the epoch began is averaged, so weights that do not move, such
         as frozen layers', keep their bits.
@@ -124,23 +145,81 @@ class EpochSync(keras.callbacks.Callback):
         share = self._feed.share()
         weights = self.model.weights
         for place, last in self._agreed.items():
+            if last.dtype.kind in "iu" or place >= len(weights):
+                continue
             variable = weights[place]
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
             variable.assign(agreed.astype(last.dtype))
 
+    def _agree_on_own_state(self) -> None:
+        """Give all workers what one process has of the state that a step keeps, after each step.
+
+        That is right for what moves by a mean over rows (moving averages, codebooks) and for what
+        is the same whatever the rows are (counters), also where a worker has no rows. The state of
+        batch normalization is that of each worker's own rows, and averaged at the epoch's end.
+        """
+        weights = [*self.model.weights, *self._others]
+        if self._moving is None:
+            normalizing = find_normalizing(self.model)
+            places = [n for n in self._agreed if id(weights[n]) not in normalizing]
+            has_moved = [
+                not np.array_equal(weights[n].numpy(), self._agreed[n], equal_nan=True)
+                for n in places
+            ]
+            counts = all_sum(self._collective, [0, *has_moved])[1:]
+            self._moving = [n for n, count in zip(places, counts, strict=True) if count]
+        if not self._moving:
+            return
+        rows = self._feed.rows_at(self._steps - 1)
+        before = [self._agreed[n].astype(np.float64) for n in self._moving]
+        values = [weights[n].numpy().astype(np.float64) for n in self._moving]
+        changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]
+        everyone = np.stack(self._collective.all_gather(np.concatenate(changes)))
+        change, first = np.average(everyone, axis=0, weights=rows), 0
+        takers = everyone[np.asarray(rows) > 0]
+        is_same = np.all(takers == takers[0], axis=0)
+        change[is_same] = takers[0][is_same]
+        for n, last in zip(self._moving, before, strict=True):
+            part = change[first : first + last.size].reshape(last.shape)
+            first += last.size
+            self._agreed[n] = (last + part).astype(self._agreed[n].dtype)
+            weights[n].assign(self._agreed[n])
+
+
+def _may_stop_within(callback: Any) -> bool:
+    """Whether a callback may ask to stop after any step, not only after an epoch."""
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        return True
+    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(not is_of_keras(getattr(callback, name)) for name in names)
+
 
 class StopTogether(keras.callbacks.Callback):
     """Last of the callbacks: if one rank has asked to stop, all do, after the same step.
 
     A rank that left an epoch by itself would miss the exchanges that the others wait for.
+
+    Parameters
+    ----------
+    callbacks
+        Those of the user, on any rank. If one may stop within an epoch, each step ends with a
+        question to all workers; other requests travel with the exchange of the next step.
     """
 
     def __init__(
-        self, collective: Collective, synchronizer: Synchronizer, leaving: Leaving | None = None
+        self,
+        collective: Collective,
+        synchronizer: Synchronizer,
+        emit: Emit,
+        leaving: Leaving | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         super().__init__()
+        self._emit = emit
+        self._asks_each_step = any(_may_stop_within(one) for one in callbacks)
+        self._has_drifted = False
         self._collective = collective
         self._leaving = leaving
         self._agreement = synchronizer.agreement
@@ -160,6 +239,9 @@ class StopTogether(keras.callbacks.Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._asks_each_step and all_sum(self._collective, [float(self.model.stop_training)])[0]:
+            self.model.stop_training = True
+            return
         agreement = self._agreement
         # The request travels with the next exchange; all ranks receive it in the same step.
         is_agreed = agreement.is_agreed
@@ -179,6 +261,11 @@ class StopTogether(keras.callbacks.Callback):
         else:
             self.model.stop_training = self._leaving.agree_at_end(asked)
         differing = find_differing_weights(self.model, self._collective)
+        if differing and uses_gpus(self._collective):
+            differing, size = undo_drift(self.model, self._collective)
+            if not self._has_drifted and not differing:
+                self._emit(Note(_ABOUT_DRIFT.format(size)))
+            self._has_drifted = True
         if differing:
             raise ClusterError(
                 f"after epoch {epoch + 1} the variable {min(differing.values())!r} of worker "

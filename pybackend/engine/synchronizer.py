@@ -33,6 +33,10 @@ class Synchronizer(Protocol):
         """Whether to stop: a `StopAgreement`, or what has its attributes."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether a step is that of one process."""
+
+    @property
     def error(self) -> BaseException | None:
         """What went wrong in a step: TensorFlow passes on the text alone."""
 
@@ -66,6 +70,7 @@ class Synchronizer(Protocol):
 class NoExchange:
     """The synchronizer of a single worker."""
 
+    is_exact = True
     mean_loss = None
     error = None
     shared_variables = ()

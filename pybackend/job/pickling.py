@@ -132,7 +132,12 @@ def _is_installed(module: ModuleType) -> bool:
 @lru_cache
 def _is_in_packages(file: str) -> bool:
     paths = {Path(p).resolve() for p in sysconfig.get_paths().values()}
-    return any(folder in paths for folder in Path(file).resolve().parents)
+    parents = Path(file).resolve().parents
+    # pip's --user and --target have folders of their own.
+    others = {Path(p).resolve() for p in sys.path if p} & set(parents)
+    return any(folder in paths for folder in parents) or any(
+        next(folder.glob("*.dist-info"), None) for folder in others
+    )
 
 
 @contextmanager

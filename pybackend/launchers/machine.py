@@ -57,9 +57,11 @@ def cgroups() -> Any:
 
 
 def list_gpus(environment: Any = os.environ, devices: Path = _DEVICES) -> Any:
-    """Numbers of the NVIDIA GPUs that the system shows, or those that the user has chosen."""
+    """Numbers of the NVIDIA GPUs that the system shows, or those that the user has chosen.
+
+    CUDA counts those that it sees from 0: a container may have `nvidia3` alone.
+    """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [number for number in chosen.split(",") if number]
-    names = (path.name[len("nvidia") :] for path in devices.glob("nvidia[0-9]*"))
-    return sorted(names, key=lambda name: (len(name), name))
+    return [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]

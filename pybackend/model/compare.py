@@ -207,8 +207,16 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
     return found + [
         f"{what}: {name}"
         for name in shown
-        if name in vars(other) and not _is_alike(vars(one)[name], vars(other)[name])
+        if (name in vars(other) and not _is_alike(vars(one)[name], vars(other)[name]))
+        or (name not in vars(other) and _has_state(vars(one)[name]))
     ]
+
+
+def _has_state(value: Any) -> bool:
+    """Whether an attribute that a copy lacks is more than what its first use makes anew."""
+    return isinstance(value, tf.Variable | tf.random.Generator | tf.Module) or (
+        hasattr(value, "__dict__") and not callable(value) and is_custom(value)
+    )
 
 
 def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:

@@ -89,10 +89,15 @@ def build_model(model: Any, inputs: Any) -> None:
         model.built = True  # else Keras writes no weights
 
 
-def find_variables(model: Any) -> list[Any]:
+def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
     """All variables of a model, its losses and metrics; of TensorFlow and of closures, too.
 
     Of the optimizer only single numbers, such as how many steps it has made.
+
+    Parameters
+    ----------
+    without
+        Classes of objects whose variables are left out.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
@@ -102,6 +107,8 @@ def find_variables(model: Any) -> list[Any]:
         if id(part) in seen or part is getattr(model, "optimizer", None):
             continue
         seen.add(id(part))
+        if isinstance(part, without):
+            continue
         if isinstance(part, keras.Variable):
             found[id(part.value)] = part.value
         elif isinstance(part, tf.Variable):
@@ -195,8 +202,10 @@ def is_custom(part: Any) -> bool:
 
 
 def is_defined_by_user(kind: Any) -> bool:
-    """Whether a class or a function is of none of the libraries below."""
+    """Whether a class or a function is of none of the libraries below, nor a wrapper of ours."""
     package = str(kind.__module__).partition(".")[0]
+    if str(kind.__module__).startswith("pybackend.engine."):
+        return False
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import build_dense, largest_difference
 from test_exact_cases import dense
 
@@ -127,6 +129,42 @@ def test_not_a_number_stops_all_at_once(rows: Any) -> None:
     assert result.epochs == 1
 
 
+class StopsWithin(keras.callbacks.Callback):
+    """Asks to stop after the third step, on one rank or on all."""
+
+    def __init__(self, rank: str) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2 and os.environ.get("TFDIST_RANK", self.rank) in self.rank:
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("rank", ["0", "1", "01"])
+def test_a_stop_within_an_epoch_is_after_the_same_step_as_in_keras_fit(
+    rows: Any, rank: str
+) -> None:
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(40)
+    model = build_dense()
+    result = barrier_train(
+        None,
+        model,
+        batches,
+        workers=2,
+        epochs=2,
+        callbacks=[StopsWithin(rank)],
+        verbose=0,
+    )
+    plain = build_dense()
+    plain.set_weights(model.get_weights())
+    history = plain.fit(batches, epochs=2, callbacks=[StopsWithin(rank)], verbose=0)
+    assert int(result.model.optimizer.iterations) == int(plain.optimizer.iterations) == 3
+    assert result.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
+    for one, other in zip(result.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 class MoveWeights(keras.callbacks.Callback):
     """Changes the weights of one rank after the first epoch."""
 
@@ -148,6 +186,35 @@ def test_weights_that_drift_apart_are_found(rows: Any) -> None:
             callbacks=[MoveWeights()],
             verbose=0,
         )
+
+
+class PretendGpus(MoveWeights):
+    """Has this process believe that there are GPUs, which round weights apart."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        from pybackend.engine import audit, sync
+
+        audit.uses_gpus = sync.uses_gpus = lambda collective: True
+
+
+def test_weights_that_gpus_round_apart_are_made_equal(rows: Any, capsys: Any) -> None:
+    result = barrier_train(
+        None,
+        build_dense,
+        rows,
+        workers=2,
+        epochs=3,
+        batch_size=125,
+        seed=1,
+        callbacks=[PretendGpus()],
+    )
+    assert len(result.history["loss"]) == 3
+    note = r"note: weights of the workers differed by [1-9]e-\d\d of their norm after an epoch"
+    assert len(re.findall(note, capsys.readouterr().out)) == 1
+    # The step is repeated with all digits, in which nothing differs.
+    assert result.audit.steps >= 2
+    assert result.audit.weights < 2e-5
+    assert result.audit.skipped == []
 
 
 class Switches(keras.callbacks.Callback):
