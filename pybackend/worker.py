@@ -268,7 +268,7 @@ def _score(worker: Worker) -> WorkerReport:
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
-        scored = score(worker.job, collective, counts, worker.folder)
+        scored = score(worker.job, collective, counts, worker.folder, worker.emit)
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 

@@ -72,6 +72,11 @@ _NO_MEMORY = "a worker has too little memory for the rows of all workers and a c
 _ABOUT_SKIPPING = (
     "a step of epoch {} could not be compared with one process, so nothing is known of it: {}"
 )
+_ABOUT_FIXED = (
+    "random numbers are drawn by a fixed seed: each worker draws the same for its own rows, while "
+    "one process draws others for each row of a batch. A `keras.random.SeedGenerator` gives each "
+    "worker its own"
+)
 _ABOUT_TRACED = (
     "what the step reads in Python has changed since it was traced; the traced step goes on"
 )
@@ -148,6 +153,7 @@ class Auditor:
         self._own_memory = 0.0
         self._copies = 1
         self._has_gpus = False
+        self._has_said_fixed = False
         self.waited = 0.0
         """Seconds in which this worker waited while others audited."""
         self._began = time.monotonic()
@@ -280,6 +286,9 @@ class Auditor:
         found = all_sum(self._collective, [self.noise.is_drawn, has_made, is_short])
         is_random, has_made, is_short = (bool(count) for count in found)
         self.noise.is_drawn = is_random
+        if self.noise.is_stateless and not self.noise.has_seeds and not self._has_said_fixed:
+            self._has_said_fixed = True
+            self._emit(Note(_ABOUT_FIXED))
         if has_made:
             self._delay(window, "the step has made variables")
             return

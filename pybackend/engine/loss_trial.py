@@ -21,6 +21,8 @@ from pybackend.engine.traced_loops import trace_loops
 from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.layers import find_layers
 
+# How far a prediction may be off by rounding, in full and half precision, as a part of the largest.
+_MIXED = (1e-3, 0.05)
 # Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
 # the number of parts.
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
@@ -52,6 +54,37 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
     is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
     bound = (0.01 if is_half else 3e-5) * max(1e-3, *map(abs, [whole, *values]))
     return bool(abs(parts - whole) <= bound)  # NaN is not less than anything
+
+
+def mixes_rows(model: Any, rows: Any) -> bool:
+    """Whether a prediction depends on the other rows of its batch.
+
+    Parameters
+    ----------
+    rows
+        As in `is_mean_in_evaluation`.
+    """
+    with keep_state(model), trace_loops(model), stand_in_noise():
+        try:
+            x = keras.utils.unpack_x_y_sample_weight(rows)[0]
+            count = count_rows(rows)
+            whole = _predict(model, take_part(x, slice(0, count)))
+            parts = [_predict(model, take_part(x, part)) for part in cut_rows(count, _PARTS)]
+        except Exception:  # the evaluation will say why
+            return False
+    is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
+    for leaf, *pieces in zip(whole, *parts, strict=True):
+        if leaf.ndim and len(leaf) == count and leaf.dtype.kind == "f":
+            size = float(np.abs(leaf[np.isfinite(leaf)]).max(initial=1e-3))
+            distance = np.abs(np.concatenate(pieces) - leaf)
+            if float(distance[np.isfinite(distance)].max(initial=0)) > _MIXED[is_half] * size:
+                return True
+    return False
+
+
+def _predict(model: Any, x: Any) -> list[Any]:
+    leaves = keras.tree.flatten(model(x, training=False))
+    return [np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in leaves]
 
 
 def _compute_total(loss: _LossOfParts) -> float:

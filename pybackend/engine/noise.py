@@ -92,10 +92,16 @@ class Noise:
     ----------
     is_drawn
         Whether some were drawn while `watch` lasted, be it while a step was traced.
+    has_seeds
+        Whether a generator of Keras's gave seeds for them.
+    is_stateless
+        Whether some were drawn by a seed.
     """
 
     def __init__(self) -> None:
         self.is_drawn = False
+        self.has_seeds = False
+        self.is_stateless = False
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -105,6 +111,8 @@ class Noise:
             @wraps(draw)
             def noting(*args: Any, **options: Any) -> Any:
                 self.is_drawn = True
+                self.has_seeds |= stand_in is None
+                self.is_stateless |= draw.__name__.startswith("stateless")
                 return draw(*args, **options)
 
             return noting

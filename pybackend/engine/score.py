@@ -19,6 +19,7 @@ from pybackend.engine.step_means import build_losses
 from pybackend.engine.trials import choose_rows, find_over, try_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit
 from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.labels import check_has_labels
@@ -35,7 +36,11 @@ class Score:
 
 
 def score(
-    job: Job, collective: Collective, counts: Mapping[str, Sequence[int]], folder: Path
+    job: Job,
+    collective: Collective,
+    counts: Mapping[str, Sequence[int]],
+    folder: Path,
+    emit: Emit,
 ) -> Score:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
@@ -58,7 +63,7 @@ def score(
             build_losses(model, rows)
         tried = choose_rows(model, rows, job)
         metrics = try_metrics(model, tried, job, collective)
-        over = find_over(model, tried, metrics, job, collective)
+        over = find_over(model, tried, metrics, job, collective, emit)
         held_out = HeldOut(rows, counts["train"], job.batch_size, over)
         held_out.prepare(model, collective)
         value = held_out.evaluate(model, collective)

@@ -158,7 +158,7 @@ def train(
         if job.is_elastic:
             others = DealtRows(others, job.workers, rank)
         check_has_labels(model, others.spec, "validation_data", trains=False)
-        evaluated = find_over(model, tried, metrics, job, collective)
+        evaluated = find_over(model, tried, metrics, job, collective, emit)
         evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
         held_out = HeldOut(others, counts["validation"], job.batch_size, evaluated)
         held_out.prepare(model, collective)

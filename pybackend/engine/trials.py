@@ -11,13 +11,23 @@ from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows
 from pybackend.engine.global_batch import OverBatch
-from pybackend.engine.loss_trial import is_mean_in_evaluation
+from pybackend.engine.loss_trial import is_mean_in_evaluation, mixes_rows
 from pybackend.engine.metric_trial import find_unsummable_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import Job
+from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
+from pybackend.model.layers import is_of_keras
 from pybackend.model.masks import check_masks, has_masked_loss
 
+_ABOUT_TEST_STEP = (
+    "the model has its own test_step: what it returns is averaged over the workers by rows, which "
+    "is right for means over rows alone"
+)
+_ABOUT_MIXING = (
+    "without training, too, a layer makes something of the rows of a batch together: predictions, "
+    "and the figures of an evaluation, are those of each worker's own batches"
+)
 _MOST_TRIED = 32
 # Of a small model and small rows so many are tried, even if a step has fewer.
 _LEAST_TRIED = 8
@@ -68,16 +78,22 @@ def find_over(
     metrics: MetricsKind,
     job: Job,
     collective: Collective,
+    emit: Emit,
 ) -> OverBatch:
     """What an evaluation computes from the rows of all workers, since it may not be summed."""
     if job.workers == 1:
         return OverBatch()
+    if not is_of_keras(type(model).test_step):
+        emit(Note(_ABOUT_TEST_STEP))
     if has_masked_loss(model):
         needs = not _is_weighted_by_masks(model)
     else:
         needs = rows is not None and not is_mean_in_evaluation(model, rows)
-    loss = bool(all_sum(collective, [needs])[0])
-    return OverBatch(loss=loss, metrics=metrics == "not sums")
+    mixes = rows is not None and mixes_rows(model, rows)
+    needs, mixes = (bool(count) for count in all_sum(collective, [needs, mixes]))
+    if mixes:
+        emit(Note(_ABOUT_MIXING))
+    return OverBatch(loss=needs, metrics=metrics == "not sums")
 
 
 def _is_weighted_by_masks(model: Any) -> bool:

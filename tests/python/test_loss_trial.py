@@ -11,7 +11,7 @@ import pytest
 from conftest import full
 from keras import ops
 
-from pybackend.engine.loss_trial import is_mean_in_evaluation
+from pybackend.engine.loss_trial import is_mean_in_evaluation, mixes_rows
 
 layers = keras.layers
 _RNG = np.random.default_rng(3)
@@ -267,3 +267,17 @@ def test_a_long_sequence_is_tried_as_a_graph(
     assert "call" not in vars(recurrent)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+
+
+class Standardizes(layers.Layer):
+    """Standardizes by the rows of a batch, but not in training."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x if training else (x - ops.mean(x, axis=0)) / (1e-3 + ops.std(x, axis=0))
+
+
+def test_predictions_that_depend_on_other_rows_are_found() -> None:
+    assert mixes_rows(compiled(Standardizes()), (X, TARGETS))
+    for part in (layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(9)):
+        assert not mixes_rows(compiled(part), (X, TARGETS))
+    assert not mixes_rows(compiled(layers.Dense(3, dtype="mixed_bfloat16")), (X, TARGETS))

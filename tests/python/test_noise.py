@@ -72,3 +72,20 @@ def test_draws_are_noticed_while_they_are_watched() -> None:
         tf.function(lambda: dropout(x, training=True))()
         assert noise.is_drawn
     assert tf.random.normal is before
+    assert (noise.has_seeds, noise.is_stateless) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (lambda: keras.random.normal((2,), seed=3), (False, True)),
+        (lambda: tf.random.stateless_uniform((2,), [1, 2]), (False, True)),
+        (lambda: keras.random.normal((2,), seed=keras.random.SeedGenerator(1)), (True, True)),
+        (lambda: tf.random.normal((2,)), (False, False)),
+    ],
+)
+def test_where_seeds_come_from_is_noticed(draw: Any, found: tuple[bool, bool]) -> None:
+    noise = Noise()
+    with noise.watch():
+        draw()
+    assert (noise.has_seeds, noise.is_stateless) == found
