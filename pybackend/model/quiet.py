@@ -60,6 +60,9 @@ def import_unless_importing() -> None:
 
 def _import(verbose: int = 1) -> None:
     global _is_importing
+    # Else the first model that this process builds takes all memory of the GPUs, and leaves its
+    # workers none. TensorFlow asks when it first uses a GPU.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
     _is_importing = True
     try:
