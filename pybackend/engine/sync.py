@@ -62,6 +62,8 @@ class EpochSync(keras.callbacks.Callback):
         self._agreed: dict[int, Any] = {}
         # Variables that none of the model's weights are; their places come after these.
         self._others: list[Any] = []
+        # A first step may make some, and to look for them takes time.
+        self._searches = 2
         # Places that steps of this epoch move; None: not known yet.
         self._moving: list[int] | None = None
         self._has_reported_metrics = False
@@ -90,7 +92,9 @@ class EpochSync(keras.callbacks.Callback):
             )
         self._feed.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
-        self._others = find_other_state(self.model) if self._synchronizer.is_exact else []
+        if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
+            self._searches -= 1
+            self._others = find_other_state(self.model)
         state = {id(v) for v in [*find_statistics(self.model), *self._others]}
         variables = enumerate([*self.model.weights, *self._others])
         self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}

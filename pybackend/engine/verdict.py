@@ -273,10 +273,9 @@ class Judge:
         differing = {one.key for one in results[0].differing}
         if differing and differing <= set(self._state.list_statistics()):
             return (
-                "The weights are equal; of a variable that is not trained each worker has its own, "
-                "and averages it at the end of an epoch: update it from what is the same on all "
-                "workers, such as weights, and give each worker rows in every step, by more rows "
-                "or fewer workers"
+                "The weights are equal; a variable that is not trained moves otherwise than by a "
+                "mean over the rows, by their sum or the largest, say: update it by a mean, or "
+                "from what is the same on all workers, such as weights"
             )
         losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
         others = {one.key for one in results[1].differing}

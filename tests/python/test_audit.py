@@ -293,6 +293,26 @@ class Averages(layers.Layer):
 
 
 @keras.saving.register_keras_serializable("tests")
+class Remembers(layers.Layer):
+    """Keeps the largest number that it has seen, and how many rows."""
+
+    def __init__(self, what: str = "largest", **options: Any) -> None:
+        super().__init__(**options)
+        self.what = what
+
+    def build(self, shape: Any) -> None:
+        self.largest = self.add_weight((), "zeros", trainable=False)
+        self.rows = self.add_weight((), "zeros", dtype="int64", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training and self.what == "largest":
+            self.largest.assign(ops.maximum(self.largest, ops.max(x)))
+        elif training:
+            self.rows.assign_add(ops.cast(ops.shape(x)[0], "int64"))
+        return x
+
+
+@keras.saving.register_keras_serializable("tests")
 class Weighted(keras.losses.Loss):
     """Cross-entropy times an attribute."""
 
@@ -394,7 +414,7 @@ def accumulated() -> Any:
     return keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
 
 
-_KINDS = (Adds, Averages, Keeps, Scales, NeedsGraph, Watched, Weighted, Clips)
+_KINDS = (Adds, Averages, Remembers, Keeps, Scales, NeedsGraph, Watched, Weighted, Clips)
 OBJECTS = {kind.__name__: kind for kind in _KINDS}
 SOFT = np.where(_RNG.normal(size=(48, 1)) > 0, 0.9, 0.1).astype("float32")
 EQUAL = {
@@ -507,6 +527,13 @@ DIFFERENT |= {
         "step 2 of epoch 1 was repeated",
     ),
 }
+DIFFERENT |= {
+    f"{what} in a layer": (
+        Case(stack(lambda what=what: Remembers(what), output), (X, Y), custom_objects=OBJECTS),
+        "a variable that is not trained moves otherwise than by a mean over the rows",
+    )
+    for what in ("largest", "rows")
+}
 # What cannot be compared is not, and is as without an audit.
 SKIPPED = {
     "numpy": (
@@ -570,6 +597,8 @@ DAILY = [
     "a sum, compressed",
     "a sum that is seldom",
     "no rate at first",
+    "largest in a layer",
+    "rows in a layer",
 ]
 CASES = EQUAL | NOISY | WARNED
 CASES |= {name: case for name, (case, _) in {**DIFFERENT, **SKIPPED}.items()}
