@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,10 @@ class TrainResult:
     inputs: Any = field(default=None, repr=False, compare=False)
     decode: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not the model itself, which the decoder makes anew.
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def model(self) -> Any:

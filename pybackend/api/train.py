@@ -12,6 +12,7 @@ from typing import Any
 from pybackend.api.callback_files import note_files
 from pybackend.api.checkpoints import sees_some
 from pybackend.api.datasets import note_index
+from pybackend.api.decoder import Decoder
 from pybackend.api.event_files import EventFiles
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
@@ -30,9 +31,7 @@ from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
 from pybackend.launchers import Outcome
-from pybackend.model.file_checks import check_digest
-from pybackend.model.quiet import import_tensorflow
-from pybackend.model.serialization import model_from_bytes, sha256_of
+from pybackend.model.serialization import sha256_of
 
 
 @explain_arguments
@@ -281,18 +280,17 @@ def _make_result(
     if kind == WEIGHTS:
         make_copy = make_copy or request.model
 
-    def decode(data: bytes) -> Any:
-        import_tensorflow(job.verbose)
-        with pointing_to(job.checkpoint, partial(sees_some, job.checkpoint)):
-            if make_copy is None:
-                return model_from_bytes(
-                    data, custom_objects=custom_objects, safe_mode=safe_mode, sha256=digest
-                )
-            from pybackend.model.transfer import restore
-
-            check_digest(data, digest)
-            return restore(make_copy(), data, kind, inputs, weights)
-
+    decode = Decoder(
+        kind,
+        digest,
+        make_copy,
+        custom_objects,
+        safe_mode,
+        inputs,
+        weights,
+        job.checkpoint,
+        job.verbose,
+    )
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,

@@ -71,7 +71,31 @@ def take_snapshot(value: Any) -> Callable[[], Any]:
     file = io.BytesIO()
     pickler = _LocalPickler(file, value, lambda _: None)
     _dump(pickler, value)
-    return lambda: _LocalUnpickler(io.BytesIO(file.getvalue()), pickler.shared).load()
+    return _Snapshot(file.getvalue(), pickler.shared)
+
+
+class _Snapshot:
+    """What `take_snapshot` returns; pickled, it is a `_Copies`, for any process."""
+
+    def __init__(self, content: bytes, shared: list[Any]) -> None:
+        self._content = content
+        self._shared = shared
+
+    def __call__(self) -> Any:
+        return _LocalUnpickler(io.BytesIO(self._content), self._shared).load()
+
+    def __reduce__(self) -> Any:
+        return _Copies, (pickle_objects(self()),)
+
+
+class _Copies:
+    """Returns a new copy of a value whenever it is called."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __call__(self) -> Any:
+        return unpickle_objects(self._content)
 
 
 def _dump(pickler: _Pickler, value: Any) -> None:
