@@ -5,11 +5,11 @@ Codes are positions among the column's categories, which are found here if the u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pybackend.data.columns import ColumnKind, ColumnSpec, list_inputs
+from pybackend.data.columns import ColumnKind, ColumnSpec, as_plain, list_groups, list_inputs
 from pybackend.errors import InputError
 
 ONE_HOT = "one_hot"
@@ -44,21 +44,62 @@ def find_categories(
             continue
         if not spec.finds_levels:
             raise InputError(_explain_missing(f"column {column!r}", column))
-        most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
         values = _sort_values(distinct(column))
-        if len(values) > most:
-            raise InputError(
-                f"column {column!r} has more than {most:,} values, too many to encode as "
-                f"{encoding!r}: leave it out of `features`, or "
-                + (
-                    f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
-                    if encoding == ONE_HOT
-                    else "make it an input of its own, which a StringLookup or Hashing layer takes"
-                )
-            )
+        check_count(column, values, encoding)
         if values:  # without rows, which is reported later, there are none
             categories[column] = values
     return replace(spec, categories=categories or None, encode=encode or None)
+
+
+def keep_categories(
+    spec: ColumnSpec, columns: Iterable[str], known: Mapping[str, Sequence[Any] | None]
+) -> ColumnSpec:
+    """Add the categories that a table has of columns, in its order, where nothing else is said.
+
+    Beside other columns they are one-hot, as text is, and by themselves codes; text by itself
+    remains text.
+
+    Parameters
+    ----------
+    known
+        By column; None for those that are not of categories.
+    """
+    if not spec.finds_levels:
+        return spec
+    found = {column: as_plain(values) for column, values in known.items() if values}
+    categories, encode = dict(spec.categories or {}), spec.encode
+    for column in [c for group in list_groups("y", spec.label).values() for c in group]:
+        if column in found:
+            categories.setdefault(column, found[column])
+    for group in list_inputs(spec, columns).values():
+        for column in group:
+            is_said = column in categories or column in (spec.tensors or {})
+            if column not in found or is_said:
+                continue
+            if len(group) == 1 and isinstance(found[column][0], str):
+                continue
+            categories[column] = found[column]
+            if not isinstance(encode, str):
+                usual = ONE_HOT if len(group) > 1 else "integer"
+                encode = {**(encode or {}), column: (encode or {}).get(column, usual)}
+            encoding = encoding_of(replace(spec, encode=encode), column)
+            check_count(column, categories[column], encoding)
+    return replace(spec, categories=categories or None, encode=encode)
+
+
+def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
+    """Refuse to encode a feature of too many values."""
+    most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
+    if len(values) > most:
+        raise InputError(
+            f"column {column!r} has more than {most:,} values, too many to encode as "
+            f"{encoding!r}: leave it out of `features`, or "
+            + (
+                f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
+                if encoding == ONE_HOT
+                else "make it an input of its own, which a StringLookup or Hashing layer takes"
+            )
+        )
 
 
 def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:

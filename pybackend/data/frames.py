@@ -21,7 +21,7 @@ from pybackend.data.columns import (
     list_columns,
     reject_duplicate_columns,
 )
-from pybackend.data.encoding import find_categories
+from pybackend.data.encoding import find_categories, keep_categories
 from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
 
@@ -57,7 +57,10 @@ class FrameRows(TableRows):
             raise InputError(f"`{name}` has no rows")
         left_out = find_index(spec, frame.columns)
         frame = frame.drop(columns=left_out) if left_out else frame
+        frame = _name_intervals(frame)
         table = _to_arrow(frame, spec, name)
+        known = {c: _categories(frame[c]) for c in frame.columns}
+        spec = keep_categories(spec, frame.columns, known)
         kinds = _kinds(frame, table)
 
         def distinct(column: str) -> Iterable[Any]:
@@ -79,6 +82,26 @@ class FrameRows(TableRows):
     def rows(self) -> int:
         """Number of rows."""
         return len(next(iter(self.columns.values())))
+
+
+def _categories(series: Any) -> Any:
+    """The categories of a Categorical, in their order; None for another column."""
+    found = getattr(series.dtype, "categories", None)
+    return None if found is None else list(found)
+
+
+def _name_intervals(frame: Any) -> Any:
+    """Categories that are neither text nor numbers, such as those of ``pandas.cut``, as text."""
+    others = {
+        column: frame[column].cat.rename_categories(str)
+        for column in frame.columns
+        if (known := _categories(frame[column])) is not None and not _is_text_or_number(known)
+    }
+    return frame.assign(**others) if others else frame
+
+
+def _is_text_or_number(values: list[Any]) -> bool:
+    return all(isinstance(value, str | int | float | np.number | np.bool_) for value in values)
 
 
 def is_frame(data: Any) -> bool:

@@ -48,7 +48,7 @@ from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import build_by_batch, reshape_rows
-from pybackend.model.labels import check_has_labels
+from pybackend.model.labels import check_has_labels, check_some_labels
 from pybackend.model.layers import find_synchronized
 from pybackend.model.load import load_job_model
 from pybackend.model.masks import has_masked_loss
@@ -136,6 +136,8 @@ def train(
     inputs = build_variables(model, rows)
     check_model(model, job)
     tried = choose_rows(model, rows, job)
+    if tried is not None:
+        check_some_labels(model, tried)
     metrics = try_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):

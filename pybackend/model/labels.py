@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -51,24 +52,39 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
         )
 
 
-def check_labels(model: Any, columns: Mapping[str, Any], name: str) -> None:
-    """Reject labels that are not the number of one of the model's classes.
+def check_some_labels(model: Any, rows: Any) -> None:
+    """As `check_labels`, for some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
+    _, y, weights = keras.utils.unpack_x_y_sample_weight(rows)
+    named = {f"y/{name}": one for name, one in y.items()} if isinstance(y, Mapping) else {"y": y}
+    check_labels(model, {**named, "sample_weight": weights}, "data", names_rows=False)
 
-    Only for a model with one output of a number per class and Keras's sparse loss, on which
-    TensorFlow fails at some step of the training, or, on a GPU, gives NaN.
+
+def check_labels(
+    model: Any, columns: Mapping[str, Any], name: str, *, names_rows: bool = True
+) -> None:
+    """Reject labels that a loss of Keras's takes for something else, or that are no class.
+
+    TensorFlow fails on the latter at some step of the training, or, on a GPU, gives NaN; the former
+    train as if they were meant: 1 and 2 as probabilities, say.
 
     Parameters
     ----------
     columns
-        Arrays by name; the labels are ``y``.
+        Arrays by name; the labels are ``y``, or ``y/`` and the name of an output.
     name
         The argument that they are of.
+    names_rows
+        Whether the arrays are all rows, in their order.
 
     Raises
     ------
     InputError
-        Names a label, its row, and the classes.
+        Names a label, its row, and what the loss takes.
     """
+    for key, loss in _match_losses(model).items():
+        labels = columns.get(key)
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "fiub":
+            _check_range(loss, labels, columns.get("sample_weight"), name, key, names_rows)
     classes, labels = _count_sparse_classes(model), columns.get("y")
     if classes is None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
         return
@@ -87,10 +103,136 @@ def check_labels(model: Any, columns: Mapping[str, Any], name: str) -> None:
     if not is_class.all():
         row = int(np.argmin(is_class))
         raise InputError(
-            f"`{name}` has the label {flat[row]:g} in row {row}, but the model's {classes} outputs "
+            f"`{name}` has the label {flat[row]:g}{_name_row(row, names_rows)}, but the model's "
+            f"{classes} outputs "
             f"are for the classes 0 to {classes - 1}: encode the labels so, or give the model an "
             "output for every class"
         )
+
+
+def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
+    """Reject text labels of more values than the only output of a model has classes.
+
+    Raises
+    ------
+    InputError
+        Names some of the values, and what the loss takes.
+    """
+    classes = _count_sparse_classes(model)
+    loss = _match_losses(model).get("y")
+    if classes is None and loss is not None and _find_range(loss) is _SHARES[_BINARY]:
+        classes = 2
+    if classes is not None and len(levels) > classes:
+        shown = ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
+        raise InputError(
+            f"`{name}` has labels of {len(levels)} values ({shown}), but the model tells "
+            f"{classes} classes apart: give it an output for every class, and a loss such as "
+            "SparseCategoricalCrossentropy"
+        )
+
+
+_BINARY, _CATEGORICAL = "binary", "categorical"
+Range = tuple[float, float, str]
+_SHARES: Mapping[str, Range] = {
+    _BINARY: (
+        0,
+        1,
+        "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of "
+        "more an output for each, and SparseCategoricalCrossentropy",
+    ),
+    _CATEGORICAL: (
+        0,
+        1,
+        "one-hot labels, or probabilities: for the numbers of classes compile "
+        "with SparseCategoricalCrossentropy",
+    ),
+}
+_SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
+_POSITIVE: Range = (0, np.inf, "numbers from 0 on")
+_RANGES: Mapping[str, Range] = {
+    "binary_crossentropy": _SHARES[_BINARY],
+    "binary_focal_crossentropy": _SHARES[_BINARY],
+    "categorical_crossentropy": _SHARES[_CATEGORICAL],
+    "categorical_focal_crossentropy": _SHARES[_CATEGORICAL],
+    "kl_divergence": (0, 1, "probabilities"),
+    "dice": (0, 1, "0 and 1, or probabilities"),
+    "tversky": (0, 1, "0 and 1, or probabilities"),
+    "hinge": _SIGNS,
+    "squared_hinge": _SIGNS,
+    "categorical_hinge": (0, 1, "one-hot labels"),
+    "poisson": _POSITIVE,
+    "mean_squared_logarithmic_error": _POSITIVE,
+}
+_CLASSES = {
+    getattr(keras.losses, kind): _RANGES[name]
+    for kind, name in {
+        "BinaryCrossentropy": "binary_crossentropy",
+        "BinaryFocalCrossentropy": "binary_focal_crossentropy",
+        "CategoricalCrossentropy": "categorical_crossentropy",
+        "CategoricalFocalCrossentropy": "categorical_focal_crossentropy",
+        "KLDivergence": "kl_divergence",
+        "Dice": "dice",
+        "Tversky": "tversky",
+        "Hinge": "hinge",
+        "SquaredHinge": "squared_hinge",
+        "CategoricalHinge": "categorical_hinge",
+        "Poisson": "poisson",
+        "MeanSquaredLogarithmicError": "mean_squared_logarithmic_error",
+    }.items()
+}
+
+
+def _find_range(loss: Any) -> Range | None:
+    """What Keras's own losses take; one that is derived from them may read labels otherwise."""
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:  # "crossentropy", which is chosen by the shapes
+            return None
+    if inspect.isfunction(loss):
+        is_keras = getattr(keras.losses, loss.__name__, None) is loss
+        return _RANGES.get(loss.__name__) if is_keras else None
+    return _CLASSES.get(type(loss))
+
+
+def _match_losses(model: Any) -> dict[str, Any]:
+    """The losses of `compile` by the keys of the labels that they take, as far as it is plain."""
+    own, loss = (type(model).train_step, type(model).compute_loss), getattr(model, "loss", None)
+    if loss is None or not all(is_of_keras(method) for method in own):
+        return {}
+    if isinstance(loss, Mapping):
+        return {f"y/{name}": one for name, one in loss.items() if len(flatten(one)) == 1}
+    if not isinstance(loss, list | tuple):
+        return {"y": loss}
+    names = getattr(model, "output_names", None) or []
+    return {f"y/{name}": one for name, one in zip(names, loss, strict=False)}
+
+
+def _name_row(row: int, names_rows: bool) -> str:
+    return f" in row {row}" if names_rows else ""
+
+
+def _check_range(
+    loss: Any, labels: Any, weights: Any, name: str, key: str, names_rows: bool
+) -> None:
+    found = _find_range(loss)
+    if found is None or not len(labels):
+        return
+    least, most, taken = found
+    rows = labels.reshape(len(labels), -1)
+    is_wrong = np.any((rows < least) | (rows > most), axis=1)
+    if isinstance(weights, np.ndarray) and weights.shape == is_wrong.shape:
+        is_wrong &= weights != 0  # a row that does not count may have any label
+    if not is_wrong.any():
+        return
+    row = int(np.argmax(is_wrong))
+    label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
+    of = f" of the output {key[2:]!r}" if len(key) > 1 else ""
+    kind = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    raise InputError(
+        f"`{name}` has the label {label:g}{of}{_name_row(row, names_rows)}, but the loss {kind} "
+        f"takes {taken}"
+    )
 
 
 def _count_sparse_classes(model: Any) -> int | None:

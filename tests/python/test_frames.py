@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pybackend.api.datasets import narrow_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.data.packed import describe_layout
@@ -169,3 +170,71 @@ def test_any_slice_of_ragged_rows_can_be_taken() -> None:
         found = ragged[part]
         edges = found.offsets.tolist()
         assert [found.values[a:b].tolist() for a, b in pairwise(edges)] == rows[part]
+
+
+LEVELS = pd.Categorical(["mid", "hi", "lo", "mid"], ["lo", "mid", "hi", "top"], ordered=True)
+CATEGORIES = pd.DataFrame(
+    {
+        "level": LEVELS,
+        "shop": pd.Categorical([7, 3, 7, 3], [7, 3]),
+        "age": pd.cut(pd.Series([1, 5, 9, 4]), [0, 4, 10]),
+        "size": [1.0, 2.0, 3.0, 4.0],
+        "label": pd.Categorical(["yes", "no", "no", "yes"], ["yes", "no"]),
+    }
+)
+
+
+def test_categories_keep_their_order() -> None:
+    rows = FrameRows.of(CATEGORIES, ColumnSpec(), "float32", "data")
+    assert rows.summary["levels"] == ["yes", "no"]
+    assert rows.columns["y"].tolist() == [0, 1, 1, 0]
+    assert rows.summary["categories"] == {
+        "level": ["lo", "mid", "hi", "top"],
+        "shop": [7, 3],
+        "age": ["(0, 4]", "(4, 10]"],
+    }
+    assert rows.feature_names[""] == [
+        *("level_lo", "level_mid", "level_hi", "level_top"),
+        *("shop_7", "shop_3"),
+        *("age_(0, 4]", "age_(4, 10]"),
+        "size",
+    ]
+    np.testing.assert_array_equal(rows.columns["x"][0], [0, 1, 0, 0, 1, 0, 1, 0, 1.0])
+
+
+def test_categories_of_a_file_are_those_of_the_frame(tmp_path: Path) -> None:
+    # Of numbers Parquet keeps no categories, and of intervals nothing.
+    frame = CATEGORIES.drop(columns=["age", "shop"])
+    frame.to_parquet(tmp_path / "rows.parquet", row_group_size=1)
+    rows = FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    files = FileRows.at(tmp_path / "rows.parquet", ColumnSpec(), "float32", "data")
+    assert files.summary == rows.summary
+    assert files.column_groups == rows.column_groups
+
+
+def test_categories_by_themselves_are_codes_and_text_by_itself_stays_text() -> None:
+    spec = ColumnSpec(features={"a": "shop", "b": ["level"], "c": ["size", "age"]}, label=None)
+    rows = FrameRows.of(CATEGORIES, spec, "float32", "data")
+    assert rows.columns["x/a"].reshape(-1).tolist() == [0, 1, 0, 1]
+    assert isinstance(rows.columns["x/b"], Ragged)
+    assert rows.columns["x/c"].shape == (4, 3)
+
+
+def test_what_is_said_of_categories_holds() -> None:
+    spec = ColumnSpec(
+        features=["shop", "level", "size"],
+        categories={"level": ["hi", "mid", "lo"]},
+        encode={"shop": "integer", "level": "integer"},
+    )
+    rows = FrameRows.of(CATEGORIES, spec, "float32", "data")
+    np.testing.assert_array_equal(rows.columns["x"][:, :2], [[0, 1], [1, 0], [0, 2], [1, 1]])
+    # Validation data are encoded as the training's were, whatever their own order is.
+    other = CATEGORIES.assign(level=LEVELS.reorder_categories(["top", "hi", "mid", "lo"]))
+    later = FrameRows.of(other, narrow_columns(ColumnSpec(), rows), "float32", "data")
+    np.testing.assert_array_equal(later.columns["x"], rows.columns["x"])
+
+
+def test_too_many_categories_are_an_error() -> None:
+    many = pd.DataFrame({"a": pd.Categorical(range(2000)), "b": 1.0, "label": 0})
+    with pytest.raises(InputError, match="'a' has more than 1,000 values"):
+        FrameRows.of(many, ColumnSpec(), "float32", "data")

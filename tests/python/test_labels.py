@@ -101,11 +101,81 @@ def test_validation_data_is_named() -> None:
         (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), replaced(-1)),
         ("mse", replaced(7.5)),
         ("categorical_crossentropy", np.eye(3)[GOOD]),
+        ("binary_crossentropy", replaced(0.5) / 2),
+        (keras.losses.Hinge(), 1 - 2 * (GOOD % 2)),
+        ("crossentropy", GOOD),
         (lambda y_true, y_pred: keras.ops.mean(y_pred, -1), replaced(9)),
     ],
 )
 def test_what_other_losses_take_is_theirs_to_say(loss: Any, labels: Any) -> None:
     check_labels(model_with(loss), {"x": X, "y": labels}, "data")
+
+
+BINARY = GOOD % 2
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "codes 1 and 2": ("binary_crossentropy", BINARY + 1, "label 2 in row 1, .* 0 and 1, or prob"),
+    "signs": (
+        keras.losses.BinaryCrossentropy(True),
+        1 - 2 * BINARY,
+        "label -1 in row 1, .* 0 and 1",
+    ),
+    "bytes": (
+        keras.losses.BinaryFocalCrossentropy(),
+        np.full((6, 3), 255, "uint8"),
+        "label 255 in row 0",
+    ),
+    "codes": ("categorical_crossentropy", GOOD, "label 2 in row 2, .* one-hot labels"),
+    "counts": (keras.losses.Poisson(), replaced(-2), "label -2 in row 4, .* numbers from 0 on"),
+    "logarithms": ("msle", replaced(-0.5), "label -0.5 in row 4"),
+    "hinge": (keras.losses.hinge, GOOD, "label 2 in row 2, but the loss hinge takes -1 and 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_labels_that_a_loss_takes_for_something_else_are_named(name: str) -> None:
+    loss, labels, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        check_labels(model_with(loss), {"x": X, "y": labels}, "data")
+    # Rows that do not count may have any label.
+    weights = np.zeros(6, "float32")
+    if loss != "categorical_crossentropy":
+        check_labels(model_with(loss), {"x": X, "y": labels, "sample_weight": weights}, "data")
+
+
+def test_labels_of_one_output_of_several_are_named() -> None:
+    inputs = keras.Input((8,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": "mse", "b": "binary_crossentropy"})
+    columns = {"x": X, "y/a": GOOD, "y/b": BINARY}
+    check_labels(model, columns, "data")
+    with pytest.raises(InputError, match="label 2 of the output 'b' in row 2"):
+        check_labels(model, {**columns, "y/b": GOOD}, "data")
+
+
+def test_text_of_more_values_than_there_are_classes_is_named(tmp_path: Any) -> None:
+    frame = pd.DataFrame(X, columns=list("abcdefgh")).assign(label=list("xyzxyz"))
+    frame.to_parquet(tmp_path / "rows.parquet")
+    for model, classes in (
+        (model_with("binary_crossentropy", 1), 2),
+        (model_with("sparse_categorical_crossentropy", 2), 2),
+    ):
+        for data in (frame, tmp_path / "rows.parquet"):
+            with pytest.raises(InputError, match=f"of 3 values .'x', 'y', 'z'.* {classes} classes"):
+                pybackend.barrier_train(None, model, data, workers=2, verbose=0)
+
+
+def test_workers_look_at_labels_that_this_process_does_not_see(tmp_path: Any) -> None:
+    frame = pd.DataFrame(X, columns=list("abcdefgh")).assign(label=BINARY + 1)
+    frame.to_parquet(tmp_path / "rows.parquet")
+
+    def build() -> Any:
+        return model_with("binary_crossentropy", 1)
+
+    message = "`data` has the label 2, but the loss binary_crossentropy takes 0 and 1"
+    for model in (build, build()):
+        with pytest.raises(pybackend.WorkerFailedError, match=message):
+            pybackend.barrier_train(None, model, tmp_path, workers=2, verbose=0)
 
 
 def test_a_loss_that_is_derived_from_keras_s_may_read_labels_otherwise() -> None:
