@@ -129,7 +129,11 @@ ml_keras <- function(
   stage <- do.call(
     call_python,
     c(
-      list(pybackend_ml(call)$KerasEstimator, as_python_model(model, call, seed), call = call),
+      list(
+        pybackend_ml(call)$KerasEstimator,
+        as_python_model(model, call, settings$seed),
+        call = call
+      ),
       list(customObjects = custom_objects, safeMode = safe_mode),
       drop_null(params)
     )

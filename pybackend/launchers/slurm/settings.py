@@ -23,6 +23,7 @@ _OURS = {
     "gpus-per-task": "use `gpus`",
     "cpus-per-task": "use `cpus`",
     "export": "use `setup`",
+    "job-name": "a call finds its job by it. Use 'comment' for a text of your own",
     "nodes": "use `nodes`",
     "ntasks": "use `workers` of the call",
     "output": "see `folder`",
@@ -33,6 +34,8 @@ _OURS = {
 }
 
 
+# Options that begin one of those, and are others.
+_WHOLE = {"gpus"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 
 
@@ -150,8 +153,11 @@ def _check_options(options: Any) -> Mapping[str, Any]:
 def _check_option(name: str, value: Any) -> str | bool:
     if not re.fullmatch(r"[a-z][a-z-]+", name):
         raise InputError(f"`options` has {name!r}: expected a long option such as 'account'")
-    if name in _OURS:
-        raise InputError(f"`options` cannot have {name!r}: {_OURS[name]}")
+    # Slurm takes the first letters of a name for it, unless they are another's.
+    ours = next((one for one in _OURS if one.startswith(name) and name not in _WHOLE), None)
+    if ours is not None:
+        short = f", which means {ours!r}" if ours != name else ""
+        raise InputError(f"`options` cannot have {name!r}{short}: {_OURS[ours]}")
     if value is True:
         return True
     text = _as_text(value)
