@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from pybackend.job.job import Job
@@ -52,8 +53,15 @@ class Lines(Display):
         self._shows_printed = shows_printed
 
     def line(self, text: str) -> None:
-        """See `Display`."""
-        print(text, flush=True)
+        """See `Display`; a training does not end because nobody can read of it."""
+        try:
+            print(text, flush=True)
+        except UnicodeEncodeError:  # a terminal of ASCII
+            encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+            with suppress(OSError, ValueError):
+                print(text.encode(encoding, "replace").decode(encoding), flush=True)
+        except (OSError, ValueError):  # a closed pipe, a full disk, a stream that was closed
+            pass
 
     def printed(self, text: str) -> None:
         """See `Display`."""

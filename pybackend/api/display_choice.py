@@ -55,4 +55,8 @@ def _is_live() -> bool:
     if console.is_jupyter:
         # By this rich changes what a cell shows.
         return importlib.util.find_spec("ipywidgets") is not None
-    return sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
+    try:
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    except ValueError:  # it was closed
+        return False
+    return is_terminal and console.is_terminal and not console.is_dumb_terminal

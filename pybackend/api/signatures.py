@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -44,12 +45,25 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
+        _open_standard_streams()
         try:
             return fn(*args, **kwargs)
         except (InputError, KeyboardInterrupt) as error:  # how it came about is of no help
             raise error.with_traceback(None) from error.__cause__
 
     return call
+
+
+def _open_standard_streams() -> None:
+    """Give a process without standard streams, such as a daemon's, ones that lead nowhere.
+
+    Else the next file or connection that it opens has one of their numbers, and is taken for it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the lowest number that is free is the next one given
+            os.open(os.devnull, os.O_RDWR)
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str | None:

@@ -8,14 +8,19 @@ import math
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import pybackend
+from pybackend.api.display import Lines
 from pybackend.api.display_choice import told_to
 from pybackend.api.live import Live, Speed, show_seconds
 from pybackend.api.observer import Observers
@@ -211,3 +216,58 @@ def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
     assert "step 5/20" in text
     assert text.rstrip().endswith("\x1b[2K") or text.rindex("\x1b[2K") > text.rindex("━")
     assert text.index("printed by a script") < text.rindex("━")
+
+
+def closed_pipe() -> Any:
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+def full_disk() -> Any:
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+
+
+OUTPUTS = {"a full disk": full_disk, "a closed pipe": closed_pipe}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_that_nobody_reads_ends_no_training(name: str, monkeypatch: Any) -> None:
+    stream = OUTPUTS[name]()
+    monkeypatch.setattr(sys, "stdout", stream)
+    Lines(shows_printed=True).line("epoch 1")
+    Lines(shows_printed=True).printed("of a worker")
+    with suppress(OSError):
+        stream.close()
+
+
+def test_a_terminal_of_ascii_shows_what_it_can(monkeypatch: Any) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    Lines(shows_printed=True).line("loss of Zürich")
+    assert written.getvalue() == b"loss of Z?rich\n"
+
+
+PROGRAM = """
+import numpy as np, pybackend
+x = np.ones((8, 2), "float32")
+
+def build():
+    import keras
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+if __name__ == "__main__":
+    result = pybackend.barrier_train("local", build, (x, x[:, :1]), workers=2)
+    open("done", "w").write(str(result.epochs))
+"""
+
+
+def test_a_process_without_standard_streams_trains(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    root = str(Path(pybackend.__file__).parents[1])
+    command = f"exec {shlex.quote(sys.executable)} program.py <&- >&- 2>&-"
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=False)
+    assert (done.returncode, (tmp_path / "done").read_text()) == (0, "1")
