@@ -7,7 +7,7 @@ named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -146,6 +146,12 @@ def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
 
 def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     """Check one array of a data set, as `flatten_data` does."""
+    if np.ma.is_masked(value):
+        row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
+        raise InputError(
+            f"`{key}` of `{name}` has masked values, first in row {row} (counting from 0): fill "
+            "them, or leave these rows out"
+        )
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
@@ -155,7 +161,7 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     if key.startswith("x") and _is_text(array):
         return cast(Array, _to_text(array, key, name))
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
-        array = array.astype(floatx)
+        array = narrow(array, floatx, lambda row: f"`{key}` of `{name}` in row {row}")
     if array.dtype.kind not in "fiub":
         expected = ", booleans or text" if key.startswith("x") else _NUMBERS_FOR_TEXT
         raise InputError(f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers{expected}")
@@ -165,6 +171,27 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         row = int(np.argwhere(np.isnan(array))[0][0])
         raise InputError(f"`{key}` of `{name}` has a NaN in row {row} (counting from 0)")
     return array
+
+
+def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
+    """Numbers in another type of floating point, in which none may become infinite.
+
+    Parameters
+    ----------
+    name_row
+        Says in which row, counted from 0, which column is.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = numbers.astype(dtype)
+    if np.isinf(found).any():
+        is_lost = np.isinf(found) & np.isfinite(numbers)
+        if is_lost.any():
+            place = tuple(np.argwhere(is_lost)[0])
+            raise InputError(
+                f"{name_row(int(place[0]))} has the number {numbers[place]:g}, which is beyond "
+                f"{np.dtype(dtype).name}: scale the column, or use its logarithm"
+            )
+    return found
 
 
 def _is_text(array: Array) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.data.arrays import narrow
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
 from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
@@ -170,6 +171,11 @@ class TensorReader:
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
+        if wanted.kind == "f" and numbers.dtype.kind == "f":
+            columns = ", ".join(map(repr, group.columns))
+            return narrow(
+                numbers, wanted, lambda row: f"column {columns} in {self._name_row(row_of(row))}"
+            )
         with np.errstate(invalid="ignore"):
             cast = numbers.astype(wanted)
         if wanted.kind in "iu" and numbers.dtype.kind in "fiu":

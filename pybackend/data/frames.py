@@ -140,6 +140,14 @@ def _arrow_column(series: Any, name: str) -> Any:
 
     try:
         return pa.Array.from_pandas(_nested_lists(series))
+    except OverflowError as error:
+        raise InputError(
+            f"column {series.name!r} of `{name}` has whole numbers of more than 64 bits"
+        ) from error
+    except UnicodeError as error:
+        raise InputError(
+            f"column {series.name!r} of `{name}` has text that is not valid Unicode: {error}"
+        ) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
             f"column {series.name!r} of `{name}` has values of different types, or of one that "

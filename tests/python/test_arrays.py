@@ -228,3 +228,21 @@ def test_text_inputs_are_ragged() -> None:
         column: Any = flatten_data((x, [0, 1, 2]))["x"]
         assert isinstance(column, Ragged)
         assert [text.decode() for text in to_dense(column)[:, 0]] == texts
+
+
+def test_masked_values_are_named() -> None:
+    masked = np.ma.masked_equal(np.array([[1.0, 2.0], [3.0, 0.0]]), 0.0)
+    with pytest.raises(InputError, match="`x` of `data` has masked values, first in row 1"):
+        flatten_data((masked, np.arange(2)), "float32", "data")
+    whole = np.ma.masked_equal(np.array([[1.0], [3.0]]), 0.0)
+    assert flatten_data((whole, np.arange(2)), "float32", "data")["x"].tolist() == [[1.0], [3.0]]
+
+
+@pytest.mark.parametrize("key", ["x", "y"])
+def test_numbers_beyond_the_type_that_is_fed_are_named(key: str) -> None:
+    good, bad = np.array([1.0, np.inf, 2.0]), np.array([1.0, 2.0, -1e300])
+    data = (bad, good) if key == "x" else (good, bad)
+    message = f"`{key}` of `data` in row 2 has the number -1e.300, which is beyond float32"
+    with pytest.raises(InputError, match=message):
+        flatten_data(data, "float32", "data")
+    assert flatten_data(data, "float64", "data")[key].tolist() == bad.tolist()

@@ -238,3 +238,17 @@ def test_too_many_categories_are_an_error() -> None:
     many = pd.DataFrame({"a": pd.Categorical(range(2000)), "b": 1.0, "label": 0})
     with pytest.raises(InputError, match="'a' has more than 1,000 values"):
         FrameRows.of(many, ColumnSpec(), "float32", "data")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, 1e300], "column 'a' in row 1 .* has the number 1e.300, which is beyond float32"),
+        ([2**70, 1], "column 'a' of `data` has whole numbers of more than 64 bits"),
+        (["a\ud800", "b"], "column 'a' of `data` has text that is not valid Unicode"),
+    ],
+)
+def test_values_that_cannot_be_fed_name_their_column(values: Any, message: str) -> None:
+    frame = pd.DataFrame({"a": values, "label": [0, 1]})
+    with pytest.raises(InputError, match=message):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
