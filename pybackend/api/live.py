@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from pybackend.api.display import Lines
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StepEnded
 
@@ -42,7 +43,7 @@ class Live(Lines):
 
     def begin(self, text: str, job: Job) -> None:
         """See `Display`."""
-        self._workers = f"{job.workers} worker{'s'[: job.workers != 1]}"
+        self._workers = counted(job.workers, "worker")
         self.line(text)
         self._progress.start()
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, figures="")

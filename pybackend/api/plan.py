@@ -23,6 +23,7 @@ from pybackend.api.prepared_training import prepare_training
 from pybackend.api.request import Request
 from pybackend.api.signatures import explain_arguments
 from pybackend.api.train import barrier_train
+from pybackend.job.arguments import counted
 from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, Job
 from pybackend.launchers import Describing, Submission
 
@@ -142,8 +143,8 @@ class Plan:
             facts.append(f"validation data: {self.validation_data}")
         facts.append(f"each worker gets: {self.which_rows}")
         if self.steps_per_epoch is not None:
-            size = self.settings["batch_size"]
-            facts.append(f"steps per epoch: {self.steps_per_epoch}, of {size} rows per worker")
+            size = counted(self.settings["batch_size"], "row")
+            facts.append(f"steps per epoch: {self.steps_per_epoch}, of {size} per worker")
         return [*facts, f"model: {self.model}"]
 
     @property
@@ -153,7 +154,7 @@ class Plan:
     def _describe_workers(self) -> list[str]:
         lines = [
             f"{one.role} {one.rank}: {one.place}"
-            + ("" if one.rows is None else f", {one.rows} rows")
+            + ("" if one.rows is None else f", {counted(one.rows, 'row')}")
             for one in self.workers[:_LISTED]
         ]
         return [*lines, f"... and {self._unlisted} more"] if self._unlisted else lines

@@ -13,6 +13,7 @@ from pybackend.data.datasets import Batches
 from pybackend.data.frames import FrameRows
 from pybackend.data.sharding import count_dealt, count_steps
 from pybackend.data.sources import FileRows, FunctionRows
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.roles import place_of
 
@@ -83,15 +84,15 @@ def describe_data(data: Any) -> str:
     if isinstance(data, FunctionRows):
         return f"what {getattr(data.fn, '__name__', 'a function')}(context) returns"
     if isinstance(data, FileRows):
-        files = len(data.files.files)
-        listed = f"{files} file{'s' if files != 1 else ''}"
-        return f"{listed} of {data.rows} rows, {_describe_columns(data)}"
+        listed = counted(len(data.files.files), "file")
+        return f"{listed} of {counted(data.rows, 'row')}, {_describe_columns(data)}"
     if isinstance(data, Batches):
         tensors = _describe_tensors(data.columns)
-        return f"{len(data.sizes)} batches of a data set, {_count(data)} rows: {tensors}"
+        rows = counted(_count(data), "row")
+        return f"{len(data.sizes)} batches of a data set, {rows}: {tensors}"
     if isinstance(data, FrameRows):
-        return f"a pandas data frame of {_count(data)} rows, {_describe_columns(data)}"
-    return f"arrays of {_count(data)} rows: {_describe_tensors(data)}"
+        return f"a pandas data frame of {counted(_count(data), 'row')}, {_describe_columns(data)}"
+    return f"arrays of {counted(_count(data), 'row')}: {_describe_tensors(data)}"
 
 
 def role_of(job: Job, rank: int) -> str:

@@ -12,6 +12,7 @@ from pybackend.api.display import Display
 from pybackend.api.display_choice import choose_display, choose_lines
 from pybackend.api.event_log import log_event, log_start, logs_steps
 from pybackend.api.observer import Observers
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import (
     Answer,
@@ -74,9 +75,8 @@ def say(text: str, verbose: int) -> None:
 
 def describe_start(launcher: Launcher, job: Job) -> str:
     """What is being started, e.g. ``Starting 3 workers: processes of this machine ...``."""
-    count = f"{job.workers} worker{'s'[: job.workers != 1]}"
     where = getattr(launcher, "where", None)
-    return f"Starting {count}{f': {where}' if where else ''} ..."
+    return f"Starting {counted(job.workers, 'worker')}{f': {where}' if where else ''} ..."
 
 
 def epoch_line(event: EpochEnded) -> str:

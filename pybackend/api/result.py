@@ -16,6 +16,7 @@ from pybackend.api.result_html import describe_training
 from pybackend.api.result_text import list_audit, list_events, list_figures, list_workers
 from pybackend.data.columns import as_plain
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.job.options import DataOptions
 from pybackend.job.report import Audit, Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
@@ -340,9 +341,8 @@ class TrainResult:
     def _facts(self) -> list[str]:
         count, rows = len(self.workers), sum(worker.rows for worker in self.workers)
         first = (
-            f"{count} worker{'s' if count != 1 else ''}, {rows} rows, "
-            f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self.seconds:.1f} s, "
-            f"seed {self.seed}"
+            f"{counted(count, 'worker')}, {counted(rows, 'row')}, "
+            f"{counted(self.epochs, 'epoch')}, {self.seconds:.1f} s, seed {self.seed}"
         )
         return [first, *list_figures(self.history, self.metrics), *list_audit(self.workers)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pybackend.job.arguments import counted
 from pybackend.job.report import Gang, WorkerReport
 
 
@@ -35,7 +36,8 @@ def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
 def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
     """What each worker did, by its number."""
     return [
-        f"  worker {number} on {w.host} (pid {w.pid}): {w.rows} rows, {w.steps} steps, "
+        f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
+        f"{counted(w.steps, 'step')}, "
         f"{w.seconds:.1f} s" + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
         for number, w in workers.items()
     ]

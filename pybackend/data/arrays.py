@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import deal
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -111,8 +112,8 @@ def check_enough_rows(
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
         raise InputError(
-            f"`{name}` has {rows} row{'s' if rows != 1 else ''}, fewer than {argument}={workers}: "
-            f"use at most {rows} worker{'s' if rows != 1 else ''}"
+            f"`{name}` has {counted(rows, 'row')}, fewer than {argument}={workers}: "
+            f"use at most {counted(rows, 'worker')}"
         )
 
 

@@ -13,6 +13,11 @@ from typing import Any
 from pybackend.errors import InputError
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words, such as ``1 row`` or ``2 rows``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def check_whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Check that an argument is a whole number in a range."""
     number = as_number(value)

@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 from pybackend.data.arrays import Columns, count_rows
 from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import (
     Emit,
@@ -338,7 +339,7 @@ class _Training:
         said += [f"worker {n} on {self._members[n].host} joins" for n in gang.joined]
         count = len(gang.workers)
         if said and gang.epoch <= self._job.epochs:
-            said.append(f"epoch {gang.epoch} is trained by {count} worker{'s'[: count != 1]}")
+            said.append(f"epoch {gang.epoch} is trained by {counted(count, 'worker')}")
         if said:
             self._on_event(Note("; ".join(said)))
 

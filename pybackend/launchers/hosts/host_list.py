@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 
 # A name never begins with "-": it stands on a command line.
 _ENTRY = re.compile(
@@ -93,7 +94,7 @@ def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSl
     if workers > slots:
         listed = ",".join(f"{host.login}:{host.slots}" for host in hosts)
         raise InputError(
-            f"`workers` is {workers}, but {listed} has {slots} slot{'s' if slots != 1 else ''}: "
+            f"`workers` is {workers}, but {listed} has {counted(slots, 'slot')}: "
             f"use at most {slots}, or give hosts more slots (one for each GPU, or for each few "
             "cores)"
         )

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from pybackend.errors import ClusterError
+from pybackend.job.arguments import counted
 from pybackend.launchers.spark.session import ask, is_connect
 
 # Executors of a cluster register one after another once the session exists.
@@ -38,8 +39,8 @@ def check_slots(session: Any, workers: int) -> int:
         slots, fixed = _count_available(session)
     if slots < workers:
         raise ClusterError(
-            f"`workers` is {workers}, but this Spark session runs at most {slots} "
-            f"task{'s' if slots != 1 else ''} at a time (master {_master(session)}): use at most "
+            f"`workers` is {workers}, but this Spark session runs at most "
+            f"{counted(slots, 'task')} at a time (master {_master(session)}): use at most "
             f"{max(slots, 1)}, or start the session with more executors or cores"
         )
     return slots
