@@ -226,16 +226,16 @@ def test_losses_and_metrics_may_be_given_by_name(format: Any, loss: str) -> None
     assert list(figures[1].values()) == pytest.approx(list(figures[0].values()), rel=1e-5)
 
 
-COMPILED: dict[str, dict[str, Any]] = {
-    "names": {"loss": "mse", "metrics": ["mae", "mse"], "weighted_metrics": ["mape"]},
-    "by output": {
+COMPILED: dict[str, Callable[[], dict[str, Any]]] = {
+    "names": lambda: {"loss": "mse", "metrics": ["mae", "mse"], "weighted_metrics": ["mape"]},
+    "by output": lambda: {
         "loss": {"a": "mse", "b": keras.losses.LogCosh(name="own")},
         "loss_weights": {"a": 1.0, "b": 0.25},
         "metrics": {"a": ["mae", keras.metrics.MeanSquaredError("own")], "b": "cosine_similarity"},
         "weighted_metrics": {"b": ["mae"]},
     },
-    "settings": {"loss": "mae", "jit_compile": True, "steps_per_execution": 4},
-    "eager": {"loss": ["mae"], "metrics": [["mse"]], "run_eagerly": True},
+    "settings": lambda: {"loss": "mae", "jit_compile": True, "steps_per_execution": 4},
+    "eager": lambda: {"loss": ["mae"], "metrics": [["mse"]], "run_eagerly": True},
 }
 
 
@@ -248,7 +248,7 @@ def test_what_compile_was_given_comes_back_as_it_was(
     model = several_inputs()
     if name != "by output":
         model, x, y = sequential(), X, X[:, :3]
-    model.compile("sgd", **COMPILED[name])
+    model.compile("sgd", **COMPILED[name]())
     config = model.get_compile_config()
     if format == "h5":  # Keras, writing one, removes the optimizer from the model's own settings
         with serialization.silence_keras():
