@@ -159,7 +159,7 @@ _RANGES: Mapping[str, Range] = {
     "tversky": (0, 1, "0 and 1, or probabilities"),
     "hinge": _SIGNS,
     "squared_hinge": _SIGNS,
-    "categorical_hinge": (0, 1, "one-hot labels"),
+    "categorical_hinge": (-1, 1, "one-hot labels, of 0 and 1 or of -1 and 1"),
     "poisson": _POSITIVE,
     "mean_squared_logarithmic_error": _POSITIVE,
 }
