@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.data import arrays
-from pybackend.data.columns import DEFAULT_LABEL, ColumnSpec, TableRows
+from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
 from pybackend.data.frames import FrameRows
 from pybackend.data.ragged import Ragged
@@ -35,7 +35,6 @@ def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any
         return
     options = arguments["data_options"]
     given = [name for name in _ABOUT_COLUMNS if arguments[name] is not None]
-    given += ["label"] if arguments.get("label") not in (None, DEFAULT_LABEL) else []
     given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
     if given:
         raise InputError(

@@ -211,7 +211,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "the function is called as data(context)",
     ),
     "weight of arrays": (train(weight="w"), "`weight` is about columns, but `data` has none"),
-    "label of arrays": (train(label="y"), "`label` is about columns, but `data` has none"),
     "data_options of arrays": (
         train(data_options=DataOptions(tfrecord_spec={"a": "int64"})),
         "`tfrecord_spec` is about",
