@@ -93,8 +93,8 @@ weights and rows are moved by 2^-22 of their size (2^-11 for float16, 2^-8 for b
 random, three times, and a difference is an error if it is more than eight times as large as the
 largest of these. Where an optimizer keeps something for a weight that shows its gradient, and
 that is equal but for elements which are nothing but rounding errors, these elements of the weight
-are not compared. So an Adam that divides rounding errors by their own size is no false alarm.
-What differs by less is not found: a row in 50,000 that counts twice, say.
+are not compared. So an Adam that divides rounding errors by their own size does not raise a false
+alarm. What differs by less is not found: a row in 50,000 that counts twice, say.
 
 **A difference** ends the training before the next step, with an error that names variables, by
 how much, and what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares

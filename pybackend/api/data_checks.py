@@ -88,8 +88,8 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             keys = [group.key for group in data.column_groups] if is_table else columns
             trains = job.kind == "train" and name == "train"
             check_has_labels(model, keys, argument, trains=trains)
-            if is_table and data.summary["levels"]:
-                check_levels(model, data.summary["levels"], argument)
+            if is_table and (levels := data.summary["levels"]):
+                check_levels(model, levels, argument)
         if isinstance(columns, dict):
             if isinstance(data, TableRows):
                 check_feature_names(model, data.feature_names)

@@ -59,10 +59,11 @@ class Decoder:
 
     def __reduce__(self) -> Any:
         # Functions and classes of a session are sent as code, as to the workers.
-        values = tuple(getattr(self, one.name) for one in fields(self))
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         owners = [part for part in (self.make_copy, *self.custom_objects.values()) if part]
         return _restore, (pickle_value(values, "the result's model", owners),)
 
 
 def _restore(content: bytes) -> Decoder:
-    return Decoder(*cloudpickle.loads(content))
+    # Part of a pickle that the user is reading: no socket brings one.
+    return Decoder(**cloudpickle.loads(content))

@@ -53,7 +53,7 @@ class Lines(Display):
         self._shows_printed = shows_printed
 
     def line(self, text: str) -> None:
-        """See `Display`; a training does not end because nobody can read of it."""
+        """Print a line; an output that cannot be written does not end a training."""
         try:
             print(text, flush=True)
         except UnicodeEncodeError:  # a terminal of ASCII

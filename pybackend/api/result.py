@@ -109,7 +109,7 @@ class TrainResult:
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not the model itself, which the decoder makes anew.
+        # Without the model: the decoder makes it again.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property

@@ -281,15 +281,15 @@ def _make_result(
         make_copy = make_copy or request.model
 
     decode = Decoder(
-        kind,
-        digest,
-        make_copy,
-        custom_objects,
-        safe_mode,
-        inputs,
-        weights,
-        job.checkpoint,
-        job.verbose,
+        kind=kind,
+        digest=digest,
+        make_copy=make_copy,
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+        inputs=inputs,
+        weights=weights,
+        checkpoint=job.checkpoint,
+        verbose=job.verbose,
     )
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),

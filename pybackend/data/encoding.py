@@ -52,7 +52,7 @@ def find_categories(
 
 
 def keep_categories(
-    spec: ColumnSpec, columns: Iterable[str], known: Mapping[str, Sequence[Any] | None]
+    spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
 ) -> ColumnSpec:
     """Add the categories that a table has of columns, in its order, where nothing else is said.
 
@@ -61,24 +61,23 @@ def keep_categories(
 
     Parameters
     ----------
-    known
-        By column; None for those that are not of categories.
+    find
+        Returns the categories of a column; None or nothing if it has none. Called only for columns
+        whose categories are used.
     """
     if not spec.finds_levels:
         return spec
-    found = {column: as_plain(values) for column, values in known.items() if values}
     categories, encode = dict(spec.categories or {}), spec.encode
     for column in [c for group in list_groups("y", spec.label).values() for c in group]:
-        if column in found:
-            categories.setdefault(column, found[column])
-    for group in list_inputs(spec, columns).values():
+        if column in kinds and column not in categories and (found := find(column)):
+            categories[column] = as_plain(found)
+    for group in list_inputs(spec, kinds).values():
         for column in group:
             is_said = column in categories or column in (spec.tensors or {})
-            if column not in found or is_said:
+            stays_text = len(group) == 1 and column in kinds and kinds[column].holds == "text"
+            if column not in kinds or is_said or stays_text or not (found := find(column)):
                 continue
-            if len(group) == 1 and isinstance(found[column][0], str):
-                continue
-            categories[column] = found[column]
+            categories[column] = as_plain(found)
             if not isinstance(encode, str):
                 usual = ONE_HOT if len(group) > 1 else "integer"
                 encode = {**(encode or {}), column: (encode or {}).get(column, usual)}

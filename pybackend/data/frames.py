@@ -59,9 +59,8 @@ class FrameRows(TableRows):
         frame = frame.drop(columns=left_out) if left_out else frame
         frame = _name_intervals(frame)
         table = _to_arrow(frame, spec, name)
-        known = {c: _categories(frame[c]) for c in frame.columns}
-        spec = keep_categories(spec, frame.columns, known)
         kinds = _kinds(frame, table)
+        spec = keep_categories(spec, kinds, lambda column: _categories(frame[column]))
 
         def distinct(column: str) -> Iterable[Any]:
             values: list[Any] = table[column].unique().to_pylist()

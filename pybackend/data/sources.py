@@ -83,7 +83,7 @@ class FileRows(TableRows):
                     break
             return values
 
-        spec = keep_categories(spec, kinds, _read_dictionaries(files, spec, kinds))
+        spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
         spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
         return cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
@@ -138,25 +138,18 @@ class FunctionRows:
     fn: Callable[[Any], Any]
 
 
-def _read_dictionaries(
-    files: RowFiles, spec: ColumnSpec, columns: Iterable[str]
-) -> dict[str, list[Any]]:
-    """The categories of columns that pandas has written as Categorical, in their order."""
+def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
+    """The categories of a column that pandas has written as Categorical, in their order."""
     import pyarrow as pa
 
-    used = None if spec.features is None else spec.named_columns
-    found: dict[str, list[Any]] = {}
-    for column in columns:
-        is_used = used is None or column in used
-        if not is_used or not isinstance(files.schema.field(column).type, pa.DictionaryType):
-            continue
-        values: dict[Any, None] = {}
-        for _, batch in files.pieces([(0, files.rows)], [column]):
-            values.update(dict.fromkeys(batch.column(0).dictionary.to_pylist()))
-            if len(values) > MOST_CATEGORIES:
-                break
-        found[column] = list(values)
-    return found
+    if not isinstance(files.schema.field(column).type, pa.DictionaryType):
+        return None
+    values: dict[Any, None] = {}
+    for _, batch in files.pieces([(0, files.rows)], [column]):
+        values.update(dict.fromkeys(batch.column(0).dictionary.to_pylist()))
+        if len(values) > MOST_CATEGORIES:
+            break
+    return list(values)
 
 
 def _reject_partition_folders(uri: str, files: RowFiles, spec: ColumnSpec, name: str) -> None:

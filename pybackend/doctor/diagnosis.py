@@ -9,6 +9,7 @@ from typing import Any
 
 from pybackend.doctor.machine import find_missing, install_command
 from pybackend.doctor.reach import REFUSED, TIMED_OUT
+from pybackend.job.arguments import counted
 
 TITLES = {
     "tensorflow": "TensorFlow",
@@ -168,7 +169,7 @@ def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
 def _describe_pair(found: Sequence[tuple[Worker, Worker]], reason: str) -> str:
     worker, other = found[0]
     count = len(found) - 1
-    more = f"; the same for {count} more pair{'s'[: count - 1]} of workers there" if count else ""
+    more = f"; the same for {counted(count, 'more pair')} of workers there" if count else ""
     return (
         f"worker {worker['rank']} on {name_host(worker)} cannot reach worker {other['rank']} at "
         f"{other['address']} ({reason}){more}: {_advise(worker, other, reason)}"

@@ -51,8 +51,7 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
         return True
     parts = sum((p.stop - p.start) / loss.count * v for p, v in zip(cut, values, strict=True))
     # Half precision rounds at the third digit.
-    is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
-    bound = (0.01 if is_half else 3e-5) * max(1e-3, *map(abs, [whole, *values]))
+    bound = (0.01 if _is_half(model) else 3e-5) * max(1e-3, *map(abs, [whole, *values]))
     return bool(abs(parts - whole) <= bound)  # NaN is not less than anything
 
 
@@ -72,14 +71,18 @@ def mixes_rows(model: Any, rows: Any) -> bool:
             parts = [_predict(model, take_part(x, part)) for part in cut_rows(count, _PARTS)]
         except Exception:  # the evaluation will say why
             return False
-    is_half = any("16" in str(layer.compute_dtype) for layer in find_layers(model))
+    bound = _MIXED[_is_half(model)]
     for leaf, *pieces in zip(whole, *parts, strict=True):
         if leaf.ndim and len(leaf) == count and leaf.dtype.kind == "f":
             size = float(np.abs(leaf[np.isfinite(leaf)]).max(initial=1e-3))
             distance = np.abs(np.concatenate(pieces) - leaf)
-            if float(distance[np.isfinite(distance)].max(initial=0)) > _MIXED[is_half] * size:
+            if float(distance[np.isfinite(distance)].max(initial=0)) > bound * size:
                 return True
     return False
+
+
+def _is_half(model: Any) -> bool:
+    return any("16" in str(layer.compute_dtype) for layer in find_layers(model))
 
 
 def _predict(model: Any, x: Any) -> list[Any]:

@@ -69,7 +69,7 @@ def find_statistics(model: Any) -> list[Any]:
 
 
 def find_other_state(model: Any) -> list[Any]:
-    """TensorFlow's variables that no list of Keras's has: in objects and closures of the user's."""
+    """Return TensorFlow variables in custom objects and closures, which Keras does not track."""
     listed = [*model.variables, *model.metrics_variables]
     listed += [v for one in find_optimizers(model) for v in one.variables]
     known = {id(v.value) for v in listed}

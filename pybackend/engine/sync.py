@@ -60,8 +60,10 @@ class EpochSync(keras.callbacks.Callback):
         # Values of statistics that the workers agreed on last, by their place among the weights: a
         # callback may freeze or thaw layers meanwhile.
         self._agreed: dict[int, Any] = {}
-        # Variables that none of the model's weights are; their places come after these.
+        # Variables that none of the model's weights are, and all by their places: weights first.
+        # To list them takes longer than a small step.
         self._others: list[Any] = []
+        self._variables: list[Any] = []
         # A first step may make some, and to look for them takes time.
         self._searches = 2
         # Places that steps of this epoch move; None: not known yet.
@@ -96,7 +98,8 @@ class EpochSync(keras.callbacks.Callback):
             self._searches -= 1
             self._others = find_other_state(self.model)
         state = {id(v) for v in [*find_statistics(self.model), *self._others]}
-        variables = enumerate([*self.model.weights, *self._others])
+        self._variables = [*self.model.weights, *self._others]
+        variables = enumerate(self._variables)
         self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
         self._moving = None
         self._began = time.monotonic()
@@ -147,11 +150,11 @@ class EpochSync(keras.callbacks.Callback):
         if self._collective.world_size == 1:
             return
         share = self._feed.share()
-        weights = self.model.weights
+        weights = len(self._variables) - len(self._others)
         for place, last in self._agreed.items():
-            if last.dtype.kind in "iu" or place >= len(weights):
+            if last.dtype.kind in "iu" or place >= weights:
                 continue
-            variable = weights[place]
+            variable = self._variables[place]
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
@@ -164,12 +167,12 @@ class EpochSync(keras.callbacks.Callback):
         is the same whatever the rows are (counters), also where a worker has no rows. The state of
         batch normalization is that of each worker's own rows, and averaged at the epoch's end.
         """
-        weights = [*self.model.weights, *self._others]
+        variables = self._variables
         if self._moving is None:
             normalizing = find_normalizing(self.model)
-            places = [n for n in self._agreed if id(weights[n]) not in normalizing]
+            places = [n for n in self._agreed if id(variables[n]) not in normalizing]
             has_moved = [
-                not np.array_equal(weights[n].numpy(), self._agreed[n], equal_nan=True)
+                not np.array_equal(variables[n].numpy(), self._agreed[n], equal_nan=True)
                 for n in places
             ]
             counts = all_sum(self._collective, [0, *has_moved])[1:]
@@ -178,7 +181,7 @@ class EpochSync(keras.callbacks.Callback):
             return
         rows = self._feed.rows_at(self._steps - 1)
         before = [self._agreed[n].astype(np.float64) for n in self._moving]
-        values = [weights[n].numpy().astype(np.float64) for n in self._moving]
+        values = [variables[n].numpy().astype(np.float64) for n in self._moving]
         changes = [(value - last).reshape(-1) for value, last in zip(values, before, strict=True)]
         everyone = np.stack(self._collective.all_gather(np.concatenate(changes)))
         change, first = np.average(everyone, axis=0, weights=rows), 0
@@ -189,7 +192,7 @@ class EpochSync(keras.callbacks.Callback):
             part = change[first : first + last.size].reshape(last.shape)
             first += last.size
             self._agreed[n] = (last + part).astype(self._agreed[n].dtype)
-            weights[n].assign(self._agreed[n])
+            variables[n].assign(self._agreed[n])
 
 
 def _may_stop_within(callback: Any) -> bool:

@@ -26,7 +26,7 @@ _ABOUT_R = (
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, which sends the source of the user's functions with their code."""
+    """Pickler of cloudpickle that adds the source of user-defined functions to their code."""
 
     def __init__(self, file: IO[bytes], protocol: int | None = None) -> None:
         super().__init__(file, protocol)

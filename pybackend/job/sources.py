@@ -1,4 +1,4 @@
-"""The source of the user's functions, sent with their code.
+"""Source of user-defined functions, sent with their code.
 
 Tracebacks show its lines, and TensorFlow's AutoGraph reads it: without the source, an ``if`` on a
 tensor fails on a machine that lacks the file, and everywhere for a cell of a notebook.

@@ -213,7 +213,7 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
 
 
 def _has_state(value: Any) -> bool:
-    """Whether an attribute that a copy lacks is more than what its first use makes anew."""
+    """Whether an attribute that a copy lacks is more than a cache, which its first use fills."""
     return isinstance(value, tf.Variable | tf.random.Generator | tf.Module) or (
         hasattr(value, "__dict__") and not callable(value) and is_custom(value)
     )

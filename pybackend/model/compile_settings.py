@@ -8,12 +8,12 @@ optimizer from the model's own settings. Neither format has `auto_scale_loss`.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pybackend.errors import SerializationError
+from pybackend.model.optimizer_state import read_members, write_members
 
 _ATTRIBUTE = "tfdist_compile_config"
 _CONFIG = "config.json"
@@ -34,25 +34,26 @@ def write_compile_settings(path: Path, model: Any) -> None:
         file.attrs[_ATTRIBUTE] = json.dumps(settings).encode()
 
 
-def has_compile_settings(path: Path) -> bool:
-    """Whether `write_compile_settings` has written to an HDF5 file."""
+def read_compile_settings(path: Path) -> dict[str, Any] | None:
+    """What `write_compile_settings` has written to an HDF5 file; None if it has not."""
     import h5py
 
     with h5py.File(path, "r") as file:
-        return _ATTRIBUTE in file.attrs
+        written = file.attrs.get(_ATTRIBUTE)
+    return None if written is None else dict(json.loads(written))
 
 
 def compile_as_written(
-    path: Path, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+    model: Any,
+    written: Mapping[str, Any],
+    custom_objects: Mapping[str, Any] | None,
+    safe_mode: bool,
 ) -> None:
-    """Compile a model by what `write_compile_settings` has written."""
-    import h5py
+    """Compile a model by what `read_compile_settings` returned."""
     import keras
 
-    with h5py.File(path, "r") as file:
-        written = json.loads(file.attrs[_ATTRIBUTE])
     settings = keras.saving.deserialize_keras_object(
-        written, custom_objects=dict(custom_objects or {}), safe_mode=safe_mode
+        dict(written), custom_objects=dict(custom_objects or {}), safe_mode=safe_mode
     )
     model.compile(**settings)
 
@@ -61,14 +62,10 @@ def complete_archive(path: Path, model: Any) -> None:
     """Add to a ``.keras`` file what Keras leaves out of the settings."""
     if not _is_left_unscaled(model):
         return
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = read_members(path)
     config = json.loads(members[_CONFIG])
     config["compile_config"]["auto_scale_loss"] = False
-    members[_CONFIG] = json.dumps(config).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
+    write_members(path, {**members, _CONFIG: json.dumps(config).encode()})
 
 
 def _describe(model: Any) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     """
     classes = _count_sparse_classes(model)
     loss = _match_losses(model).get("y")
-    if classes is None and loss is not None and _find_range(loss) is _SHARES[_BINARY]:
+    if classes is None and loss is not None and _find_range(loss) is _BINARY:
         classes = 2
     if classes is not None and len(levels) > classes:
         shown = ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
@@ -131,29 +131,26 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
         )
 
 
-_BINARY, _CATEGORICAL = "binary", "categorical"
 Range = tuple[float, float, str]
-_SHARES: Mapping[str, Range] = {
-    _BINARY: (
-        0,
-        1,
-        "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of "
-        "more an output for each, and SparseCategoricalCrossentropy",
-    ),
-    _CATEGORICAL: (
-        0,
-        1,
-        "one-hot labels, or probabilities: for the numbers of classes compile "
-        "with SparseCategoricalCrossentropy",
-    ),
-}
+_BINARY: Range = (
+    0,
+    1,
+    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more an output "
+    "for each, and SparseCategoricalCrossentropy",
+)
+_CATEGORICAL: Range = (
+    0,
+    1,
+    "one-hot labels, or probabilities: for the numbers of classes compile with "
+    "SparseCategoricalCrossentropy",
+)
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
 _POSITIVE: Range = (0, np.inf, "numbers from 0 on")
 _RANGES: Mapping[str, Range] = {
-    "binary_crossentropy": _SHARES[_BINARY],
-    "binary_focal_crossentropy": _SHARES[_BINARY],
-    "categorical_crossentropy": _SHARES[_CATEGORICAL],
-    "categorical_focal_crossentropy": _SHARES[_CATEGORICAL],
+    "binary_crossentropy": _BINARY,
+    "binary_focal_crossentropy": _BINARY,
+    "categorical_crossentropy": _CATEGORICAL,
+    "categorical_focal_crossentropy": _CATEGORICAL,
     "kl_divergence": (0, 1, "probabilities"),
     "dice": (0, 1, "0 and 1, or probabilities"),
     "tversky": (0, 1, "0 and 1, or probabilities"),
@@ -162,23 +159,6 @@ _RANGES: Mapping[str, Range] = {
     "categorical_hinge": (-1, 1, "one-hot labels, of 0 and 1 or of -1 and 1"),
     "poisson": _POSITIVE,
     "mean_squared_logarithmic_error": _POSITIVE,
-}
-_CLASSES = {
-    getattr(keras.losses, kind): _RANGES[name]
-    for kind, name in {
-        "BinaryCrossentropy": "binary_crossentropy",
-        "BinaryFocalCrossentropy": "binary_focal_crossentropy",
-        "CategoricalCrossentropy": "categorical_crossentropy",
-        "CategoricalFocalCrossentropy": "categorical_focal_crossentropy",
-        "KLDivergence": "kl_divergence",
-        "Dice": "dice",
-        "Tversky": "tversky",
-        "Hinge": "hinge",
-        "SquaredHinge": "squared_hinge",
-        "CategoricalHinge": "categorical_hinge",
-        "Poisson": "poisson",
-        "MeanSquaredLogarithmicError": "mean_squared_logarithmic_error",
-    }.items()
 }
 
 
@@ -189,16 +169,21 @@ def _find_range(loss: Any) -> Range | None:
             loss = keras.losses.get(loss)
         except ValueError:  # "crossentropy", which is chosen by the shapes
             return None
-    if inspect.isfunction(loss):
-        is_keras = getattr(keras.losses, loss.__name__, None) is loss
-        return _RANGES.get(loss.__name__) if is_keras else None
-    return _CLASSES.get(type(loss))
+    if not inspect.isfunction(loss):  # Keras's classes keep their function
+        loss = getattr(loss, "fn", None) if is_of_keras(type(loss)) else None
+    name = getattr(loss, "__name__", "")
+    return _RANGES.get(name) if getattr(keras.losses, name, None) is loss else None
+
+
+def _is_usual(model: Any) -> bool:
+    """Whether Keras computes the loss of a training from what `compile` was given."""
+    return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 
 def _match_losses(model: Any) -> dict[str, Any]:
     """The losses of `compile` by the keys of the labels that they take, as far as it is plain."""
-    own, loss = (type(model).train_step, type(model).compute_loss), getattr(model, "loss", None)
-    if loss is None or not all(is_of_keras(method) for method in own):
+    loss = getattr(model, "loss", None)
+    if loss is None or not _is_usual(model):
         return {}
     if isinstance(loss, Mapping):
         return {f"y/{name}": one for name, one in loss.items() if len(flatten(one)) == 1}
@@ -237,9 +222,7 @@ def _check_range(
 
 def _count_sparse_classes(model: Any) -> int | None:
     losses = flatten(getattr(model, "loss", None))
-    own = (type(model).train_step, type(model).compute_loss)
-    is_usual = all(method.__module__.startswith("keras.") for method in own)
-    if not is_usual or len(losses) != 1 or not _is_sparse(losses[0]):
+    if not _is_usual(model) or len(losses) != 1 or not _is_sparse(losses[0]):
         return None
     try:
         outputs = list_outputs(model)

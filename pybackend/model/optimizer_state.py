@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,7 @@ def drop_optimizer_state(path: Path) -> None:
     """Remove the optimizer's state from the weights inside a ``.keras`` file."""
     import h5py
 
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = read_members(path)
     weights = io.BytesIO(members["model.weights.h5"])
     with h5py.File(weights, "r+") as file:
         if "optimizer" not in file:
@@ -109,6 +109,17 @@ def drop_optimizer_state(path: Path) -> None:
             if name.rpartition("/")[0].endswith("vars"):
                 del file["optimizer"][name]
     members["model.weights.h5"] = weights.getvalue()
+    write_members(path, members)
+
+
+def read_members(path: Path) -> dict[str, bytes]:
+    """Contents of the members of a ``.keras`` file, by name."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_members(path: Path, members: Mapping[str, bytes]) -> None:
+    """Write a ``.keras`` file of these members."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)

@@ -25,7 +25,7 @@ from pybackend.model.carried_digest import append_digest, carries_digest, check_
 from pybackend.model.compile_settings import (
     compile_as_written,
     complete_archive,
-    has_compile_settings,
+    read_compile_settings,
     write_compile_settings,
 )
 from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
@@ -186,15 +186,15 @@ def _read_file(
 
     if path.suffix == ".h5":
         remove_keras_optimizer_state(path)
-    is_ours = compile and path.suffix == ".h5" and has_compile_settings(path)
+    written = read_compile_settings(path) if compile and path.suffix == ".h5" else None
     model = keras.saving.load_model(
         path,
         custom_objects=dict(custom_objects or {}),
-        compile=compile and not is_ours,
+        compile=compile and written is None,
         safe_mode=safe_mode,
     )
-    if is_ours:
-        compile_as_written(path, model, custom_objects, safe_mode)
+    if written is not None:
+        compile_as_written(model, written, custom_objects, safe_mode)
     if path.suffix == ".h5" and model.compiled:
         restore_optimizer_state(path, model)
     return model
