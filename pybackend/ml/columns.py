@@ -12,9 +12,10 @@ from typing import Any
 from pybackend.data.predictions import Output
 from pybackend.errors import InputError
 
-# As `predict_spark` names what a model gives.
-_GIVEN = ".pred"
-_DOUBLES = "CAST(`.pred` AS array<double>)"
+# Columns of what a model gives. Names of the user's are never part of SQL, in which Spark replaces
+# ``${...}``.
+_GIVEN = ".given"
+_DOUBLES = f"CAST(`{_GIVEN}0` AS array<double>)"
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,15 @@ def add_columns(
     InputError
         ``kept`` has a column of one of the names.
     """
+    given = [".pred"]
     if len(outputs) > 1:
-        added = {f"{names.prediction}_{o.name}": _number(o, f".pred_{o.name}") for o in outputs}
+        given = [f".pred_{output.name}" for output in outputs]
+        added = {
+            f"{names.prediction}_{o.name}": _number(o, place) for place, o in enumerate(outputs)
+        }
         vectors = [name for name, o in zip(added, outputs, strict=True) if o.depth == 1]
     elif not classes.count:
-        added = {names.prediction: _number(outputs[0], _GIVEN)}
+        added = {names.prediction: _number(outputs[0], 0)}
         vectors = [names.prediction] if outputs[0].depth == 1 else []
     else:
         raw, probability, chosen = _classify(outputs[0], classes)
@@ -72,8 +77,9 @@ def add_columns(
         vectors = [names.raw, names.probability]
     added = {name: sql for name, sql in added.items() if name}
     _reject_taken_names(kept, list(added))
-    staged = frame.selectExpr(
-        *map(_quote, kept), *(f"{sql} AS `.new{place}`" for place, sql in enumerate(added.values()))
+    columns = [frame[_quote(name)].alias(f"{_GIVEN}{place}") for place, name in enumerate(given)]
+    staged = frame.select(*(frame[_quote(name)] for name in kept), *columns).selectExpr(
+        "*", *(f"{sql} AS `.new{place}`" for place, sql in enumerate(added.values()))
     )
     metadata = {names.prediction: _describe(classes)} if classes.count else {}
     new = [
@@ -83,16 +89,16 @@ def add_columns(
     return staged.select(*(staged[_quote(name)] for name in kept), *new)
 
 
-def _number(output: Output, given: str) -> str:
+def _number(output: Output, place: int) -> str:
     """An output that is no classes: one number, a vector, or nested arrays."""
     wanted = {0: "double", 1: "array<double>"}.get(output.depth)
-    return f"CAST(`{given}` AS {wanted})" if wanted else f"`{given}`"
+    return f"CAST(`{_GIVEN}{place}` AS {wanted})" if wanted else f"`{_GIVEN}{place}`"
 
 
 def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
     """Raw numbers, probabilities and the class, in SQL."""
     if output.depth == 0:
-        number = "CAST(`.pred` AS double)"
+        number = f"CAST(`{_GIVEN}0` AS double)"
         if classes.are_logits:
             sigmoid = f"1 / (1 + exp(-{number}))"
             raw, probability = f"array(-{number}, {number})", f"array(1 - {sigmoid}, {sigmoid})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pybackend.errors import SerializationError
+from pybackend.model import hdf5_walk
 
 # Reads what Keras will read, all names and attributes. Many texts of an attribute may lie in one
 # place, so that only reading them shows what they take.
@@ -17,7 +19,8 @@ import sys
 sys.path[:] = [folder for folder in sys.path if folder]  # not what lies in the current one
 import os, resource
 import h5py
-path, too_much = sys.argv[1], int(sys.argv[2])
+path, too_much, source = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+exec(source)
 if os.path.exists("/proc/self/statm"):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     limit = used + (256 << 20) + 8 * os.path.getsize(path)
@@ -25,7 +28,9 @@ if os.path.exists("/proc/self/statm"):
 try:
     with h5py.File(path, "r") as file:
         dict(file.attrs)
-        file.visititems(lambda name, item: dict(item.attrs) and None)
+        for _, item in walk(file):
+            if item is not None:
+                dict(item.attrs)
 except Exception as error:
     is_memory = isinstance(error, MemoryError) or "allocation failed" in str(error)
     sys.exit(too_much if is_memory else 1)
@@ -35,6 +40,8 @@ _TOO_MUCH = 3
 # Weights hardly shrink when they are compressed; HDF5's filters could inflate a thousandfold.
 _MOST_INFLATION = 100
 _SMALL_BYTES = 1 << 20
+# Of a name, in errors.
+_SHOWN = 200
 
 
 def reject_endless_file(path: Path) -> None:
@@ -45,7 +52,7 @@ def reject_endless_file(path: Path) -> None:
     """
     try:
         tried = subprocess.run(
-            [sys.executable, "-c", _TRIAL, str(path), str(_TOO_MUCH)],
+            [sys.executable, "-c", _TRIAL, str(path), str(_TOO_MUCH), inspect.getsource(hdf5_walk)],
             capture_output=True,
             timeout=_TRIAL_SECONDS,
             check=False,
@@ -85,13 +92,10 @@ def check_hdf5(file: Path | BinaryIO, size: int) -> None:
     import h5py
 
     with h5py.File(file, "r") as opened:
-        # Before any object is opened. It ends at the first name that is returned.
-        link = opened.id.links.visit(_pick_link, info=True)
-        if link is not None:
-            raise _hostile(link.decode(errors="replace"), "is a link to another place")
-        names: list[str] = []
-        opened.visit(names.append)
-        claimed = sum(_check_object(name, opened[name]) for name in names)
+        try:
+            claimed = sum(_check_object(*found) for found in hdf5_walk.walk(opened))
+        except RecursionError as error:
+            raise _hostile([b"/"], str(error)) from None
     check_total(claimed, size)
 
 
@@ -104,29 +108,25 @@ def check_total(claimed: int, size: int) -> None:
         )
 
 
-def _pick_link(name: bytes, link: Any) -> bytes | None:
-    """The name of a link that is not to an object of the file itself."""
-    import h5py
-
-    return None if link.type == h5py.h5l.TYPE_HARD else name
-
-
-def _check_object(name: str, item: Any) -> int:
+def _check_object(path: list[bytes], item: Any) -> int:
     """Bytes that an object claims to hold."""
     import h5py
 
+    if item is None:
+        raise _hostile(path, "is a link to another place")
     if not isinstance(item, h5py.Dataset):
         return 0
     if item.external:
-        raise _hostile(name, "keeps its values in another file")
+        raise _hostile(path, "keeps its values in another file")
     if item.is_virtual:
-        raise _hostile(name, "takes its values from other data sets")
+        raise _hostile(path, "takes its values from other data sets")
     if item.dtype.hasobject:  # many values may lie in one place: their size is not known
-        raise _hostile(name, "has values of variable length")
+        raise _hostile(path, "has values of variable length")
     return int(math.prod(item.shape or ()) * item.dtype.itemsize)
 
 
-def _hostile(name: str, what: str) -> SerializationError:
+def _hostile(path: list[bytes], what: str) -> SerializationError:
+    name = b"/".join(path).decode(errors="replace")[:_SHOWN]
     return SerializationError(
         f"the model file was made by hand: {name!r} {what}; expected weights that lie in the file "
         "itself. Do not load it, and ask its author for another"

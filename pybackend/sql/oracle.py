@@ -7,6 +7,7 @@ run it in Oracle itself. Every expression has the columns of the key, ``i`` (the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,16 +44,20 @@ def quote(name: str) -> str:
     Raises
     ------
     InputError
-        Oracle allows no double quotes in names.
+        Oracle allows no double quotes in names, and its clients replace ``&name`` there and end
+        statements at some lines.
     """
-    if '"' in name:
-        raise InputError(f"Oracle's names have no double quotes: {name!r}")
+    if any(sign in '"&' or not sign.isprintable() for sign in name):
+        raise InputError(
+            f"in Oracle, names have no double quotes, ampersands or line breaks: {name!r}"
+        )
     return f'"{name}"'
 
 
 def text(value: str) -> str:
-    """A string as SQL has it."""
-    return "'" + value.replace("'", "''") + "'"
+    """A string as SQL has it; by CHR, what its clients do not leave alone in text."""
+    quoted = "'" + value.replace("'", "''") + "'"
+    return re.sub(r"[&\x00-\x1f]", lambda sign: f"' || CHR({ord(sign[0])}) || '", quoted)
 
 
 def compile_query(question: Question) -> Answer:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from pybackend.errors import InputError
 from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
@@ -31,14 +32,29 @@ _CALLS = {"maximum": "greatest(a, b)", "minimum": "least(a, b)"}
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it."""
+    """A name as SQL has it.
+
+    Raises
+    ------
+    InputError
+        Spark would put a setting, or a variable of its environment, in place of a part of the name.
+    """
+    if "${" in name:
+        raise InputError(
+            f"Spark SQL puts settings and environment variables in place of ${{...}}: rename "
+            f"{name!r} (if it comes from a class, pass other `levels`)"
+        )
     return "`" + name.replace("`", "``") + "`"
 
 
 def text(value: str) -> str:
-    """A string as SQL has it, by the characters' numbers where it may be read otherwise."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    """A string as SQL has it, by its bytes where settings decide what Spark reads.
+
+    In text it replaces ``${env:...}`` and the like; what a backslash means is a setting, too.
+    """
+    if any(sign in value for sign in "$\\'"):
+        return f"CAST(X'{value.encode().hex()}' AS STRING)"
+    return f"'{value}'"
 
 
 def compile_query(question: Question) -> Answer:

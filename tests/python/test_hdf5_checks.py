@@ -234,6 +234,48 @@ def test_texts_that_lie_in_one_place_are_not_read(data: bytes, tmp_path: Path) -
         model_from_bytes(bytes(altered))
 
 
+def test_objects_behind_one_without_attributes_are_looked_at(data: bytes, tmp_path: Path) -> None:
+    size = 1_000_003
+
+    def change(file: Any) -> None:
+        file.create_group("a")  # before all others, and without attributes
+        file.create_group("z").attrs["names"] = [b"a" * size, *[b"b"] * 3000]
+
+    altered = bytearray(alter(data, change, tmp_path))
+    begin = altered.index(size.to_bytes(4, "little"))
+    altered[begin : begin + 16 * 3001] = altered[begin : begin + 16] * 3001
+    with pytest.raises(SerializationError, match="would take far more memory than the file has"):
+        model_from_bytes(bytes(altered))
+
+
+def nest(file: Any, depth: int) -> None:
+    group = file.create_group("deep").id
+    for _ in range(depth):
+        group = h5py.h5g.create(group, b"g")
+
+
+def name_it_twice(file: Any, depth: int) -> None:
+    """A group within itself, by hard links: HDF5 would go round for ever."""
+    group = file.create_group("round")
+    for name in range(depth):
+        group[str(name)] = group
+
+
+@pytest.mark.parametrize("digest", [False, True])
+@pytest.mark.parametrize("depth", [200, 12_000])
+def test_groups_nested_by_the_thousand_are_rejected(
+    data: bytes, tmp_path: Path, depth: int, digest: bool
+) -> None:
+    hostile = alter(data, lambda file: nest(file, depth), tmp_path)
+    with pytest.raises(SerializationError, match="'/' has groups nested more than 100 deep"):
+        model_from_bytes(hostile, sha256=sha256_of(hostile) if digest else None)
+
+
+def test_an_object_of_many_names_is_looked_at_once(data: bytes, tmp_path: Path) -> None:
+    again = model_from_bytes(alter(data, lambda file: name_it_twice(file, 1000), tmp_path))
+    assert again.count_params() == model_from_bytes(data).count_params()
+
+
 def test_a_file_in_which_hdf5_loops_forever_is_given_up(monkeypatch: Any) -> None:
     monkeypatch.setattr(hdf5_checks, "_TRIAL_SECONDS", 3.0)
     with pytest.raises(SerializationError, match="did not end within 3 s"):

@@ -224,12 +224,23 @@ def test_oracle_has_a_package_with_init_and_score(classifier: Any) -> None:
     translate(chosen.replace(" INTO result", ""))
     with pytest.raises(InputError, match="must be a list of columns"):
         to_sql(classifier, "oracle", key="id", table="t", features="f")
-    with pytest.raises(InputError, match="no double quotes"):
-        to_sql(classifier, "oracle", key='i"d', **given)
+    for key in ('i"d', "R&D", "i\n/\nd"):
+        with pytest.raises(InputError, match="no double quotes"):
+            to_sql(classifier, "oracle", key=key, **given)
     with pytest.raises(InputError, match="a `key` of one column"):
         to_sql(classifier, "oracle", key=["id", "day"], **given).package("digits")
     with pytest.raises(InputError, match="for dialect='oracle', not 'duckdb'"):
         to_sql(classifier, "duckdb", key="id", **given).package("digits")
+
+
+def test_what_oracles_clients_read_is_not_in_text() -> None:
+    """They ask for the value of `&name`, and end a statement at a line of a slash or none."""
+    level = "R&D\n/\n\n.'it"
+    written = oracle.text(level)
+    assert "&" not in written
+    assert written.isprintable()
+    with open_duckdb() as raw:
+        assert raw.execute(translate(f"SELECT {written}")).fetchone() == (level,)
 
 
 def build(*layers: Any, shape: tuple[int | None, ...] = (3,)) -> Any:

@@ -111,6 +111,29 @@ def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
             spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
+@pytest.mark.parametrize("are_raw", ["false", "true"])
+def test_spark_replaces_nothing_in_names_of_classes(spark: Any, are_raw: str) -> None:
+    """Its SQL has variables, which would show the environment of who reads the view."""
+    rows = [(n, x.tolist()) for n, x in enumerate(X)]
+    spark.createDataFrame(rows, "id int, f array<double>").createOrReplaceTempView("substituted")
+    levels = ["${env:PATH}", "$${system:user.name}", "a\\n'b"]
+    model = build(1)
+    model.set_weights([10 * np.eye(4, 3), np.zeros(3)])  # all classes are predicted
+    given = {"table": "substituted", "key": "id", "features": "f", "levels": levels}
+    made = to_sql(model, "spark", type="class", weights="sql_w", **given)
+    connect(spark).keep_weights("`sql_w`", made.parts)
+    setting = "spark.sql.parser.escapedStringLiterals"
+    spark.conf.set(setting, are_raw)
+    try:
+        found = {row[0]: row[1] for row in spark.sql(made.query).collect()}
+    finally:
+        spark.conf.unset(setting)
+    assert [found[n] for n in range(3)] == [levels[n] for n in X[:, :3].argmax(axis=1)]
+    for changed in ({"key": "${env:PATH}"}, {"type": "prob"}):
+        with pytest.raises(InputError, match=r"in place of .*: rename '.*env:PATH}'"):
+            to_sql(model, "spark", **{**given, **changed})
+
+
 @pytest.mark.full
 def test_a_failure_at_the_end_puts_the_version_before_back(
     spark: Any, monkeypatch: pytest.MonkeyPatch

@@ -61,10 +61,10 @@ def apply_saved_model(
     groups, read = group_columns(spec, kinds, "float64", "dataset")
     _check_names("output_mapping", "output", outputs, signature["outputs"])
     fields = []
-    for name, column in outputs.items():
+    for name in outputs:
         dtype, depth = signature["outputs"][name]
         kind = "array<" * depth + _KINDS[dtype] + ">" * depth
-        fields.append(f"`{column.replace('`', '``')}` {kind}")
+        fields.append(f"o{len(fields)} {kind}")
     columns = [
         column_as_array(frame, name, types[name]).alias(f"c{place}")
         for place, name in enumerate(read)
@@ -72,7 +72,9 @@ def apply_saved_model(
     task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
 
     def plan() -> Any:
-        return frame.select(*columns).mapInArrow(task, ", ".join(fields))
+        # Spark would replace ${...} in the user's names, were they in the text of a schema.
+        computed = frame.select(*columns).mapInArrow(task, ", ".join(fields))
+        return computed.toDF(*outputs.values())
 
     with driver_python(session):
         return ask(session, "a plan", plan)
