@@ -14,10 +14,11 @@ from typing import Any
 import pybackend
 from pybackend.api.display import Tell
 from pybackend.api.display_choice import told_to
+from pybackend.api.in_process import evaluate_here, predict_here
 from pybackend.api.saving import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.errors import Failure, PeerLostError, TfdistError, WorkerFailedError
+from pybackend.errors import Failure, InputError, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.base64_text import decode_base64
 from pybackend.model.serialization import model_from_bytes, save_model
@@ -38,11 +39,13 @@ __all__ = [
     "describe_sql",
     "describe_weights",
     "doctor",
+    "evaluate_rows",
     "find_text_inputs",
     "list_columns",
     "match_levels",
     "pick_columns",
     "predict_columns",
+    "predict_rows",
     "probe",
     "read_model",
     "read_model_text",
@@ -135,6 +138,21 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
     return levels if len(levels) == classes else None
 
 
+def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
+    """Predict here: the model's outputs, of arrays that are checked as in a training."""
+    arguments = {"type": "raw", "levels": None, "on_missing": "error", "batch_size": batch_size}
+    try:
+        return predict_here(lambda: model, None, rows, arguments)
+    except InputError as error:
+        raise InputError(str(error).replace("`x`", "`newdata`")) from error
+
+
+def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
+    """Evaluate here; ``data`` as a training takes arrays."""
+    arguments = {"batch_size": batch_size, "data_options": None}
+    return evaluate_here(lambda: model, None, data, arguments)
+
+
 def predict_columns(
     model: Any, rows: Any, kind: str | None, levels: list[str] | None, batch_size: int
 ) -> dict[str, Any]:
@@ -151,7 +169,7 @@ def predict_columns(
     from pybackend.api.prediction_columns import check_levels, predictions_of
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
-    outputs = tree.flatten(model.predict(rows, batch_size=batch_size, verbose=0))
+    outputs = tree.flatten(predict_rows(model, rows, batch_size))
     found = None
     if predictions.has_class:
         codes = range(max(2, predictions.outputs[0].shape[0] or 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,18 @@ import numpy as np
 
 from pybackend.api.datasets import read_data
 from pybackend.api.keras_defaults import read_keras_defaults
-from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
+from pybackend.api.prediction_columns import (
+    check_levels,
+    check_on_missing,
+    check_type,
+    predictions_of,
+)
 from pybackend.api.trained_columns import TrainedColumns, choose_columns
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.predictions import Predictions, spread_rows
 from pybackend.data.rows import Rows, SpooledRows, to_rows
 from pybackend.data.sources import FileRows
 from pybackend.data.spool import write_columns
@@ -29,7 +35,10 @@ from pybackend.launchers import is_spark_frame, launcher_for
 
 
 def evaluate_here(
-    find_model: Callable[[], Any], known: TrainedColumns, data: Any, arguments: Mapping[str, Any]
+    find_model: Callable[[], Any],
+    known: TrainedColumns | None,
+    data: Any,
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Evaluate a model in this process; see `TrainResult.evaluate`.
 
@@ -58,25 +67,55 @@ def evaluate_here(
 
 
 def predict_here(
-    find_model: Callable[[], Any], known: TrainedColumns, x: Any, arguments: Mapping[str, Any]
+    find_model: Callable[[], Any],
+    known: TrainedColumns | None,
+    x: Any,
+    arguments: Mapping[str, Any],
 ) -> Any:
     """Predict with a model in this process; see `TrainResult.predict`."""
     kind = arguments["type"]
     check_type(kind)
     names = check_levels(arguments["levels"])
+    skips_incomplete = check_on_missing(arguments["on_missing"])
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
     job = _make_job("predict", arguments)
     columns = choose_columns("predict", arguments, check_data_options(None), known)
+    complete = None
     if is_dataset(x):
         outputs = find_model().predict(x, verbose=0)
     else:
-        found = _read_inputs(x, columns, job)
-        model = find_model()
-        given = _feed(found, model, "x")[0]
-        outputs = model.predict(given, batch_size=job.batch_size, verbose=0)
+        found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
+        complete = getattr(found, "complete", None)
+        outputs = _predict_rows(find_model(), found, job)
     if kind == "raw" or (kind is None and not is_frame(x)):
+        return spread_outputs(outputs, complete)
+
+    import keras
+
+    levels = None if known is None else check_levels(known.levels)
+    made = predictions_of(find_model(), kind, names, levels)
+    columns_of = made.arrow(keras.tree.flatten(outputs), complete)
+    return _tabulate(made, columns_of, x.index if is_frame(x) else None)
+
+
+def _predict_rows(model: Any, found: Any, job: Job) -> Any:
+    """A model's outputs for rows, of which there may be none."""
+    columns = found.columns if isinstance(found, FrameRows) else found
+    if isinstance(columns, dict) and not (columns and arrays.count_rows(columns)):
+        from pybackend.model.outputs import empty_outputs
+
+        return empty_outputs(model)
+    given = _feed(found, model, "x")[0]
+    return model.predict(given, batch_size=job.batch_size, verbose=0)
+
+
+def spread_outputs(outputs: Any, complete: Any) -> Any:
+    """A model's outputs for all rows, from those of the complete ones; None: all are."""
+    if complete is None or complete.all():
         return outputs
-    return _tabulate(find_model(), outputs, known, kind, names, x.index if is_frame(x) else None)
+    import keras
+
+    return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
 
 
 def _make_job(kind: Literal["evaluate", "predict"], arguments: Mapping[str, Any]) -> Job:
@@ -103,12 +142,12 @@ def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
     return model
 
 
-def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> Any:
+def _read_inputs(x: Any, columns: ColumnSpec, job: Job, *, skips_incomplete: bool) -> Any:
     if is_frame(x):
-        return FrameRows.of(x, columns, job.floatx, "x")
+        return FrameRows.of(x, columns, job.floatx, "x", skips_incomplete=skips_incomplete)
     if isinstance(x, (str, os.PathLike)):
         return FileRows.at(x, columns, job.floatx, "x")
-    return arrays.flatten_inputs(x, job.floatx)
+    return arrays.flatten_inputs(x, job.floatx, may_be_empty=True)
 
 
 def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
@@ -156,20 +195,10 @@ def _as_tensor(column: Any) -> Any:
     return tf.constant(column)
 
 
-def _tabulate(
-    model: Any,
-    outputs: Any,
-    known: TrainedColumns,
-    kind: str | None,
-    levels: tuple[str, ...] | None,
-    index: Any,
-) -> Any:
+def _tabulate(made: Predictions, columns: Sequence[Any], index: Any) -> Any:
     """Predictions as the columns of a data frame, named as `predict_spark` names them."""
-    import keras
     import pandas as pd
 
-    made = predictions_of(model, kind, levels, check_levels(known.levels))
-    columns = made.arrow(keras.tree.flatten(outputs))
     named = {
         field.name: column.to_pandas() for field, column in zip(made.fields, columns, strict=True)
     }

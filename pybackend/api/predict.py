@@ -7,7 +7,12 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.model import is_keras_model
-from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
+from pybackend.api.prediction_columns import (
+    check_levels,
+    check_on_missing,
+    check_type,
+    predictions_of,
+)
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.api.signatures import explain_arguments
@@ -29,6 +34,7 @@ def predict_spark(
     encode: str | Mapping[str, str] | None = None,
     type: str | None = None,
     levels: Sequence[Any] | None = None,
+    on_missing: str = "null",
     batch_size: int = 256,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -62,6 +68,10 @@ def predict_spark(
           are no probabilities tell classes by ``levels`` or a categorical loss; else ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
+    on_missing
+        What becomes of a row with a null, a NaN or a value that is none of its column's
+        categories: ``"null"`` for its predictions, or an ``"error"``, as in a training,
+        where a NaN is left to the model.
     batch_size
         Rows that a task computes at once.
     custom_objects, safe_mode
@@ -76,13 +86,14 @@ def predict_spark(
     Raises
     ------
     InputError
-        An argument is wrong; nothing was started. What is wrong with a row (a null, a value of
-        another size) is reported when Spark reaches it, by Spark's own exception.
+        An argument is wrong; nothing was started. What is wrong with a row (a value of another
+        size) is reported when Spark reaches it, by Spark's own exception.
     SerializationError
         The model cannot be encoded.
     """
     check_type(type)
     names = check_levels(levels)
+    skips_incomplete = check_on_missing(on_missing)
     check_model(model)
     data_options = DataOptions(tensors=tensors, categories=categories, encode=encode)
     arguments = {**locals(), "workers": 1}
@@ -97,7 +108,9 @@ def predict_spark(
     predictions = predictions_of(request.model, type, names, known)
     from pybackend.launchers import add_predictions
 
-    return add_predictions(df, columns, request.job, request.files, predictions)
+    return add_predictions(
+        df, columns, request.job, request.files, predictions, skips_incomplete=skips_incomplete
+    )
 
 
 def check_model(model: Any) -> None:

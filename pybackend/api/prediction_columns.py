@@ -10,12 +10,20 @@ from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 
 _TYPES = ("class", "prob", "raw")
+_ON_MISSING = ("null", "error")
 
 
 def check_type(kind: Any) -> None:
     """Reject another kind of predictions."""
     if kind is not None and kind not in _TYPES:
         raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
+
+
+def check_on_missing(on_missing: Any) -> bool:
+    """Whether rows that lack a value are left to have no prediction."""
+    if on_missing not in _ON_MISSING:
+        raise InputError(f"`on_missing` must be 'null' or 'error', not {on_missing!r}")
+    return bool(on_missing == "null")
 
 
 def check_levels(levels: Any) -> tuple[str, ...] | None:

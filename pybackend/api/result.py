@@ -216,6 +216,7 @@ class TrainResult:
         batch_size: int = 32,
         type: str | None = None,
         levels: Sequence[Any] | None = None,
+        on_missing: str = "null",
     ) -> Any:
         """Predict with the model, in this process.
 
@@ -237,6 +238,11 @@ class TrainResult:
             a data frame what `predict_spark` gives by default, for anything else ``"raw"``.
         levels
             Names of the classes 0, 1, 2, ...; None: `levels`, or else numbers.
+        on_missing
+            What becomes of a row of a data frame with a null, a NaN or a value that is
+            none of its column's categories: ``"null"`` for its predictions (NaN in
+            arrays), or an ``"error"``, as in a training, where a NaN is left to the
+            model.
 
         Returns
         -------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pybackend.api.datasets import read_data
+from pybackend.api.in_process import spread_outputs
+from pybackend.api.prediction_columns import check_on_missing
 from pybackend.api.request import prepare
 from pybackend.api.signatures import explain_arguments
 from pybackend.data import arrays
@@ -93,6 +94,7 @@ def barrier_predict(
     *,
     workers: int | None = None,
     batch_size: int = 32,
+    on_missing: str = "null",
     resources: Resources | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -108,6 +110,10 @@ def barrier_predict(
         Of a frame, all columns are the inputs; with a `TrainResult`, those of the training.
     model
         As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.
+    on_missing
+        What becomes of a row of a data frame with a null, a NaN or a value that is none of
+        its column's categories: ``"null"``, NaN for its predictions, or an ``"error"``, as
+        in a training, where a NaN is left to the model.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -124,16 +130,33 @@ def barrier_predict(
     arguments = dict(locals())
     launcher = launcher_for(spark)
     arguments["workers"] = count_workers(launcher, workers)
-    request = prepare("predict", arguments, partial(_read_inputs, x))
+    reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
+    request = prepare("predict", arguments, reader.read)
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    return _interleave(parts, arrays.count_rows(request.datasets["train"]))
+    outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
+    return spread_outputs(outputs, reader.complete)
 
 
-def _read_inputs(x: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:
-    if is_frame(x):
-        return {"train": FrameRows.of(x, columns, job.floatx, "x").columns}
-    return {"train": arrays.flatten_inputs(x, job.floatx)}
+class _InputReader:
+    """Reads x, and remembers which of its rows have predictions; None: all."""
+
+    def __init__(self, x: Any, *, skips_incomplete: bool) -> None:
+        self._x = x
+        self._skips_incomplete = skips_incomplete
+        self.complete: Any = None
+
+    def read(self, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+        """Columns as launchers take them."""
+        if not is_frame(self._x):
+            return {"train": arrays.flatten_inputs(self._x, job.floatx)}
+        rows = FrameRows.of(
+            self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
+        )
+        if not rows.columns:
+            raise InputError("`x` has no rows without a missing value")
+        self.complete = rows.complete
+        return {"train": rows.columns}
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:

@@ -62,13 +62,13 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     return columns
 
 
-def flatten_inputs(x: Any, floatx: str = "float32") -> Columns:
+def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = False) -> Columns:
     """Check inputs without labels and flatten them; as `flatten_data`."""
     columns = {key: to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
     _check_lengths(columns, "x")
-    if count_rows(columns) == 0:
+    if count_rows(columns) == 0 and not may_be_empty:
         raise InputError("`x` has no rows")
     return columns
 

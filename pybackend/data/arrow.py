@@ -69,6 +69,17 @@ class TensorReader:
         self._name_row = name_row or self._describe_row
         return {group.key: self._read_tensor(group) for group in self._groups}
 
+    def find_complete(self, batch: Any) -> Array:
+        """Whether each row of a batch has a value, and one of the categories, in every column.
+
+        NaN is none.
+        """
+        found = np.ones(batch.num_rows, bool)
+        for group in self._groups:
+            for place, name in zip(group.places, group.columns, strict=True):
+                found &= _find_complete(batch.column(place), name, group.categories.get(name))
+        return found
+
     def _describe_row(self, row: int) -> str:
         """A row of a table whose rows have no numbers: what it holds."""
         names = list_columns(self._groups)
@@ -197,16 +208,7 @@ class TensorReader:
         return _require_values(lists.flatten(), name, name_row)
 
     def _encode_categories(self, column: Any, name: str, categories: Sequence[Any]) -> Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        try:
-            known = pa.array(categories).cast(column.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise InputError(
-                f"`categories` of {name!r} are not values of its type {column.type}: {error}"
-            ) from error
-        codes = pc.index_in(column, value_set=known)
+        codes = _look_up(column, name, categories)
         if codes.null_count:
             row = int(np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False))[0])
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
@@ -229,6 +231,40 @@ class TensorReader:
             )
 
 
+def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
+    """The place of each value among the categories of a column; null for others."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        known = pa.array(categories).cast(column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"`categories` of {name!r} are not values of its type {column.type}: {error}"
+        ) from error
+    return pc.index_in(column, value_set=known)
+
+
+def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> Array:
+    import pyarrow.compute as pc
+
+    column = _decode(column)
+    missing = pc.is_null(column, nan_is_null=True)
+    found: Array = ~missing.to_numpy(zero_copy_only=False)
+    if categories is not None:
+        found = found & _look_up(column, name, categories).is_valid().to_numpy(zero_copy_only=False)
+        return found
+    if hasattr(column.type, "value_type"):
+        inner = _find_complete(pc.list_flatten(column), name, None)
+        found = found.copy()
+        found[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[~inner]] = False
+    return found
+
+
+def _decode(column: Any) -> Any:
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
 def _require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
     """A column without nulls or a dictionary."""
     if column.null_count:
@@ -238,7 +274,7 @@ def _require_values(column: Any, name: str, name_row: Callable[[int], str]) -> A
             f"column {name!r} holds {column.null_count} null(s), first in {place}: drop or fill "
             "those rows first"
         )
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    return _decode(column)
 
 
 def _read_strings(column: Any) -> Ragged:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pybackend.data.arrays import Columns
 from pybackend.data.arrow import TensorReader, Tensors, describe_schema
@@ -25,6 +26,7 @@ from pybackend.data.encoding import find_categories, keep_categories
 from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
 
+Array = npt.NDArray[Any]
 _BATCH_ROWS = 65_536
 
 
@@ -36,15 +38,26 @@ class FrameRows(TableRows):
     ----------
     columns
         Arrays with one entry per row, as `pybackend.data.arrays` names them; text is `Ragged`.
+        Empty if there are no rows.
+    complete
+        If incomplete rows were left out: whether each row of the frame is in ``columns``.
     """
 
     columns: Columns
+    complete: Array | None = None
 
     @classmethod
-    def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> FrameRows:
+    def of(
+        cls, frame: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
+    ) -> FrameRows:
         """Turn the columns that are used into tensors, by the rules for a Spark DataFrame.
 
         Without `categories`, the sorted values of a column that is encoded are 0, 1, 2, ...
+
+        Parameters
+        ----------
+        skips_incomplete
+            Whether to leave out rows with a null or an unknown category; then there may be none.
 
         Raises
         ------
@@ -53,12 +66,17 @@ class FrameRows(TableRows):
             or of an array of another length.
         """
         _check_names(frame, name)
-        if not len(frame):
+        if not len(frame) and not skips_incomplete:
             raise InputError(f"`{name}` has no rows")
         left_out = find_index(spec, frame.columns)
         frame = frame.drop(columns=left_out) if left_out else frame
         frame = _name_intervals(frame)
         table = _to_arrow(frame, spec, name)
+        import pyarrow as pa
+
+        if skips_incomplete and any(map(pa.types.is_null, table.schema.types)):
+            nothing = np.zeros(len(frame), bool)  # a column of nulls alone has no type
+            return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
         kinds = _kinds(frame, table)
         spec = keep_categories(spec, kinds, lambda column: _categories(frame[column]))
 
@@ -70,12 +88,19 @@ class FrameRows(TableRows):
         groups, _ = group_columns(spec, kinds, floatx, name)
         reader = TensorReader(groups)
         parts: list[Tensors] = []
+        complete: list[Array] = []
         first = 0
         for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
-            parts.append(reader.read(batch, partial(_name_row, first)))
+            rows = np.arange(first, first + batch.num_rows)
             first += batch.num_rows
-        columns = {key: _join([part[key] for part in parts]) for key in parts[0]}
-        return cls(tuple(groups), spec, columns, left_out=tuple(left_out))
+            if skips_incomplete:
+                complete.append(reader.find_complete(batch))
+                rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
+            if batch.num_rows:
+                parts.append(reader.read(batch, partial(_name_row, rows)))
+        columns = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
+        kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
+        return cls(tuple(groups), spec, columns, left_out=tuple(left_out), complete=kept)
 
     @property
     def rows(self) -> int:
@@ -138,6 +163,8 @@ def _arrow_column(series: Any, name: str) -> Any:
     import pyarrow as pa
 
     try:
+        if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
+            return pa.array(series.to_numpy())  # in pandas' own way, NaN would become null
         return pa.Array.from_pandas(_nested_lists(series))
     except OverflowError as error:
         raise InputError(
@@ -174,8 +201,8 @@ def _kinds(frame: Any, table: Any) -> Mapping[str, ColumnKind]:
     }
 
 
-def _name_row(first: int, row: int) -> str:
-    return f"row {first + row} (counting from 0)"
+def _name_row(rows: Array, row: int) -> str:
+    return f"row {rows[row]} (counting from 0)"
 
 
 def _join(parts: list[Any]) -> Any:

@@ -40,6 +40,10 @@ class Output:
             return _TABLE_DTYPES.get(self.dtype, "bool")
         return "int32" if "int" in self.dtype else "float32"
 
+    def make_empty(self) -> Array:
+        """What the model gives for no rows."""
+        return np.empty((0, *(size or 1 for size in self.shape)), self.held)
+
 
 @dataclass(frozen=True)
 class Field:
@@ -95,14 +99,25 @@ class Predictions:
             found += [Field(f".pred_{name}", output.held) for name in classes]
         return found
 
-    def arrow(self, outputs: Sequence[Array]) -> list[Any]:
+    def arrow(self, outputs: Sequence[Array], complete: Array | None = None) -> list[Any]:
         """The columns as Arrow arrays.
 
         Parameters
         ----------
         outputs
             What the model gave for the same rows: arrays of shape (rows, ...).
+        complete
+            If the model was given some of the rows only: whether each row was among them. The
+            others are null.
         """
+        if complete is None:
+            return self._arrow(outputs)
+        import pyarrow as pa
+
+        places = pa.array(np.cumsum(complete) - 1, mask=~complete)
+        return [column.take(places) for column in self._arrow(outputs)]
+
+    def _arrow(self, outputs: Sequence[Array]) -> list[Any]:
         for output, numbers in zip(self.outputs, outputs, strict=True):
             _check_shape(output, numbers)
         if not (self.has_class or self.has_numbers):
@@ -115,17 +130,22 @@ class Predictions:
         columns = self.columns(outputs)
         found = []
         if self.has_class:
-            codes = pa.array(columns.pop(0))
+            chosen = columns.pop(0)
+            codes = pa.array(chosen, mask=chosen < 0)
             named = self.levels is not None
             found = [pa.array(self.levels, pa.string()).take(codes) if named else codes]
         return found + [pa.array(column) for column in columns]
 
     def columns(self, outputs: Sequence[Array]) -> list[Array]:
-        """The columns as arrays of a number per row, the class as its code; outputs as they are."""
+        """The columns as arrays of a number per row; outputs as they are.
+
+        The class is its code, or -1 if any of its numbers is NaN.
+        """
         if not (self.has_class or self.has_numbers):
             return list(outputs)
         numbers = self._tell_classes(outputs[0])
-        found = [numbers.argmax(axis=1).astype(np.int32)] if self.has_class else []
+        chosen = np.where(np.isnan(numbers).any(axis=1), -1, numbers.argmax(axis=1))
+        found = [chosen.astype(np.int32)] if self.has_class else []
         if self.has_numbers:
             found += list(np.ascontiguousarray(numbers.T, self.outputs[0].held))
         return found
@@ -153,6 +173,17 @@ def _check_shape(output: Output, numbers: Array) -> None:
             f"the model gave rows of shape {shape}, but its layers have {output.shape}: does a "
             "custom `predict_step` change them?"
         )
+
+
+def spread_rows(outputs: Array, complete: Array) -> Array:
+    """Outputs for all rows, from those of the complete ones; the others are NaN."""
+    if complete.all():
+        return outputs
+    spread = np.full(
+        (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
+    )
+    spread[complete] = outputs
+    return spread
 
 
 def nest_lists(numbers: Array, depth: int) -> Any:

@@ -38,6 +38,19 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     return tuple(outputs)
 
 
+def empty_outputs(model: Any) -> Any:
+    """What the model would give for no rows, in the structure of its outputs.
+
+    Raises
+    ------
+    InputError
+        The layers do not say.
+    """
+
+    spec = _compute_output_spec(model)
+    return keras.tree.pack_sequence_as(spec, [o.make_empty() for o in list_outputs(model)])
+
+
 def _tell_apart(names: list[str]) -> list[str]:
     """Names that differ: outputs of one model within another all have its name, so are counted."""
     counts = Counter(names)

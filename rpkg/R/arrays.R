@@ -1,16 +1,85 @@
 # R's arrays in Python: element [i + 1, j + 1, k + 1] in R is [i, j, k] in numpy, stored row by row.
 # Doubles become float32, which Keras computes in; integers remain int32, and strings text.
 
-check_array <- function(x, arg, call, label = FALSE, text = FALSE) {
+check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty = FALSE) {
   if (is_python(x)) {
     return(invisible(x))
   }
   check_array_type(x, arg, call, label, text)
-  if (length(x) == 0L) {
+  if (length(x) == 0L && !(may_be_empty && count_rows(x) == 0L)) {
     abort_input(c(sprintf("`%s` is empty.", arg), i = "Pass at least one row."), call = call)
   }
   check_no_missing(x, arg, call)
   invisible(x)
+}
+
+# The names of a matrix's columns; of a named list of matrices, those of each.
+matrix_columns <- function(x) {
+  if (is.list(x) && !is_python(x)) {
+    found <- lapply(x, matrix_columns)
+    is_known <- has_unique_names(x) && all(vapply(found, is.character, NA))
+    return(if (is_known) found)
+  }
+  names <- if (is.matrix(x)) colnames(x)
+  if (length(names) && all(nzchar(names)) && !anyDuplicated(names)) names
+}
+
+# A matrix whose columns have names is read by them, as a data frame is: those of the training, in
+# their order. Other arrays are read by position.
+order_columns <- function(x, known, arg, call) {
+  if (is.list(x) && !is_python(x)) {
+    both <- if (is.list(known)) intersect(names(x), names(known))
+    x[both] <- lapply(both, function(name) {
+      order_columns(x[[name]], known[[name]], sprintf("%s$%s", arg, name), call)
+    })
+    return(x)
+  }
+  present <- matrix_columns(x)
+  if (is.null(present) || !is.character(known)) {
+    return(x)
+  }
+  absent <- setdiff(known, present)
+  if (length(absent)) {
+    abort_input(
+      c(
+        sprintf(
+          "The matrix `%s` has no column \"%s\", a feature of the training.",
+          arg,
+          absent[[1L]]
+        ),
+        i = sprintf("Its columns are %s.", list_names(present)),
+        i = "If they are in the order of the training, take away their names: `unname(x)`."
+      ),
+      call = call
+    )
+  }
+  x[, known, drop = FALSE]
+}
+
+# Some rows of an array, or of each of several.
+take_rows <- function(x, rows) {
+  if (is.data.frame(x)) {
+    return(x[rows, , drop = FALSE])
+  }
+  if (is.list(x)) {
+    return(lapply(x, take_rows, rows))
+  }
+  if (length(dim(x)) < 2L) {
+    return(x[rows])
+  }
+  others <- rep(list(quote(expr = )), length(dim(x)) - 1L)
+  do.call(`[`, c(list(x, rows), others, drop = FALSE))
+}
+
+# Which rows of an array, or of all of several, have no missing value.
+complete_rows <- function(x) {
+  if (is.list(x)) {
+    return(Reduce(`&`, lapply(x, complete_rows)))
+  }
+  if (!anyNA(x)) {
+    return(rep(TRUE, count_rows(x)))
+  }
+  rowSums(is.na(as.matrix(array(x, c(count_rows(x), length(x) / count_rows(x)))))) == 0L
 }
 
 check_array_type <- function(x, arg, call, label, text) {
@@ -81,15 +150,6 @@ as_feature_array <- function(x) {
 
 feature_dtype <- function(x) {
   switch(typeof(x), integer = "int32", raw = "uint8", character = "str", "float32")
-}
-
-# For calls of Keras itself, which takes text as a tensor only, and always one of the same rank.
-as_keras_array <- function(x) {
-  if (!is.character(x)) {
-    return(as_feature_array(x))
-  }
-  text <- as_feature_array(if (is.null(dim(x))) matrix(x) else x)
-  reticulate::import("tensorflow", convert = FALSE)$constant(text)
 }
 
 as_label_array <- function(y) {

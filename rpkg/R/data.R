@@ -38,6 +38,7 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   at <- attr(parts, "at")
   arguments_used <- if (is.data.frame(parts$x)) c("categories", "encode")
   if (is.data.frame(parts$x)) {
+    reject_duplicate_columns(parts$x, at[["x"]], call)
     features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
     coded <- encode_frame(parts$x, features, columns, at[["x"]], call)
@@ -45,7 +46,9 @@ check_arrays_of_data <- function(data, columns, arg, call) {
     coded$feature_names <- name_numbers(parts$x, features, coded$categories, coded$encode)
     parts$x <- frame_inputs(parts$x, features, coded$categories, coded$encode)
   } else {
-    features <- coded <- NULL
+    parts$x <- order_columns(parts$x, columns$feature_names, at[["x"]], call)
+    features <- matrix_columns(parts$x)
+    coded <- list(feature_names = features)
   }
   for (part in names(parts)) {
     check_arrays(parts[[part]], at[[part]], call, label = part == "y", text = part == "x")
@@ -87,9 +90,9 @@ split_data <- function(data, arg, call) {
 }
 
 # One array, or a list of them for a model of several inputs or outputs.
-check_arrays <- function(x, arg, call, label = FALSE, text = FALSE) {
+check_arrays <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty = FALSE) {
   if (!is.list(x) || is_python(x)) {
-    return(check_array(x, arg, call, label, text))
+    return(check_array(x, arg, call, label, text, may_be_empty))
   }
   if (length(x) == 0L) {
     abort_input(
@@ -98,7 +101,7 @@ check_arrays <- function(x, arg, call, label = FALSE, text = FALSE) {
     )
   }
   for (i in seq_along(x)) {
-    check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label, text)
+    check_array(x[[i]], sprintf("%s[[%d]]", arg, i), call, label, text, may_be_empty)
   }
 }
 

@@ -147,6 +147,7 @@ name_numbers <- function(data, features, categories, encode) {
 # Codes that the training data have fixed, for validation data and what comes later.
 narrow_columns <- function(columns, data) {
   columns$features <- data$features %||% columns$features
+  columns$feature_names <- data$feature_names %||% columns$feature_names
   columns$levels <- label_levels(data) %||% columns$levels
   columns$categories <- data$categories %||% columns$categories
   columns$encode <- data$encode %||% columns$encode

@@ -70,13 +70,10 @@ evaluate_in_session <- function(fit, data, batch_size, call) {
     )
   }
   figures <- call_python(
-    model$evaluate,
-    as_input(data$x, as_keras_array),
-    if (!is.null(data$y)) as_input(data$y, as_label_array),
-    sample_weight = if (!is.null(data$sample_weight)) as_feature_array(data$sample_weight),
-    batch_size = batch_size,
-    verbose = 0L,
-    return_dict = TRUE,
+    pybackend(call)$bridge$evaluate_rows,
+    model,
+    as_python_arrays(data),
+    batch_size,
     call = call
   )
   figures <- plain_figures(figures[order(names(figures) != "loss")])

@@ -169,7 +169,7 @@ formula_frame <- function(terms, data, arg, call) {
   )
 }
 
-apply_formula <- function(preparation, data, arg, call, with_label) {
+apply_formula <- function(preparation, data, arg, call, with_label, keeps_missing) {
   terms <- preparation$terms
   if (!with_label) {
     terms <- stats::delete.response(terms)
@@ -177,7 +177,11 @@ apply_formula <- function(preparation, data, arg, call, with_label) {
   frame <- formula_frame(terms, data, arg, call)
   for (name in names(preparation$levels)) {
     values <- preparation$levels[[name]]
-    codes <- category_codes(frame, name, values, arg, call)
+    codes <- if (keeps_missing) {
+      match_values(frame[[name]], values) - 1L
+    } else {
+      category_codes(frame, name, values, arg, call)
+    }
     frame[[name]] <- factor(codes, seq_along(values) - 1L, values)
   }
   is_flag <- vapply(frame, is.logical, NA)

@@ -2,6 +2,7 @@
 # matrix of features, or one matrix for each input that `features` names.
 
 check_frame <- function(data, columns, arg, call) {
+  reject_duplicate_columns(data, arg, call)
   if (!is.null(columns$preparation)) {
     given <- data
     data <- columns$rows %||% prepare_rows(columns$preparation, given, arg, call, with_label = TRUE)
@@ -63,6 +64,20 @@ frame_label <- function(data, columns, arg, call) {
   }
   codes <- category_codes(data, columns$label, values, arg, call)
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
+}
+
+# Either could be meant.
+reject_duplicate_columns <- function(data, arg, call) {
+  twice <- names(data)[duplicated(names(data))]
+  if (length(twice)) {
+    abort_input(
+      c(
+        sprintf("`%s` has two columns \"%s\".", arg, twice[[1L]]),
+        i = "Rename one, or leave it out."
+      ),
+      call = call
+    )
+  }
 }
 
 frame_weight <- function(data, weight, arg, call) {
@@ -185,6 +200,16 @@ frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
   storage.mode(matrix) <- "double"
   dimnames(matrix) <- NULL
   matrix
+}
+
+# Which rows have a value in every feature column, and one of its categories.
+complete_cases <- function(data, features, categories) {
+  is_complete <- function(name) {
+    column <- data[[name]]
+    values <- categories[[name]]
+    complete_rows(column) & (is.null(values) | !is.na(match_values(column, values)))
+  }
+  Reduce(`&`, lapply(unlist(features), is_complete), rep(TRUE, nrow(data)))
 }
 
 # The positions, from 0, of a column's values among its categories.

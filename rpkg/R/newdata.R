@@ -1,13 +1,31 @@
-# The rows that a model is given after its training, as the arrays of its inputs. `model` is a fit,
-# by which data frames are prepared and encoded as those of the training, or another model.
-check_newdata <- function(newdata, model, arg = caller_arg(newdata), call = caller_env()) {
+# The rows that a model is given after its training: `rows`, the arrays of its inputs, and
+# `complete`, which of the rows given are among them. `model` is a fit, by which data frames are
+# prepared and encoded as those of the training, or another model.
+check_newdata <- function(
+  newdata,
+  model,
+  on_missing = "error",
+  arg = caller_arg(newdata),
+  call = caller_env()
+) {
   # The text of the argument, as long as it is one.
   force(arg)
+  check_one_of(on_missing, c("null", "error"), arg = "on_missing", call = call)
   check_no_table(newdata, arg, call)
+  complete <- NULL
   if (is.data.frame(newdata)) {
-    newdata <- encode_newdata(newdata, model, arg, call)
+    reject_duplicate_columns(newdata, arg, call)
+    newdata <- encode_newdata(newdata, model, on_missing, arg, call)
+    complete <- newdata$complete
+    newdata <- newdata$rows
+  } else {
+    newdata <- order_columns(newdata, fit_field(model, "feature_names"), arg, call)
   }
-  check_arrays(newdata, arg, call, text = TRUE)
+  if (on_missing == "null" && is.null(complete) && has_rows_of_r(newdata)) {
+    complete <- complete_rows(newdata)
+    newdata <- if (all(complete)) newdata else take_rows(newdata, complete)
+  }
+  check_arrays(newdata, arg, call, text = TRUE, may_be_empty = !is.null(complete))
   arrays <- if (is.list(newdata) && !is_python(newdata)) newdata else list(newdata)
   has_inputs <- is_python(model) || inherits(model, "tfdist_fit")
   if (has_inputs && any(vapply(arrays, is.character, NA))) {
@@ -19,7 +37,24 @@ check_newdata <- function(newdata, model, arg = caller_arg(newdata), call = call
       )
     }
   }
-  newdata
+  list(rows = newdata, complete = complete)
+}
+
+# Whether missing values can be looked for: numbers, in arrays that have as many rows.
+has_rows_of_r <- function(x) {
+  arrays <- if (is.list(x) && !is_python(x)) x else list(x)
+  is_number <- function(array) !is_python(array) && (is.numeric(array) || is.logical(array))
+  length(arrays) > 0L &&
+    all(vapply(arrays, is_number, NA)) &&
+    length(unique(vapply(arrays, count_rows, 1L))) == 1L
+}
+
+# Predictions of all rows, from those of the complete ones; NA for the others.
+spread_rows <- function(scores, complete) {
+  if (is.null(complete) || all(complete)) {
+    return(scores)
+  }
+  take_rows(scores, ifelse(complete, cumsum(complete), NA_integer_))
 }
 
 # The names of a model's inputs that take strings; NULL if its inputs are not known.
@@ -27,14 +62,19 @@ find_text_inputs <- function(model, call) {
   call_python(pybackend(call)$bridge$find_text_inputs, model, call = call)
 }
 
-encode_newdata <- function(newdata, model, arg, call) {
+encode_newdata <- function(newdata, model, on_missing, arg, call) {
+  keeps_missing <- on_missing == "null"
   if (!is.null(preparation <- fit_field(model, "preparation"))) {
-    newdata <- prepare_rows(preparation, newdata, arg, call)
+    newdata <- prepare_rows(preparation, newdata, arg, call, keeps_missing = keeps_missing)
   }
   features <- fit_field(model, "features") %||% names(newdata)
   categories <- fit_field(model, "categories")
   check_columns(unlist(features), names(newdata), arg, "a feature of the training", call)
   coded <- list(categories = categories, encode = fit_field(model, "encode"))
+  complete <- if (keeps_missing) complete_cases(newdata, features, categories)
+  if (keeps_missing && !all(complete)) {
+    newdata <- take_rows(newdata, complete)
+  }
   check_frame_features(newdata, features, arg, call, coded, "leave it out")
-  frame_inputs(newdata, features, categories, coded$encode)
+  list(rows = frame_inputs(newdata, features, categories, coded$encode), complete = complete)
 }

@@ -93,7 +93,7 @@ check_engine_arguments <- function(given, call = caller_env()) {
 #' @rdname parsnip_engine
 #' @export
 score_mlp <- function(object, new_data) {
-  rows <- as_input(check_newdata(new_data, object), as_feature_array)
+  rows <- as_input(check_newdata(new_data, object)$rows, as_feature_array)
   call_python(fit_model(object)$predict, rows, verbose = 0L)
 }
 

@@ -18,6 +18,8 @@
 #'     or `.pred_<output>` for each of several outputs.
 #' @param features,tensors,categories Which columns of a Spark table are used, and how; see
 #'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
+#' @param on_missing What becomes of a row with a missing value, or with one that is none of its
+#'   column's categories: `"null"`, `NA` for its predictions (`NULL` in Spark), or an `"error"`.
 #' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
 #'
 #' @return
@@ -47,6 +49,7 @@ predict.tfdist_fit <- function(
   features = NULL,
   tensors = NULL,
   categories = NULL,
+  on_missing = "null",
   batch_size = NULL
 ) {
   check_dots_empty(...)
@@ -60,6 +63,7 @@ predict.tfdist_fit <- function(
       features,
       tensors,
       categories,
+      on_missing,
       batch_size,
       call
     ))
@@ -67,23 +71,23 @@ predict.tfdist_fit <- function(
   check_only_tables(features = features, tensors = tensors, categories = categories)
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
-  newdata <- check_newdata(newdata, object)
-  rows <- as_input(newdata, as_keras_array)
+  checked <- check_newdata(newdata, object, on_missing)
+  rows <- as_input(checked$rows, as_feature_array)
   if (!is_raw) {
-    return(predict_columns(object, rows, type, batch_size, call))
+    return(predict_columns(object, rows, checked$complete, type, batch_size, call))
   }
   scores <- call_python(
-    fit_model(object, call)$predict,
+    pybackend(call)$bridge$predict_rows,
+    fit_model(object, call),
     rows,
-    batch_size = batch_size,
-    verbose = 0L,
+    batch_size,
     call = call
   )
-  name_columns(scores, object$levels)
+  name_columns(spread_rows(scores, checked$complete), object$levels)
 }
 
 # The columns that a Spark table would get.
-predict_columns <- function(fit, rows, type, batch_size, call) {
+predict_columns <- function(fit, rows, complete, type, batch_size, call) {
   found <- call_python(
     pybackend(call)$bridge$predict_columns,
     fit_model(fit, call),
@@ -96,9 +100,11 @@ predict_columns <- function(fit, rows, type, batch_size, call) {
   columns <- rlang::set_names(lapply(found$columns, as_column), as.character(unlist(found$names)))
   if (!is.null(found$levels)) {
     levels <- as.character(unlist(found$levels))
-    columns$.pred_class <- factor(levels[columns$.pred_class + 1L], levels)
+    # The code of a class that is not known is -1.
+    codes <- ifelse(columns$.pred_class < 0L, NA, columns$.pred_class + 1L)
+    columns$.pred_class <- factor(levels[codes], levels)
   }
-  as_rows(columns)
+  as_rows(lapply(columns, spread_rows, complete))
 }
 
 as_column <- function(numbers) {

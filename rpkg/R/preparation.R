@@ -66,13 +66,20 @@ check_formula <- function(formula, given, call) {
 }
 
 # The rows of a data frame as the training has prepared its own. Without `with_label`, only what the
-# features need must be there.
-prepare_rows <- function(preparation, data, arg, call, with_label = FALSE) {
+# features need must be there. With `keeps_missing`, what cannot be computed of a row is NA.
+prepare_rows <- function(
+  preparation,
+  data,
+  arg,
+  call,
+  with_label = FALSE,
+  keeps_missing = FALSE
+) {
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
   if (inherits(preparation, "tfdist_recipe")) {
     bake_rows(preparation, data, arg, call, with_label)
   } else {
-    apply_formula(preparation, data, arg, call, with_label)
+    apply_formula(preparation, data, arg, call, with_label, keeps_missing)
   }
 }
 

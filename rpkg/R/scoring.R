@@ -105,6 +105,7 @@ barrier_predict <- function(
   model,
   x,
   ...,
+  on_missing = "null",
   workers = getOption("tfdist.workers"),
   batch_size = 32L,
   resources = NULL,
@@ -118,13 +119,13 @@ barrier_predict <- function(
   check_scored_model(model, "a Keras model")
   settings <- scoring_settings(model)
   check_no_table(x)
-  x <- check_newdata(x, model)
+  checked <- check_newdata(x, model, on_missing)
 
   session <- if (is_rebuilt(model)) open_r_workers(route) else open_session(route)
-  rows <- as_input(x, as_feature_array)
+  rows <- as_input(checked$rows, as_feature_array)
   call <- rlang::current_env()
   scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
-  name_columns(scores, fit_field(model, "levels"))
+  name_columns(spread_rows(scores, checked$complete), fit_field(model, "levels"))
 }
 
 run_scoring <- function(name, launcher, model, rows, settings, call) {
@@ -173,6 +174,7 @@ complete_columns <- function(columns, model, call = caller_env()) {
     categories[[columns$label]] <- values
   }
   columns$features <- columns$features %||% fit_field(model, "features")
+  columns$feature_names <- fit_field(model, "feature_names")
   columns$preparation <- fit_field(model, "preparation")
   if (inherits(columns$preparation, "tfdist_recipe")) {
     # It names them by a role.

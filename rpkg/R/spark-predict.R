@@ -1,6 +1,16 @@
 # Predictions beside the rows of a Spark table: a view that Spark computes when its rows are needed.
 
-predict_table <- function(fit, table, type, features, tensors, categories, batch_size, call) {
+predict_table <- function(
+  fit,
+  table,
+  type,
+  features,
+  tensors,
+  categories,
+  on_missing,
+  batch_size,
+  call
+) {
   check_needs_no_r(fit, "Predict for the rows that `dplyr::collect(newdata)` fetches.", call)
   check_installed("dplyr", "A Spark table", call)
   sc <- sparklyr::spark_connection(table)
@@ -25,14 +35,31 @@ predict_table <- function(fit, table, type, features, tensors, categories, batch
       encode = columns$encode,
       type = type,
       levels = levels,
+      on_missing = on_missing,
       batch_size = batch_size,
       custom_objects = living_objects(fit$custom_objects),
       safe_mode = fit$safe_mode,
       call = call
     )
+    check_sql_names(setdiff(unlist(predicted$columns), colnames(table)), call)
     predicted$createOrReplaceTempView(name)
   })
   dplyr::tbl(sc, name)
+}
+
+# sparklyr counts apostrophes in its SQL, and Spark replaces `${...}` there.
+check_sql_names <- function(names, call) {
+  apostrophes <- lengths(regmatches(names, gregexpr("'", names, fixed = TRUE)))
+  odd <- names[apostrophes %% 2L == 1L | grepl("${", names, fixed = TRUE)]
+  if (length(odd)) {
+    abort_input(
+      c(
+        sprintf("sparklyr cannot read a column of the name \"%s\".", odd[[1L]]),
+        i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
+      ),
+      call = call
+    )
+  }
 }
 
 # What is not given is as in the training, except what the training knew about its label.

@@ -104,7 +104,7 @@ def test_only_columns_that_are_used_must_be_usable() -> None:
 
 MISTAKES = {
     "null": (
-        {"a": [1.0] * 3 + [None, 5.0], "label": range(5)},
+        {"a": pd.array([1] * 3 + [None, 5], "Int64"), "label": range(5)},
         r"column 'a' holds 1 null\(s\), first in row 3 \(counting from 0\): drop or fill",
     ),
     "missing text": ({"a": range(3), "label": ["x", None, "y"]}, "column 'label' .* in row 1 "),
@@ -131,8 +131,45 @@ def test_a_mistake_is_named(name: str) -> None:
         FrameRows.of(pd.DataFrame(values), ColumnSpec(), "float32", "data")
 
 
+def test_nan_is_left_to_the_model() -> None:
+    frame = pd.DataFrame({"a": [1.0, np.nan], "b": [1, 2], "label": [0, 1]})
+    found = FrameRows.of(frame, ColumnSpec(), "float32", "data").columns["x"]
+    np.testing.assert_array_equal(found, [[1, 1], [np.nan, 2]])
+    with pytest.raises(InputError, match="label column 'label' holds NaN in row 1 "):
+        FrameRows.of(frame.assign(label=[0, np.nan]), ColumnSpec(), "float32", "data")
+
+
+def test_incomplete_rows_can_be_left_out() -> None:
+    """Those with a null, also within an array, or with a value that is no category."""
+    frame = pd.DataFrame(
+        {
+            "a": pd.array([1, None, 3, 4, 5], "Int64"),
+            "c": ["x", "y", "z", "y", "x"],
+            "v": [[1.0, 2.0]] * 4 + [[None, 1.0]],
+            "f": [1.0, 2.0, 3.0, 4.0, 5.0],
+        }
+    )
+    spec = ColumnSpec(label=None, categories={"c": ["x", "y"]}, encode={"c": "one_hot"})
+
+    def read(rows: Any) -> FrameRows:
+        return FrameRows.of(rows, spec, "float32", "x", skips_incomplete=True)
+
+    found = read(frame)
+    assert found.complete is not None
+    assert found.complete.tolist() == [True, False, False, True, False]
+    assert found.columns["x"].tolist() == [[1, 1, 0, 1, 2, 1], [4, 0, 1, 1, 2, 4]]
+    assert read(frame.assign(f=np.nan)).columns == {}
+    assert read(frame[1:3]).columns == {}
+    assert read(frame[:0]).columns == {}
+    assert read(frame.assign(c=None)).complete.tolist() == [False] * 5  # type: ignore[union-attr]
+    # Rows are named by their numbers in the frame.
+    long = frame.assign(v=[[1.0, 2.0]] * 3 + [[1.0]] * 2)
+    with pytest.raises(InputError, match="'v' holds 1 numbers in row 3 "):
+        read(long)
+
+
 def test_a_row_far_down_is_counted_from_the_first() -> None:
-    frame = pd.DataFrame({"a": np.zeros(150_000), "label": 0})
+    frame = pd.DataFrame({"a": pd.array(np.zeros(150_000), "Float64"), "label": 0})
     frame.loc[140_001, "a"] = None
     with pytest.raises(InputError, match="first in row 140001 "):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from conftest import build_dense
 
-from pybackend import DataOptions, InputError, TrainResult, barrier_train
+from pybackend import DataOptions, InputError, TrainResult, barrier_predict, barrier_train
 
 LEVELS = ["cat", "dog", "owl"]
 
@@ -44,6 +44,42 @@ KNOWN = {
     "levels": LEVELS,
     "categories": {"c0": ["lo", "hi"]},
 }
+
+
+def test_incomplete_rows_have_no_prediction(rows: Any) -> None:
+    model = build_dense()
+    result, frame = of(model, **KNOWN), frame_of(rows)[:6]
+    frame.loc[frame.index[1], "c0"] = None
+    frame.loc[frame.index[3], "c0"] = "unknown"
+    frame.loc[frame.index[4], "c5"] = np.nan  # computed, as in arrays
+    wanted = model.predict(arrays_of(rows)[:6], verbose=0)
+    for outputs in (
+        result.predict(frame, type="raw"),
+        barrier_predict(None, result, frame, workers=2, verbose=0),
+    ):
+        np.testing.assert_array_equal(np.isnan(outputs).all(axis=1), np.isin(range(6), [1, 3, 4]))
+        np.testing.assert_allclose(outputs[[0, 2, 5]], wanted[[0, 2, 5]], atol=1e-6)
+    classes = result.predict(frame)
+    assert list(classes.index) == list(frame.index)
+    assert [name is None for name in classes[".pred_class"]] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert classes.drop(columns=".pred_class").isna().all(axis=1).sum() == 3
+    for few in (frame[:0], frame.iloc[[1, 3]]):
+        assert result.predict(few, type="raw").shape == (len(few), 3)
+        assert list(result.predict(few)[".pred_class"]) == [None] * len(few)
+    assert result.predict(arrays_of(rows)[:0]).shape == (0, 3)
+    with pytest.raises(InputError, match=r"column 'c0' holds 1 null.*row 1 "):
+        result.predict(frame, on_missing="error")
+    with pytest.raises(InputError, match="column 'c0' holds 1 null"):
+        barrier_predict(None, result, frame, workers=1, on_missing="error")
+    with pytest.raises(InputError, match="`on_missing` must be 'null' or 'error', not 'drop'"):
+        result.predict(frame, on_missing="drop")
 
 
 @pytest.mark.full
@@ -130,7 +166,6 @@ def test_a_metric_may_have_a_figure_for_each_class(rows: Any) -> None:
         (lambda r: r.evaluate((np.ones((4, 5)), np.ones(4))), r"`data`: .*shape \(5,\)"),
         (lambda r: r.evaluate((np.ones((4, 8)), np.ones(4)), batch_size=0), "`batch_size` must be"),
         (lambda r: r.evaluate(lambda context: 1), "`data` is a function, which workers call"),
-        (lambda r: r.predict(np.ones((0, 8))), "no rows"),
         (lambda r: r.predict(np.ones((4, 5))), r"`x`: .*shape \(5,\).*shape \(8,\)"),
         (lambda r: r.predict({"a": np.ones((4, 8))}), "`x`: the model has one input"),
         (lambda r: r.predict(np.ones((4, 8)), type="classes"), "`type` must be None, 'class'"),

@@ -337,14 +337,45 @@ def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: 
 def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
     monkeypatch.setattr(predict_task, "_models", type(predict_task._models)())
     monkeypatch.setattr(PredictTask, "_load", lambda task: task.digest.upper())
-    asked: list[Any] = [PredictTask(None, {}, name, (), (), 0, None) for name in "abcabcadb"]  # type: ignore[arg-type]
+    asked: list[Any] = [PredictTask(None, {}, name, (), (), 0, None, False) for name in "abcabcadb"]  # type: ignore[arg-type]
     assert [task.model() for task in asked] == list("ABCABCADB")
     assert list(predict_task._models) == ["a", "d", "b"]
 
 
+@pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, {"type": "raw"}])
+def test_an_incomplete_row_has_no_prediction(
+    table: Any, rows: Any, dense_model: Any, arguments: Any
+) -> None:
+    places = sorted(row.id for row in table.select("id").collect())
+    holes = [places[0], *places[7:9], places[-1]]
+    hole = functions.when(~table.id.isin(holes), table.f3)
+    holed = table.withColumn("f3", hole)
+    names = None
+    for frame, is_hole in ((holed, holes), (holed.filter("f3 IS NULL"), holes)):
+        predicted = predict_spark(dense_model, frame, features=FEATURES, batch_size=8, **arguments)
+        names = predicted.columns[len(table.columns) :]
+        found = {row.id: [row[name] for name in names] for row in predicted.collect()}
+        assert len(found) == frame.count()
+        for place, values in found.items():
+            assert all((value is None) == (place in is_hole) for value in values)
+    whole = predict_spark(dense_model, table, features=FEATURES, **arguments)
+    wanted = {row.id: [row[name] for name in names] for row in whole.collect()}
+    found = {
+        row.id: [row[name] for name in names]
+        for row in predict_spark(dense_model, holed, features=FEATURES, **arguments).collect()
+    }
+    known = [place for place in places if place not in holes]
+    for place in known:
+        for value, expected in zip(found[place], wanted[place], strict=True):
+            assert value == expected or np.allclose(value, expected, atol=1e-6)
+    assert predict_spark(dense_model, table.limit(0), features=FEATURES).collect() == []
+
+
 def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     hole = functions.when(table.id != 7, table.f3)
-    holed = predict_spark(dense_model, table.withColumn("f3", hole), features=FEATURES)
+    holed = predict_spark(
+        dense_model, table.withColumn("f3", hole), features=FEATURES, on_missing="error"
+    )
     with pytest.raises(
         Exception, match=r"InputError: column 'f3' holds 1 null\(s\), first in .*f3"
     ):

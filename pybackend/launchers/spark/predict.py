@@ -29,9 +29,20 @@ _VECTOR = "VectorUDT"
 
 
 def add_predictions(
-    frame: Any, choice: ColumnSpec, job: Job, files: Mapping[str, bytes], predictions: Predictions
+    frame: Any,
+    choice: ColumnSpec,
+    job: Job,
+    files: Mapping[str, bytes],
+    predictions: Predictions,
+    *,
+    skips_incomplete: bool,
 ) -> Any:
     """A DataFrame of all columns of another, and the predictions; no Spark job is run.
+
+    Parameters
+    ----------
+    skips_incomplete
+        As in `PredictTask`.
 
     Raises
     ------
@@ -60,6 +71,7 @@ def add_predictions(
         tuple(places[name] for name in read),
         len(columns),
         predictions,
+        skips_incomplete,
     )
     schema = StructType([*columns, *map(_struct_field, predictions.fields)])
     ship_package(session)

@@ -53,6 +53,8 @@ class PredictTask:
         Positions of the feature columns in the batches.
     kept
         So many columns, the first ones, go on to the result.
+    skips_incomplete
+        Whether a row with a null or an unknown category has null for predictions.
     """
 
     job: Job
@@ -62,6 +64,7 @@ class PredictTask:
     places: tuple[int, ...]
     kept: int
     predictions: Predictions
+    skips_incomplete: bool
     artifact: str | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -77,14 +80,37 @@ class PredictTask:
                 [batch.column(place) for place in self.places],
                 [batch.schema.names[place] for place in self.places],
             )
+            complete = np.ones(batch.num_rows, bool)
+            if self.skips_incomplete:
+                complete = reader.find_complete(features)
+                features = features.filter(pa.array(complete))
             first = 0
-            for outputs in predict_rows(self.model(), reader.read(features), self.job.batch_size):
-                rows = batch.slice(first, len(outputs[0]))
-                first += rows.num_rows
+            for outputs, last in self._predict(reader, features, complete):
+                rows, part = batch.slice(first, last - first), complete[first:last]
+                first = last
                 yield pa.RecordBatch.from_arrays(
-                    [*rows.columns[: self.kept], *self.predictions.arrow(outputs)],
+                    [*rows.columns[: self.kept], *self.predictions.arrow(outputs, part)],
                     [*rows.schema.names[: self.kept], *names],
                 )
+
+    def _predict(
+        self, reader: TensorReader, features: Any, complete: Array
+    ) -> Iterator[tuple[list[Array], int]]:
+        """Outputs of the complete rows, in blocks, and the row of the batch that each ends before.
+
+        Parameters
+        ----------
+        features
+            Of the complete rows.
+        """
+        places = [*np.flatnonzero(complete).tolist(), len(complete)]
+        if not features.num_rows:
+            yield [output.make_empty() for output in self.predictions.outputs], places[0]
+            return
+        done = 0
+        for outputs in predict_rows(self.model(), reader.read(features), self.job.batch_size):
+            done += len(outputs[0])
+            yield outputs, places[done]
 
     def model(self) -> Any:
         """The model, from this process's memory if it was loaded before."""

@@ -60,7 +60,7 @@ def apply_saved_model(
     _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
     groups, read = group_columns(spec, kinds, "float64", "dataset")
     _check_names("output_mapping", "output", outputs, signature["outputs"])
-    fields = []
+    fields: list[str] = []
     for name in outputs:
         dtype, depth = signature["outputs"][name]
         kind = "array<" * depth + _KINDS[dtype] + ">" * depth
