@@ -181,8 +181,9 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
         if own == shape or len(shape) < len(wanted):
             continue
         if int(np.prod(own)) != int(np.prod(shape)):
+            found = f"have shape {own}" if own else "are one number each"
             raise InputError(
-                f"the rows have shape {own}, but the model's input"
+                f"the rows {found}, but the model's input"
                 f"{f' {key[2:]!r}' if key != 'x' else ''} has shape {shape}"
             )
         rows = Reshaped(rows, key, shape)

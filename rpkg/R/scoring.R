@@ -11,6 +11,7 @@
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
 #'   arrays for a model of several inputs, or a data frame.
+#' @param on_missing As in [predict.tfdist_fit()].
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text,
 #'   there and in features, needs a fit that knows its values, or `categories` in `data_options`. If
 #'   it is left out, the label of the fit's training is meant; if the data do not have that column,

@@ -44,12 +44,20 @@ test_that("what a formula computes is that of base R, with a column for each lev
     c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
     class = "tfdist_fit"
   )
-  expect_equal(check_newdata(rows[2:3, -1], fit), found$x[2:3, ], ignore_attr = TRUE)
+  expect_equal(check_newdata(rows[2:3, -1], fit)$rows, found$x[2:3, ], ignore_attr = TRUE)
+  odd <- transform(rows[1:4, ], colour = c("pink", NA, "red", "red"), size = c(1, 2, NA, 4))
+  checked <- check_newdata(odd, fit, "null")
+  expect_identical(checked$complete, c(FALSE, FALSE, FALSE, TRUE))
+  expect_equal(
+    checked$rows,
+    check_newdata(odd[4, ], fit)$rows,
+    ignore_attr = TRUE
+  )
   expect_snapshot(error = TRUE, {
-    check_newdata(transform(rows, colour = "pink"), fit, "newdata", NULL)
-    check_newdata(transform(rows, colour = NA), fit, "newdata", NULL)
-    check_newdata(transform(rows, size = NA_real_), fit, "newdata", NULL)
-    check_newdata(rows["size"], fit, "newdata", NULL)
+    check_newdata(transform(rows, colour = "pink"), fit, "error", "newdata", NULL)
+    check_newdata(transform(rows, colour = NA), fit, "error", "newdata", NULL)
+    check_newdata(transform(rows, size = NA_real_), fit, "error", "newdata", NULL)
+    check_newdata(rows["size"], fit, "error", "newdata", NULL)
   })
 })
 

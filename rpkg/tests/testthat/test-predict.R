@@ -3,8 +3,9 @@ test_that("prediction checks its rows before Python is used", {
   fit$features <- c("a", "b")
   expect_snapshot(error = TRUE, {
     predict(fit, data.frame(a = 1))
-    predict(fit, data.frame(a = 1, b = 2)[0, ])
-    predict(fit, data.frame(a = 1, b = NA_real_))
+    predict(fit, data.frame(a = 1, b = NA_real_), on_missing = "error")
+    predict(fit, data.frame(a = 1, a = 2, b = 3, check.names = FALSE))
+    predict(fit, data.frame(a = 1, b = 2), on_missing = "drop")
     predict(fit, data.frame(a = 1, b = "x"))
     predict(fit, factor("rows"))
     predict(fit, matrix(1:4, 2), batch_size = 0)
@@ -24,6 +25,32 @@ test_that("types are checked before Python is used", {
     predict(example_fit(), matrix(1:4, 2), type = "numeric")
     predict(example_fit(), data.frame(a = 1), features = "a")
   })
+})
+
+test_that("a matrix whose columns have names is read by them", {
+  x <- matrix(as.double(1:6), 2, dimnames = list(NULL, c("a", "b", "c")))
+  expect_identical(matrix_columns(x), c("a", "b", "c"))
+  expect_null(matrix_columns(unname(x)))
+  expect_null(matrix_columns(cbind(x, a = 1)))
+  expect_identical(matrix_columns(list(l = x, r = x))$r, c("a", "b", "c"))
+  expect_null(matrix_columns(list(l = x, r = unname(x))))
+  expect_identical(order_columns(x[, 3:1], c("a", "b", "c"), "x", NULL), x)
+  expect_identical(order_columns(unname(x), c("c", "b", "a"), "x", NULL), unname(x))
+  known <- list(l = c("a", "c"), r = "b")
+  found <- order_columns(list(l = x, r = x), known, "x", NULL)
+  expect_identical(found, list(l = x[, c("a", "c")], r = x[, "b", drop = FALSE]))
+  expect_snapshot(error = TRUE, order_columns(x, c("a", "d"), "x", NULL))
+})
+
+test_that("rows are taken of arrays of any shape, and missing values found in them", {
+  cube <- array(as.double(1:12), c(2, 3, 2))
+  expect_identical(take_rows(cube, 2L), cube[2, , , drop = FALSE])
+  expect_identical(take_rows(list(cube, 1:2), 2L), list(cube[2, , , drop = FALSE], 2L))
+  cube[1, 2, 2] <- NA
+  expect_identical(complete_rows(cube), c(FALSE, TRUE))
+  expect_identical(complete_rows(list(1:2, c(1, NA))), c(TRUE, FALSE))
+  expect_identical(spread_rows(matrix(1:2, 1), c(FALSE, TRUE)), rbind(c(NA, NA), 1:2))
+  expect_identical(spread_rows(factor("b"), c(TRUE, FALSE)), factor(c("b", NA)))
 })
 
 # A fit whose model is this one.
@@ -58,6 +85,77 @@ test_that("data frames get classes and probabilities, arrays the model's numbers
   expect_identical(class(without_tibble), "data.frame")
   expect_identical(as.list(without_tibble), as.list(found))
   expect_identical(dim(without_tibble), c(4L, 4L))
+})
+
+test_that("a row without a value has no prediction, and no rows have none", {
+  skip_if_no_pybackend()
+  levels <- levels(iris$Species)
+  fit <- fit_of(dense_model(), levels)
+  rows <- iris[c(1, 51, 101), 1:4]
+  whole <- predict(fit, rows)
+  raw <- predict(fit, rows, type = "raw")
+  rows[2, 3] <- NA
+  found <- predict(fit, rows)
+  expect_identical(found[c(1, 3), ], whole[c(1, 3), ])
+  expect_true(all(is.na(found[2, ])))
+  expect_identical(levels(found$.pred_class), levels)
+  raw[2, ] <- NA
+  expect_equal(predict(fit, rows, type = "raw"), raw)
+  expect_equal(predict(fit, as.matrix(rows)), raw, ignore_attr = TRUE)
+  expect_equal(
+    suppressMessages(barrier_predict("local", fit, rows, workers = 1)),
+    raw,
+    tolerance = 1e-6
+  )
+  for (few in list(rows[0, ], rows[2, ])) {
+    expect_identical(dim(predict(fit, few)), c(nrow(few), 4L))
+    expect_identical(dim(predict(fit, few, type = "raw")), c(nrow(few), 3L))
+  }
+  expect_identical(dim(predict(fit, matrix(0, 0, 4))), c(0L, 3L))
+  expect_error(predict(fit, rows, on_missing = "error"), "missing values, first in row 2")
+})
+
+test_that("arrays that do not fit the model are named as such", {
+  skip_if_no_pybackend()
+  fit <- fit_of(dense_model())
+  expect_snapshot(error = TRUE, {
+    predict(fit, matrix(1, 2, 5))
+    predict(fit, c(1, 2, 3, 4))
+    predict(fit, matrix(1, 2, 5), type = "class")
+    generics::evaluate(fit, matrix(1, 2, 5), c(0, 1))
+  })
+  expect_error(
+    predict(fit, list(a = matrix(1, 2, 4))),
+    "has one input, .* but x has arrays named a"
+  )
+})
+
+test_that("a model that was trained on a named matrix reads others by name", {
+  skip_if_no_pybackend()
+  x <- as.matrix(iris[1:4])
+  train <- function(x, ...) {
+    suppressMessages(barrier_train(
+      "local",
+      dense_model(),
+      list(x, iris$Species),
+      ...,
+      workers = 1,
+      seed = 1,
+      verbose = 0
+    ))
+  }
+  fit <- train(x, validation_data = list(x[, 4:1], iris$Species))
+  expect_identical(fit$features, colnames(x))
+  scores <- predict(fit, x)
+  expect_identical(predict(fit, x[, 4:1]), scores)
+  expect_identical(predict(fit, unname(x)), scores)
+  expect_identical(predict(fit, rev(iris), type = "raw"), scores)
+  expect_equal(
+    generics::evaluate(fit, x[, 4:1], iris$Species)[["loss"]],
+    fit$history$val_loss,
+    tolerance = 1e-5
+  )
+  expect_error(predict(fit, x[, -1]), "has no column \"Sepal.Length\", a feature of the training")
 })
 
 test_that("one probability or one logit tells two classes", {

@@ -26,7 +26,7 @@ test_that("a recipe is prepared by the training data and applied to later ones",
     c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
     class = "tfdist_fit"
   )
-  expect_equal(check_newdata(placed[7:8, -5], fit), found$x[7:8, ])
+  expect_equal(check_newdata(placed[7:8, -5], fit)$rows, found$x[7:8, ])
   expect_identical(nrow(columns$preparation$recipe$template), 0L)
 
   # A recipe that was prepared elsewhere stays as it is.

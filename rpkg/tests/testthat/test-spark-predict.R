@@ -93,6 +93,11 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
     tolerance = 1e-6
   )
 
+  holed <- dplyr::mutate(table, b = dplyr::if_else(id == 3L, NA_real_, b))
+  holed <- dplyr::collect(dplyr::arrange(predict(fit, dplyr::filter(holed, id < 5L)), id))
+  expect_identical(is.na(holed$.pred_class), c(FALSE, FALSE, TRUE, FALSE))
+  expect_identical(is.na(holed$.pred_setosa), is.na(holed$.pred_class))
+
   binary <- fit
   binary$levels <- c("no", "yes")
   binary$decoded <- rlang::env(model = binary_model())
@@ -108,5 +113,7 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
     predict(fit, dplyr::select(table, a, b))
     predict(fit, table, features = c("a", "b"))
     predict(fit, table, batch_size = 0)
+    predict(replace(fit, "levels", list(c("it's", "b", "c"))), table)
+    predict(replace(fit, "levels", list(c("a", "${env:HOME}", "c"))), table, type = "prob")
   })
 })
