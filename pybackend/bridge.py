@@ -195,11 +195,12 @@ def find_text_inputs(model: Any) -> list[str] | None:
     return find_text_inputs(model)
 
 
-def list_columns(path: str, tfrecord_spec: dict[str, str] | None = None) -> list[str]:
+def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
     """The names of the columns of Parquet or TFRecord files."""
+    from pybackend.data.files import as_places
     from pybackend.data.sources import open_row_files
 
-    names: list[str] = open_row_files(path, tfrecord_spec, "data").schema.names
+    names: list[str] = open_row_files(as_places(path), tfrecord_spec, "data").schema.names
     return names
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
+from pybackend.data.files import is_path
 from pybackend.data.frames import FrameRows
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
@@ -114,7 +114,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
 def check_can_be_split(data: Any) -> None:
     if is_spark_frame(data):
         what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
-    elif isinstance(data, (str, os.PathLike)):
+    elif is_path(data):
         what, instead = "files", "other files for the validation data"
     elif is_dataset(data):
         what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from pybackend.api.data_checks import (
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset, read_batches
+from pybackend.data.files import is_path
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
@@ -65,7 +65,7 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
         return frame
     if is_spark_frame(data):
         return _read_spark_frame(launcher, data, name, columns, job)
-    if isinstance(data, (str, os.PathLike)):
+    if is_path(data):
         return _read_files(data, name, columns, job)
     if callable(data):
         return _read_function(data, name, job)
@@ -165,7 +165,7 @@ def _read_spark_frame(
 
 
 def _read_files(path: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
-    if not os.fspath(path):
+    if path == "":
         raise InputError(f"`{name}` is an empty path")
     rows = FileRows.at(path, columns, job.floatx, name)
     check_one_label(job, isinstance(columns.label, str))

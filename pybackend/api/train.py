@@ -94,8 +94,8 @@ def barrier_train(
           and the model trains as by ``fit(x)``: its ``train_step`` gets the same;
         - a pandas data frame or a Spark DataFrame, with columns of numbers, arrays, ML vectors,
           bytes or text;
-        - the path or URI (by fsspec) of Parquet or TFRecord files, a file or a folder, which the
-          workers read themselves;
+        - the path or URI (by fsspec) of Parquet or TFRecord files, a file, a folder or a pattern
+          (``"day=*/rows.parquet"``), or a list of them, which the workers read themselves;
         - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
           ``(x, y, sample_weight)``. This process reads all of it, and the workers share out the
           rows of each batch, whatever ``batch_size`` and ``shuffle`` say. A model with its own

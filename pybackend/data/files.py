@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import InputError
 
+# One path or URI, or several.
+Places = str | tuple[str, ...]
+_MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -26,23 +31,61 @@ def local_path(uri: str) -> str:
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
-def find_files(uri: str, name: str = "data") -> list[str]:
+def is_path(data: Any) -> bool:
+    """Whether data are a path, or several."""
+    several = data if isinstance(data, (list, tuple)) and data else [data]
+    return all(isinstance(one, (str, os.PathLike)) for one in several)
+
+
+def as_places(data: Any) -> Places:
+    """A path or URI as text, or several."""
+    return tuple(map(os.fspath, data)) if isinstance(data, (list, tuple)) else os.fspath(data)
+
+
+def find_files(uri: Places, name: str = "data") -> list[str]:
     """All data files at a path, sorted: the file itself, or those in a folder.
 
     Names that begin with ``_`` or ``.`` are Spark's notes, not data; folders inside are searched,
-    too.
+    too. Of several paths, the files follow in the order of the paths. A path may be a pattern, with
+    ``*`` and the like.
 
     Raises
     ------
     InputError
-        There is no such place, or no file in it.
+        There is no such place, no file in it, or a file is named twice.
     """
+    if isinstance(uri, tuple):
+        found = [file for one in uri for file in find_files(one, name)]
+        for file, count in Counter(found).items():
+            if count > 1:
+                raise InputError(f"`{name}` has the file {file!r} {count} times")
+        return found
+    if is_pattern(uri):
+        matches = _match(uri, name)
+        if not matches:
+            raise InputError(f"`{name}`: no file or folder matches {uri!r}")
+        return sorted({file for match in matches for file in find_files(match, name)})
     files = _find_remote_files(uri, name) if is_remote(uri) else _find_local_files(local_path(uri))
     if files is None:
         raise InputError(f"`{name}`: there is no file or folder {uri!r}")
     if not files:
         raise InputError(f"`{name}`: the folder {uri!r} has no files")
     return files
+
+
+def is_pattern(uri: str) -> bool:
+    """Whether a path stands for all that it matches: it has signs of a pattern, and no file."""
+    return bool(_MAGIC.search(uri)) and (is_remote(uri) or not os.path.lexists(local_path(uri)))
+
+
+def _match(uri: str, name: str) -> list[str]:
+    """What a pattern matches, but for Spark's notes."""
+    if is_remote(uri):
+        filesystem, path = find_filesystem(uri, name)
+        found = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
+    else:
+        found = glob.glob(local_path(uri), recursive=True)
+    return [match for match in found if _is_data(posixpath.basename(match.rstrip("/")))]
 
 
 def open_file(uri: str, mode: str = "rb") -> Any:

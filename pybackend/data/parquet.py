@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
-from pybackend.data.files import find_files, open_file
+from pybackend.data.files import (
+    Places,
+    find_files,
+    is_pattern,
+    is_remote,
+    local_path,
+    open_file,
+)
 from pybackend.errors import InputError
 
+# What Hive and Spark call a folder of rows without a value.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 8192
 # Footers of remote files: each takes a round trip or two.
@@ -29,16 +41,19 @@ class ParquetFiles:
         A ``pyarrow.Schema``.
     index
         Columns that are the index of the pandas data frame that was written.
+    partitions
+        Columns that the names of folders hold (``day=1/``), last in the schema: a value per file.
     """
 
     files: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     schema: Any
     index: tuple[str, ...] = ()
+    partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, uri: str, name: str = "data") -> ParquetFiles:
-        """The files at a path or URI; only their footers are read.
+    def at(cls, uri: Places, name: str = "data") -> ParquetFiles:
+        """The files at paths or URIs; only their footers are read.
 
         Raises
         ------
@@ -46,7 +61,7 @@ class ParquetFiles:
             There is no such file, one is not a Parquet file, or their schemas differ.
         """
         try:
-            import pyarrow  # noqa: F401
+            import pyarrow as pa
         except ImportError as error:
             raise InputError("reading Parquet files needs the Python package pyarrow") from error
         files = [file for file in find_files(uri, name) if not file.endswith(".crc")]
@@ -60,7 +75,15 @@ class ParquetFiles:
                     f"{files[0]} are ({_list_fields(schema)})"
                 )
         groups = tuple(groups for groups, _ in footers)
-        return cls(tuple(files), groups, schema.remove_metadata(), _read_index(schema.metadata))
+        index = _read_index(schema.metadata)
+        partitions = {
+            column: values
+            for column, values in find_partitions(uri, files).items()
+            if column not in schema.names
+        }
+        for column, values in partitions.items():
+            schema = schema.append(pa.field(column, pa.array(values).type))
+        return cls(tuple(files), groups, schema.remove_metadata(), index, partitions)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -84,14 +107,64 @@ class ParquetFiles:
         InputError
             A file is not the one that was looked at before.
         """
+        own = [column for column in columns if column not in self.partitions]
+        own = own or self.schema.names[:1]  # by whose rows the others are repeated
         begin = 0
-        for file, groups in zip(self.files, self.groups, strict=True):
+        for number, (file, groups) in enumerate(zip(self.files, self.groups, strict=True)):
             end = begin + sum(groups)
             inside = [(a - begin, b - begin) for a, b in ranges if a < end and begin < b]
             if inside:
-                for place, batch in _read_ranges(file, groups, inside, columns):
-                    yield begin + place, batch
+                for place, batch in _read_ranges(file, groups, inside, own):
+                    yield begin + place, self._add_partitions(batch, number, columns)
             begin = end
+
+    def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
+        """The columns of a batch of a file, those of its folders' names among them."""
+        if not self.partitions:
+            return batch
+        import pyarrow as pa
+
+        def column_of(name: str) -> Any:
+            if name not in self.partitions:
+                return batch.column(name)
+            kind = self.schema.field(name).type
+            return pa.repeat(pa.scalar(self.partitions[name][number], kind), batch.num_rows)
+
+        return pa.RecordBatch.from_arrays([column_of(name) for name in columns], list(columns))
+
+
+def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Columns that the names of folders hold, as Hive and Spark write them: a value per file.
+
+    They are whole numbers, other numbers or text, as all values of a column can be read.
+    """
+    found: list[dict[str, str]] = []
+    for file in files:
+        folders = file.rpartition("/")[0][len(_root_of(uri, file)) :].split("/")
+        pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
+        found.append({unquote(column): unquote(value) for column, value in pairs})
+    columns = dict.fromkeys(column for pairs in found for column in pairs)
+    return {column: _parse([pairs.get(column) for pairs in found]) for column in columns}
+
+
+def _root_of(uri: Places, file: str) -> str:
+    """The path that was named, or the folder before the signs of a pattern."""
+    places = [uri] if isinstance(uri, str) else list(uri)
+    roots = [_fixed_part(one) if is_pattern(one) else one for one in places]
+    roots = [root if is_remote(root) else local_path(root) for root in roots]
+    return max((root for root in roots if file.startswith(root)), key=len, default=file)
+
+
+def _fixed_part(pattern: str) -> str:
+    return re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
+
+
+def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
+    known = [None if value == _NO_VALUE else value for value in values]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return tuple(None if value is None else kind(value) for value in known)
+    return tuple(known)
 
 
 def _read_footer(file: str, name: str) -> tuple[tuple[int, ...], Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from pybackend.data.columns import (
     reject_duplicate_columns,
 )
 from pybackend.data.encoding import MOST_CATEGORIES, find_categories, keep_categories
-from pybackend.data.files import find_files
+from pybackend.data.files import Places, as_places, find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
@@ -58,16 +57,15 @@ class FileRows(TableRows):
     files: RowFiles
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str], spec: ColumnSpec, floatx: str, name: str) -> FileRows:
-        """Files at a path or URI; checked by their schema.
+    def at(cls, path: Any, spec: ColumnSpec, floatx: str, name: str) -> FileRows:
+        """Files at a path or URI, or at several; checked by their schema.
 
         Raises
         ------
         InputError
             Names the file, or the column, and what is expected.
         """
-        files = open_row_files(os.fspath(path), spec.tfrecord_spec, name)
-        _reject_partition_folders(os.fspath(path), files, spec, name)
+        files = open_row_files(as_places(path), spec.tfrecord_spec, name)
         reject_duplicate_columns(files.schema.names, name)
         kinds = describe_schema(files.schema)
         left_out = find_index(spec, kinds, files.index)
@@ -152,24 +150,12 @@ def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
     return list(values)
 
 
-def _reject_partition_folders(uri: str, files: RowFiles, spec: ColumnSpec, name: str) -> None:
-    """Reject files of Spark's ``partitionBy``, which moves a column into the names of folders."""
-    inner = [file.rpartition("/")[0][len(uri) :] for file in files.files if file.startswith(uri)]
-    values = dict(part.split("=", 1) for path in inner for part in path.split("/") if "=" in part)
-    used = values if spec.features is None else [c for c in values if c in spec.named_columns]
-    for column in used:
-        raise InputError(
-            f"`{name}`: the column {column!r} is in the names of the folders of {uri} "
-            f"({column}={values[column]}), which are not read. Read them with Spark, or write them "
-            "without partitionBy()"
-        )
-
-
-def open_row_files(uri: str, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
+def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
     from pybackend.data.files import open_file
 
-    first = next((file for file in find_files(uri, name) if not file.endswith(".crc")), uri)
+    found = find_files(uri, name)
+    first = next((file for file in found if not file.endswith(".crc")), found[0])
     try:
         with open_file(first) as file:
             is_parquet = file.read(len(_PARQUET)) == _PARQUET
@@ -189,6 +175,6 @@ def open_row_files(uri: str, tfrecord_spec: Mapping[str, str] | None, name: str)
             raise
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads "
-            f"can be a DataFrame, e.g. spark.read.csv({uri!r}, header=True) ({error})"
+            f"can be a DataFrame, e.g. spark.read.csv({first!r}, header=True) ({error})"
         ) from error
     return records

@@ -26,7 +26,7 @@ check_data <- function(
   } else if (is.function(data)) {
     check_worker_function(data, arg, call)
     list(kind = "function", value = data)
-  } else if (rlang::is_string(data) && nzchar(data)) {
+  } else if (is_paths(data)) {
     column_source("path", check_data_path(data, arg, call), columns)
   } else {
     abort_data(data, allow_null, arg, call)
@@ -158,20 +158,28 @@ column_source <- function(kind, value, columns) {
   )
 }
 
-# The columns of files are read on this machine, too, so a local path must exist here.
+is_paths <- function(data) {
+  is.character(data) && is.null(dim(data)) && length(data) && all(nzchar(data))
+}
+
+# The columns of files are read on this machine, too, so a local path must exist here. One path is a
+# string for Python, several are a list.
 check_data_path <- function(path, arg, call) {
-  absolute <- absolute_path(path)
+  absolute <- vapply(path, absolute_path, "", USE.NAMES = FALSE)
   is_here <- grepl("^(file://|/)", absolute)
-  if (is_here && !file.exists(sub("^file://", "", absolute))) {
+  local <- sub("^file://", "", absolute)
+  is_there <- file.exists(local) | lengths(lapply(local, Sys.glob)) > 0L
+  absent <- path[is_here & !is_there]
+  if (length(absent)) {
     abort_input(
       c(
-        sprintf("There is no file or folder at the path `%s`: %s.", arg, path),
+        sprintf("There is no file or folder at the path `%s`: %s.", arg, absent[[1L]]),
         i = "Pass the path or URI of Parquet or TFRecord files."
       ),
       call = call
     )
   }
-  absolute
+  if (length(absolute) == 1L) absolute else as.list(absolute)
 }
 
 # Workers have another working directory, and Python does not expand `~`.
@@ -192,7 +200,7 @@ abort_data <- function(data, allow_null, arg, call) {
       "*" = "an array, or a named list of the model's inputs, if there are no labels;",
       "*" = "a data frame with the column that `label` names;",
       "*" = "a sparklyr table, or a PySpark or pandas DataFrame;",
-      "*" = "the path or URI of Parquet or TFRecord files;",
+      "*" = "the paths or URIs of Parquet or TFRecord files;",
       "*" = "a function of the worker's context that returns a tf.data.Dataset of batches."
     ),
     call = call

@@ -42,8 +42,7 @@ read_formula <- function(formula, data, weight, options, call) {
   if (is.null(names) && "." %in% all.vars(formula)) {
     names <- read_columns(data, options, call)
   }
-  is_path <- rlang::is_string(data)
-  if (is.null(names) && !is_path) {
+  if (is.null(names) && !is_paths(data)) {
     abort_input(
       c(
         sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),

@@ -31,7 +31,7 @@ known_columns <- function(data) {
 
 # Names of the columns of files, which Python reads.
 read_columns <- function(data, options, call) {
-  if (!rlang::is_string(data) || !nzchar(data)) {
+  if (!is_paths(data)) {
     return(NULL)
   }
   spec <- as_list_or_null(options$tfrecord_spec)

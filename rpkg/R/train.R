@@ -30,8 +30,9 @@
 #'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
 #'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
 #'     numbers, ML vectors, bytes or text;
-#'   * the path or URI (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, a
-#'     file or a folder, which the workers read themselves: all their machines must share the path;
+#'   * paths or URIs (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, files,
+#'     folders or patterns such as `"day=*/rows.parquet"`, which the workers read themselves: all
+#'     their machines must share the paths;
 #'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
 #'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
 #'     `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`, which are used

@@ -40,6 +40,14 @@ def test_a_folder_gives_its_data_files_in_order(kind: str, tmp_path: Path) -> No
     assert [read_file(file) for file in files] == [b"a.parquet", b"b.parquet", b"k=1/c.parquet"]
     assert get_size(files[0]) == 9
     assert find_files(files[1]) == [files[1]]
+    assert find_files((files[2], files[0])) == [files[2], files[0]]
+    assert [read_file(file) for file in find_files(f"{root}/[ab].par*")] == [
+        b"a.parquet",
+        b"b.parquet",
+    ]
+    assert [read_file(file) for file in find_files(f"{root}/*")] == list(map(read_file, files))
+    with pytest.raises(InputError, match="no file or folder matches"):
+        find_files(f"{root}/*.csv")
 
 
 @pytest.mark.parametrize(

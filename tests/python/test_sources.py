@@ -122,12 +122,40 @@ def test_what_does_not_fit_the_files_is_told_before_they_are_read(
     assert message in str(caught.value)
 
 
-def test_a_column_in_the_names_of_folders_is_told(tmp_path: Path) -> None:
-    for label in (0, 1):
-        (tmp_path / f"label={label}").mkdir()
-        write(tmp_path / f"label={label}", 3)
-    with pytest.raises(InputError, match=r"column 'label' is in the names of the folders"):
-        FileRows.at(tmp_path, ColumnSpec(features=["a"]), "float32", "data")
+def test_columns_in_the_names_of_folders_are_read(tmp_path: Path) -> None:
+    """As Hive and Spark write them: whole numbers, other numbers or text, escaped."""
+    folders = ["label=1/size=0.5/town=a%20b", "label=0/size=2/town=__HIVE_DEFAULT_PARTITION__"]
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder, 3)
+    source = FileRows.at(tmp_path, ColumnSpec(features=["a", "size"]), "float32", "data")
+    found = rows_of_worker(source, 1, 0)
+    assert found["y"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert found["x"][:, 1].tolist() == [2.0] * 3 + [0.5] * 3
+    assert source.files.schema.names[-3:] == ["label", "size", "town"]
+    alone = FileRows.at(tmp_path, ColumnSpec(features=["size"]), "float32", "data")
+    assert rows_of_worker(alone, 1, 0)["x"].tolist() == [[2.0]] * 3 + [[0.5]] * 3
+    with pytest.raises(InputError, match=r"'town' holds 1 null.*town=__HIVE"):
+        rows_of_worker(FileRows.at(tmp_path, ColumnSpec(), "float32", "data"), 1, 0)
+    # Below a path that names such a folder itself there is no such column.
+    inner = FileRows.at(tmp_path / "label=1", ColumnSpec(label=None), "float32", "data")
+    assert inner.files.schema.names == ["a", "size", "town"]
+    of_pattern = FileRows.at(
+        f"{tmp_path}/label=*/size=0*", ColumnSpec(features=["a"]), "float32", "data"
+    )
+    assert rows_of_worker(of_pattern, 1, 0)["y"].tolist() == [1, 1, 1]
+
+
+def test_the_files_of_several_paths_are_read_in_their_order(tmp_path: Path) -> None:
+    paths = []
+    for label in (3, 1, 2):
+        (tmp_path / str(label)).mkdir()
+        paths.append(write(tmp_path / str(label), 2, label=pa.array([label] * 2)))
+    spec = ColumnSpec(repartition=False)
+    found = rows_of_worker(FileRows.at(paths, spec, "float32", "data"), 1, 0)
+    assert found["y"].tolist() == [3, 3, 1, 1, 2, 2]
+    with pytest.raises(InputError, match=r"`data` has the file .*1/.* 2 times"):
+        FileRows.at([paths[1], tmp_path / "1"], spec, "float32", "data")
 
 
 def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:

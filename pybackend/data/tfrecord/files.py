@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pybackend.data.files import find_files, get_size
+from pybackend.data.files import Places, find_files, get_size, is_pattern
 from pybackend.data.folder import Folder, open_folder
 from pybackend.data.tfrecord.chunks import (
     CHUNK_BYTES,
@@ -68,9 +68,9 @@ class RecordFiles:
 
     @classmethod
     def at(
-        cls, uri: str, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
+        cls, uri: Places, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
     ) -> RecordFiles:
-        """A file, or the files of a folder.
+        """A file, the files of a folder, or those of several paths.
 
         What was written by `write_tfrecords` is taken as its manifest says. Of other files the
         records are counted, which reads them once, and the columns are those of a sample.
@@ -89,10 +89,13 @@ class RecordFiles:
         """
         if tfrecord_spec is not None:
             check_tfrecord_spec(tfrecord_spec)
+        if isinstance(uri, tuple) or is_pattern(uri):
+            return _count_files(uri, tfrecord_spec, name)
         folder = open_folder(uri)
         manifest = read_manifest(folder)
         if manifest is None:
-            return _count_files(uri, folder, tfrecord_spec, name)
+            _reject_unfinished(uri, folder, name)
+            return _count_files(uri, tfrecord_spec, name)
         manifest.check(folder)
         _reject_others(uri, folder, manifest, name)
         parts = manifest.parts
@@ -232,16 +235,17 @@ def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> N
         )
 
 
-def _count_files(
-    uri: str, folder: Folder, spec: Mapping[str, str] | None, name: str
-) -> RecordFiles:
-    """Files without a manifest."""
+def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
     unfinished = [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]
     if unfinished:
         raise InputError(
             f"`{name}`: {uri!r} is being written, or was left behind by a process that ended: it "
             f"holds {unfinished[0]}"
         )
+
+
+def _count_files(uri: Places, spec: Mapping[str, str] | None, name: str) -> RecordFiles:
+    """Files without a manifest."""
     files = find_files(uri, name)
     compressions = [detect_compression(file) for file in files]
     if spec is None:

@@ -55,6 +55,8 @@ test_that("a path becomes absolute, a function must take the worker's context", 
   expect_identical(check(file)$kind, "path")
   expect_identical(check(paste0("file://", file))$value, paste0("file://", file))
   expect_identical(check("s3://bucket/rows")$value, "s3://bucket/rows")
+  several <- check(c("rows.parquet", "r*.parquet"))$value
+  expect_identical(several, as.list(file.path(getwd(), c("rows.parquet", "r*.parquet"))))
   expect_identical(absolute_path("~/rows"), path.expand("~/rows"))
   expect_identical(check(function(ctx) NULL)$kind, "function")
   expect_snapshot(error = TRUE, {
