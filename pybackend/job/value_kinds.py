@@ -9,13 +9,24 @@ from __future__ import annotations
 import base64
 import collections
 import decimal
+import fractions
 import pathlib
 import types
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from pybackend.job.value_classes import CLASSES
-from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_exactly, is_of, to_text
+from pybackend.job.value_kind import (
+    Fields,
+    Kind,
+    Pack,
+    UnfitError,
+    Unpack,
+    is_exactly,
+    is_of,
+    to_text,
+)
 from pybackend.job.value_spark import OF_SPARK
 from pybackend.job.value_tables import TABLES
 from pybackend.job.value_times import TIMES
@@ -61,6 +72,23 @@ def _of_pairs(tag: str, kind: type) -> Kind:
     return Kind(tag, is_exactly(kind), _pack_dict, unpack_dict)
 
 
+# What a defaultdict may make of a missing key: no code of a user's.
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, list, dict, set)}
+
+
+def _pack_default(value: collections.defaultdict[Any, Any], pack: Pack) -> Fields:
+    name = getattr(value.default_factory, "__name__", None)
+    if value.default_factory is not None and _FACTORIES.get(str(name)) is not value.default_factory:
+        raise UnfitError("its default factory is code: return it as dict(...)")
+    return {"factory": name, **_pack_dict(value, pack)}
+
+
+def _unpack_default(fields: Fields, unpack: Unpack) -> Any:
+    factory = None if fields["factory"] is None else _FACTORIES[fields["factory"]]
+    pairs = {unpack(key): unpack(value) for key, value in fields["pairs"]}
+    return collections.defaultdict(factory, pairs)
+
+
 def _unpack_path(fields: Fields, unpack: Unpack) -> Any:
     kinds = {kind.__name__: kind for kind in _PATHS}
     return kinds[fields["class"]](unpack(fields["path"]))
@@ -99,6 +127,20 @@ KINDS: tuple[Kind, ...] = (
     _of_items("tuple", tuple),
     _of_pairs("dict", dict),
     _of_pairs("ordered dict", collections.OrderedDict),
+    _of_pairs("counter", collections.Counter),
+    Kind("default dict", is_exactly(collections.defaultdict), _pack_default, _unpack_default),
+    Kind(
+        "deque",
+        is_exactly(collections.deque),
+        lambda v, pack: {"most": v.maxlen, **_pack_items(v, pack)},
+        lambda fields, unpack: collections.deque(map(unpack, fields["items"]), fields["most"]),
+    ),
+    Kind(
+        "range",
+        is_exactly(range),
+        lambda v, pack: {"ends": [pack(end, "") for end in (v.start, v.stop, v.step)]},
+        lambda fields, unpack: range(*map(unpack, fields["ends"])),
+    ),
     _of_items("set", set),
     _of_items("frozenset", frozenset),
     Kind(
@@ -109,6 +151,13 @@ KINDS: tuple[Kind, ...] = (
     ),
     *TIMES,
     _by_text("decimal", decimal.Decimal, str, decimal.Decimal),
+    Kind(
+        "fraction",
+        is_exactly(fractions.Fraction),
+        lambda v, pack: {"parts": [pack(v.numerator, ""), pack(v.denominator, "")]},
+        lambda fields, unpack: fractions.Fraction(*map(unpack, fields["parts"])),
+    ),
+    _by_text("uuid", uuid.UUID, str, uuid.UUID),
     Kind(
         "path",
         is_exactly(*_PATHS),

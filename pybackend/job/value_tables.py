@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,6 +237,13 @@ def _unpack_index(fields: Fields, unpack: Unpack) -> Any:
     return _make_index(_unpack_column(fields["column"], unpack), fields["freq"]).rename(name)
 
 
+def _is_index(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return isinstance(value, getattr(pandas, "Index", ())) and (
+        type(value).__module__.partition(".")[0] == "pandas"
+    )
+
+
 def _make_index(column: Any, freq: str | None) -> Any:
     import pandas as pd
 
@@ -250,6 +258,7 @@ _ARROW = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError,
 TABLES: tuple[Kind, ...] = (
     Kind("data frame", is_of("pandas", "DataFrame"), _pack_frame, _unpack_frame, _ARROW),
     Kind("series", is_of("pandas", "Series"), _pack_series, _unpack_series, _ARROW),
+    Kind("index", _is_index, lambda v, pack: _pack_index(v, pack, ""), _unpack_index, _ARROW),
     Kind(
         "table",
         is_of("pyarrow", "Table"),

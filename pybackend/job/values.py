@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pybackend.errors import SerializationError
-from pybackend.job.value_kind import Kind, to_text
+from pybackend.job.value_kind import Kind, Pack, to_text
 from pybackend.job.value_kinds import KINDS
 
 _TAG = "__tfdist__"
@@ -76,13 +76,14 @@ def decode_value(text: str, kinds: Sequence[Kind] = KINDS) -> Any:
 def _pack(value: Any, where: str, kinds: Sequence[Kind]) -> Any:
     if value is None or _is_plain(value):
         return value
-    np = sys.modules.get("numpy")  # without it no value can be its array
-    if np is not None and isinstance(value, (np.ndarray, np.generic)):
-        return _pack_array(value, where)
 
     def pack_part(part: Any, place: str) -> Any:
         is_key = place == " (a key)"
         return _pack(part, f"a key of {where}" if is_key else f"{where}{place}", kinds)
+
+    np = sys.modules.get("numpy")  # without it no value can be its array
+    if np is not None and isinstance(value, (np.ndarray, np.generic)):
+        return _pack_array(value, where, pack_part)
 
     if type(value) is list:
         return [pack_part(item, f"[{index}]") for index, item in enumerate(value)]
@@ -134,12 +135,15 @@ def _refuse(value: Any, where: str) -> str:
     )
 
 
-def _pack_array(value: Any, where: str) -> dict[str, Any]:
+def _pack_array(value: Any, where: str, pack: Pack) -> dict[str, Any]:
     import numpy as np
 
     array = np.asarray(value)
     kind = array.dtype
     is_scalar = isinstance(value, np.generic)
+    if kind.kind == "O" and type(value) is np.ndarray:
+        items = [pack(item, f"[{place}]") for place, item in enumerate(value.flat)]
+        return {_TAG: "objects", "shape": list(value.shape), "items": items}
     if kind.kind not in "biufcSUmM" or np.dtype(kind.str) != kind:
         raise SerializationError(f"{where} is an array of {kind}: numbers, times and text only")
     is_exact = type(value) is np.ndarray
@@ -172,7 +176,19 @@ def _unpack(value: Any, kinds: dict[str, Kind]) -> Any:
         flat = np.frombuffer(base64.b64decode(value["data"]), dtype=np.dtype(value["dtype"]))
         array = flat.reshape(value["shape"]).copy()
         return array if tag == "array" else array[()]
+    if tag == "objects":
+        return _unpack_objects(value, kinds)
     if tag not in kinds:
         raise SerializationError(f"a worker's result holds an unknown kind of value {tag!r}")
     fields = {name: field for name, field in value.items() if name != _TAG}
     return kinds[tag].unpack(fields, lambda part: _unpack(part, kinds))
+
+
+def _unpack_objects(fields: dict[str, Any], kinds: dict[str, Kind]) -> Any:
+    """An array of Python's objects, texts mostly."""
+    import numpy as np
+
+    array = np.empty(len(fields["items"]), object)
+    for place, item in enumerate(fields["items"]):
+        array[place] = _unpack(item, kinds)
+    return array.reshape(fields["shape"])

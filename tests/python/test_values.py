@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, make_dataclass
 from datetime import UTC, datetime, time, timedelta, timezone
+from decimal import Decimal
 from enum import Enum, Flag, IntEnum
+from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -168,6 +171,15 @@ class Slotted:
         Name.RED,
         Rights.WRITE,
         OrderedDict([("b", 1), ("a", 2)]),
+        Counter("abba"),
+        defaultdict(list, a=[1]),
+        defaultdict(None, a=1),
+        deque([1, "a"], maxlen=3),
+        range(2**70, 0, -3),
+        Fraction(2**70, 3),
+        UUID(int=5),
+        np.array([["a", None], [1, Decimal("1.5")]], dtype=object),
+        np.empty((0, 2), object),
         Slotted([1]),
         datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
         time(2, 30, fold=1, tzinfo=timezone(timedelta(hours=1), "CET")),
@@ -195,7 +207,9 @@ def test_values_of_special_classes_come_back_as_they_were(value: Any) -> None:
         assert repr(again) == repr(value)
     for name in ("fold", "unit", "tzinfo", "__fields__"):
         assert getattr(again, name, None) == getattr(value, name, None)
-    if not isinstance(value, (type(pd.NaT), type(pd.NA), Slotted)):
+    if isinstance(value, np.ndarray):
+        assert again.shape == value.shape
+    elif not isinstance(value, (type(pd.NaT), type(pd.NA), Slotted)):
         assert again == value
 
 
@@ -257,8 +271,7 @@ class Pair(NamedTuple("Pair", [("x", int)])):
         (np.ma.masked_array([1, 2], [True, False]), "MaskedArray, which would come back changed"),
         (np.arange(2).view(np.recarray), "recarray, which would"),
         (np.str_("a\0"), "str_, which would"),
-        (defaultdict(int, a=1), r"defaultdict, which would come back as a plain dict: return it"),
-        (Counter("ab"), "plain dict"),
+        (defaultdict(lambda: 1, a=1), r"defaultdict, cannot be sent: its default factory is code"),
         (type("Text", (str,), {})("a"), "plain str"),
         (Rights.READ | Rights.WRITE, "combination of members"),
         (Many(4), "is more than a dataclass"),
@@ -287,16 +300,16 @@ def test_the_text_is_json_that_any_language_reads() -> None:
     ("value", "place", "kind"),
     [
         (object(), "the returned value is a ", "builtins.object"),
-        ([1, range(3)], "the returned value[1] is a ", "builtins.range"),
+        ([1, slice(3)], "the returned value[1] is a ", "builtins.slice"),
         ({"a": (0, print)}, "the returned value['a'][1] is a ", "builtin"),
         ({"m": {"deep": [None, {Ellipsis}]}}, "the returned value['m']['deep'][1][0] is a ", "ell"),
         (Settings([object()]), "the returned value.rate[0] is a ", "builtins.object"),
         (Point(0, json), "the returned value.y is a ", "module"),
         ({frozenset({json}): 1}, "a key of the returned value[0] is a ", "module"),
-        (np.array([object()]), "the returned value is an array of ", "object"),
+        (np.array([object()]), "the returned value[0] is a ", "builtins.object"),
         ([pd.DataFrame({"a": [1, {2}, json]})], "the returned value[0]['a'][2] is a ", "module"),
     ],
-    ids=["object", "range", "function", "set", "dataclass", "tuple", "key", "array", "frame"],
+    ids=["object", "slice", "function", "set", "dataclass", "tuple", "key", "array", "frame"],
 )
 def test_other_objects_are_refused_with_their_place(value: Any, place: str, kind: str) -> None:
     with pytest.raises(SerializationError) as caught:
@@ -371,6 +384,9 @@ def test_frames_come_back_with_every_object_in_them() -> None:
             assert again.index.identical(index)
             assert type(again.index) is type(index)
             pd.testing.assert_frame_equal(again, frame)
+        alone = decode_value(encode_value(index))
+        assert alone.identical(index)
+        assert type(alone) is type(index)
 
 
 @pytest.mark.parametrize("kind", ["table", "data frame"])
