@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +63,8 @@ def evaluate_here(
         parts = ("x", "y", "sample_weight")
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
-    figures = model.evaluate(**given, verbose=0, return_dict=True)
+    with _quiet_about_traces():
+        figures = model.evaluate(**given, verbose=0, return_dict=True)
     # A metric such as F1Score has a figure for each class.
     return {name: np.asarray(value).tolist() for name, value in figures.items()}
 
@@ -82,7 +85,8 @@ def predict_here(
     columns = choose_columns("predict", arguments, check_data_options(None), known)
     complete = None
     if is_dataset(x):
-        outputs = find_model().predict(x, verbose=0)
+        with _quiet_about_traces():
+            outputs = find_model().predict(x, verbose=0)
     else:
         found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
         complete = getattr(found, "complete", None)
@@ -106,7 +110,23 @@ def _predict_rows(model: Any, found: Any, job: Job) -> Any:
 
         return empty_outputs(model)
     given = _feed(found, model, "x")[0]
-    return model.predict(given, batch_size=job.batch_size, verbose=0)
+    with _quiet_about_traces():
+        return model.predict(given, batch_size=job.batch_size, verbose=0)
+
+
+@contextmanager
+def _quiet_about_traces() -> Iterator[None]:
+    """TensorFlow warns of functions that are traced again and again: here each is another model's."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def spread_outputs(outputs: Any, complete: Any) -> Any:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from pybackend.api.display import Lines
+from pybackend.api.result_text import show_loss
 from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StepEnded
@@ -61,7 +62,7 @@ class Live(Lines):
         loss = event.logs.get("loss")
         figures = [
             f"step {event.step}/{event.steps}",
-            f"loss {loss:.4f}" if isinstance(loss, float) else "",
+            f"loss {show_loss(loss)}" if isinstance(loss, float) else "",
             *self._speed.describe(event),
         ]
         self._progress.update(

@@ -12,6 +12,7 @@ from pybackend.api.display import Display
 from pybackend.api.display_choice import choose_display, choose_lines
 from pybackend.api.event_log import log_event, log_start, logs_steps
 from pybackend.api.observer import Observers
+from pybackend.api.result_text import show_loss
 from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import (
@@ -91,7 +92,9 @@ def step_line(event: StepEnded) -> str:
 
 def _list_figures(event: EpochEnded | StepEnded) -> str:
     figures = event.logs.items()
-    return "  ".join(f"{name} {value:.4f}" for name, value in figures if isinstance(value, float))
+    return "  ".join(
+        f"{name} {show_loss(value)}" for name, value in figures if isinstance(value, float)
+    )
 
 
 def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:

@@ -55,5 +55,11 @@ def list_events(gangs: Sequence[Gang], straggler: tuple[int, float] | None) -> l
     return lines
 
 
+def show_loss(value: float) -> str:
+    """Four decimals, or four digits of a number that decimals show badly: 0.2912, 2.314e-05."""
+    is_shown = not value or 5e-5 <= abs(value) < 1e6
+    return f"{value:.4f}" if is_shown else f"{value:.4g}"
+
+
 def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

@@ -21,7 +21,7 @@ from pybackend.job.resources import Resources
 from pybackend.job.roles import check_roles
 from pybackend.launchers import count_workers, launcher_for
 
-_OPTIONS = ("workers", "roles", "data", "resources", "verbose")
+_OPTIONS = ("workers", "roles", "data", "resources", "verbose", "timeout")
 
 
 def barrier_run(
@@ -34,6 +34,7 @@ def barrier_run(
     data: Any = None,
     resources: Resources | None = None,
     verbose: int = 2,
+    timeout: float = 300.0,
     **kwargs: Any,
 ) -> list[Any]:
     """Run a function once per worker, all at the same time, and return their values.
@@ -70,15 +71,18 @@ def barrier_run(
         As in `barrier_train`.
     verbose
         2 shows what the workers print, 0 and 1 do not.
+    timeout
+        As in `barrier_train`: the function itself may take as long as it likes.
 
     Returns
     -------
     list
-        One value per rank; None of a script. Values are None, numbers, text, bytes, dates and
-        times, paths, lists, tuples, sets, dicts, numpy arrays, pandas data frames and series, Arrow
-        tables, and Keras models, which are built here in Keras's safe mode. They are equal to what
-        the function has returned, and of the same class: one derived from these, such as a masked
-        array or a ``defaultdict``, is refused. Tensors come as arrays.
+        One value per rank; None of a script, or of a function that ends by ``sys.exit(0)``. Values
+        are None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples, sets, dicts
+        and the classes of ``collections``, numpy arrays, pandas data frames, series and indexes,
+        Arrow tables, and Keras models, which are built here in Keras's safe mode. They are equal to
+        what the function has returned, and of the same class: one derived from these, such as a
+        masked array, is refused. Tensors come as arrays.
         A dataclass, an enum or a named tuple is of its own class if that is loaded here and found
         in its module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
         ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything
@@ -89,9 +93,18 @@ def barrier_run(
     InputError, ClusterError, WorkerFailedError
         As in `barrier_train`.
     """
-    options = {"workers": workers, "roles": roles, "resources": resources, "verbose": verbose}
-    options["data"] = data
-    return run_function(spark, check_function(fn, kwargs), args, kwargs, **options)
+    return run_function(
+        spark,
+        check_function(fn, kwargs),
+        args,
+        kwargs,
+        workers=workers,
+        roles=roles,
+        resources=resources,
+        verbose=verbose,
+        data=data,
+        timeout=timeout,
+    )
 
 
 def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -135,7 +148,7 @@ def run_function(
     bound = partial(fn, **kwargs) if kwargs else fn
     own = fn.fn if isinstance(fn, RankZero) else fn
     owners = [own, *args, *kwargs.values()]
-    files = {FUNCTION: pickle_value((bound, tuple(args)), "`fn` and its arguments", owners)}
+    files = {FUNCTION: _pickle_call(bound, args, owners)}
     datasets: Mapping[str, Any] = {}
     if options.get("data") is not None:
         if others := [role for role, _ in roles if role not in ("chief", "worker")]:
@@ -149,6 +162,14 @@ def run_function(
         datasets = read_function_data(launcher, options["data"])
     outcome = launcher.launch(job, files, datasets, printer(job.verbose))
     return [decode_result(report.value) for report in outcome.reports]
+
+
+def _pickle_call(fn: Any, args: Sequence[Any], owners: Sequence[Any]) -> bytes:
+    try:
+        return pickle_value((fn, tuple(args)), "`fn` and its arguments", owners)
+    except InputError as error:
+        said = str(error).replace("because of `[0]", "because of `fn")
+        raise InputError(said.replace("because of `[1]", "because of `args")) from error
 
 
 def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:

@@ -28,6 +28,9 @@ _INSTEAD = {
     "encrypt": "pass `exchange=Exchange(encrypt=...)`",
     "return_dict": "a dict is what it returns",
     "num_workers": "pass `workers`",
+    "gpus": "pass `resources=Resources(gpus=1)`, the number of each worker",
+    "cpus": "pass `resources=Resources(cpus=4)`, the number of each worker",
+    "memory": "pass `resources=Resources(memory='4GB')`, that of each worker",
     "spark_context": "pass a SparkSession as `spark`",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
@@ -70,10 +71,7 @@ class ParquetFiles:
         schema = footers[0][1]
         for file, (_, other) in zip(files, footers, strict=True):
             if not other.equals(schema):
-                raise InputError(
-                    f"`{name}`: the columns of {file} are ({_list_fields(other)}), but those of "
-                    f"{files[0]} are ({_list_fields(schema)})"
-                )
+                raise InputError(f"`{name}`: {_tell_difference(files[0], schema, file, other)}")
         groups = tuple(groups for groups, _ in footers)
         index = _read_index(schema.metadata)
         partitions = {
@@ -232,5 +230,17 @@ def _choose_batch_rows(group_bytes: int, rows: int) -> int:
     return max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, group_bytes)))
 
 
-def _list_fields(schema: Any) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
+    """The first column in which two files differ; they may have thousands."""
+    for one, two in zip_longest(schema, other):
+        if one is None or two is None or not one.equals(two):
+            there, here = (
+                "none" if column is None else f"{column.name!r} ({column.type})"
+                for column in (one, two)
+            )
+            place = schema.names.index(one.name) if one is not None else len(schema)
+            break
+    return (
+        f"the columns of {file} are not those of {first}: in place {place + 1} it has {here}, "
+        f"where that has {there}"
+    )

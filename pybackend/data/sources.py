@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,20 @@ from pybackend.errors import InputError
 # Ranges that a worker's rows consist of: many, so that rows sorted by label are mixed.
 _TURNS = 64
 _PARQUET = b"PAR1"
+# How pandas reads what is neither Parquet nor TFRecord.
+_READERS = {
+    ".arrow": "read_feather",
+    ".dta": "read_stata",
+    ".feather": "read_feather",
+    ".json": "read_json",
+    ".orc": "read_orc",
+    ".pickle": "read_pickle",
+    ".pkl": "read_pickle",
+    ".sas7bdat": "read_sas",
+    ".sav": "read_spss",
+    ".tsv": "read_table",
+    ".xlsx": "read_excel",
+}
 
 
 class RowFiles(Protocol):
@@ -173,8 +188,10 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
     except InputError as error:
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
+        reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
         raise InputError(
-            f"`{name}`: {first} is neither a Parquet nor a TFRecord file. What else Spark reads "
-            f"can be a DataFrame, e.g. spark.read.csv({first!r}, header=True) ({error})"
+            f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
+            f"the data frame: pandas.{reader}({first!r}), or spark.read.csv({first!r}, "
+            f"header=True) ({error})"
         ) from error
     return records

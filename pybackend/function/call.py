@@ -161,6 +161,10 @@ def _timed(
         began = time.monotonic()
         try:
             value = function(context, *positional)
+        except SystemExit as end:  # sys.exit() and sys.exit(0) are success, as in a script
+            if end.code not in (None, 0):
+                raise
+            value = None
         except ValueError as error:
             if "PerReplica" not in str(error):
                 raise

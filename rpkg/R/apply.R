@@ -35,6 +35,7 @@
 #'   call of `feed()` gives the next rows, a list with a vector or array for each column, and at the
 #'   end `NULL`. With `roles`, these must be chiefs and workers.
 #' @param verbose 2 shows what the workers print, 0 and 1 do not.
+#' @param timeout As in [barrier_train()]; `f` itself may take as long as it likes.
 #'
 #' @return A list with one value per worker, in the order of the ranks: vectors, factors, lists and
 #'   data frames with their attributes. Return a Keras model as
@@ -69,12 +70,13 @@ barrier_apply <- function(
   roles = NULL,
   data = NULL,
   resources = NULL,
-  verbose = getOption("tfdist.verbose", 2)
+  verbose = getOption("tfdist.verbose", 2),
+  timeout = 300
 ) {
   route <- check_sc(sc)
   check_worker_function(f)
   check_strings(packages, allow_null = TRUE)
-  settings <- check_arguments(c("workers", "roles", "resources", "verbose"))
+  settings <- check_arguments(c("workers", "roles", "resources", "verbose", "timeout"))
   data <- check_apply_data(data, route)
 
   call <- rlang::current_env()
@@ -90,6 +92,7 @@ barrier_apply <- function(
       data = rows,
       resources = as_python_options(settings$resources, call),
       verbose = settings$verbose,
+      timeout = settings$timeout,
       call = call
     )
   }

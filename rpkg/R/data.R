@@ -57,7 +57,7 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   list(
     kind = "arrays",
     x = parts$x,
-    y = parts$y,
+    y = as_label(parts$y),
     sample_weight = parts$sample_weight,
     features = features,
     categories = coded$categories,
@@ -207,27 +207,42 @@ abort_data <- function(data, allow_null, arg, call) {
   )
 }
 
-# Labels that are factors: validation must use the codes of training.
-check_levels <- function(training, validation, call = caller_env()) {
-  given <- label_levels(training)
-  if (is.factor(validation$y) && !identical(levels(validation$y), given)) {
+# Data whose labels, if they are a factor, have the codes of the training, whatever the order of
+# their own levels.
+match_levels <- function(data, trained, arg = "data", call = caller_env()) {
+  given <- levels(data$y)
+  if (is.null(given) || identical(given, trained)) {
+    return(data)
+  }
+  used <- given[tabulate(data$y, length(given)) > 0L]
+  unknown <- setdiff(used, trained)
+  if (length(unknown)) {
     abort_input(
       c(
-        "The labels of `data` and `validation_data` must be factors with the same levels.",
-        x = sprintf("`data`: %s.", list_levels(given)),
-        x = sprintf("`validation_data`: %s.", list_levels(levels(validation$y))),
-        i = "Use `factor(y, levels = levels(training_y))`, or list the values as `categories`."
+        sprintf(
+          "The label of `%s` has the value \"%s\", which the training did not have.",
+          arg,
+          unknown[[1L]]
+        ),
+        x = sprintf("`%s`: %s.", arg, list_names(given)),
+        x = sprintf(
+          "The training: %s.",
+          if (is.null(trained)) "not a factor" else list_names(trained)
+        ),
+        i = "Leave these rows out, or make a factor with the levels of the training."
       ),
       call = call
     )
   }
-  given
+  data$y <- factor(as.character(data$y), levels = trained)
+  data
 }
+
+# TRUE and FALSE are classes, as the levels of a factor are.
+as_label <- function(y) if (is.logical(y) && is.null(dim(y))) factor(y, c(FALSE, TRUE)) else y
 
 # What the codes 0, 1, 2, ... of the label mean, as far as that is known without Python.
 label_levels <- function(data) levels(data$y) %||% data$levels
-
-list_levels <- function(levels) if (is.null(levels)) "not a factor" else list_names(levels)
 
 inform_levels <- function(levels) {
   if (is.null(levels)) {

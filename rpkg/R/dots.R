@@ -55,13 +55,13 @@ find_instead <- function(name, known) {
 }
 
 # NULL if no known name is near.
-name_near <- function(name, known) {
+name_near <- function(name, known, quoted = "`%s`") {
   distances <- utils::adist(name, known, ignore.case = TRUE)[1L, ]
   near <- known[distances <= max(1L, nchar(name) %/% 4L)]
   near <- near[order(distances[match(near, known)])]
   begins <- if (nchar(name) > 2L) known[startsWith(known, name)]
   found <- c(near, begins)
-  if (length(found)) sprintf("Did you mean `%s`?", found[[1L]])
+  if (length(found)) sprintf("Did you mean %s?", sprintf(quoted, found[[1L]]))
 }
 
 # What keras3's fit(), evaluate() and predict(), or others that start workers, take that has another

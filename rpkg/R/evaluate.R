@@ -57,7 +57,9 @@ evaluate.tfdist_fit <- function(
   columns <- complete_columns(given, object)
   data <- check_data(data, columns, check_sc("local"), arg = if (is.null(y)) "x" else "list(x, y)")
   check_has_columns(given, data)
-  check_fit_levels(data, columns$levels)
+  if (!is.null(columns$levels)) {
+    data <- match_levels(data, columns$levels)
+  }
   evaluate_in_session(object, data, batch_size, rlang::current_env())
 }
 

@@ -60,7 +60,7 @@ frame_label <- function(data, columns, arg, call) {
   }
   if (is.null(values)) {
     check_array(y, at, call, label = TRUE)
-    return(y)
+    return(as_label(y))
   }
   codes <- category_codes(data, columns$label, values, arg, call)
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
@@ -100,6 +100,7 @@ check_columns <- function(wanted, columns, arg, what, call) {
             i = "If the rows have no labels, use `label = NULL`."
           )
         },
+        i = name_near(absent[[1L]], columns, "\"%s\""),
         i = sprintf("Its columns are %s.", list_names(columns))
       ),
       call = call
@@ -244,6 +245,10 @@ match_values <- function(column, values) {
 }
 
 list_names <- function(names, most = 10L) {
+  # One more takes no more room than to say so.
+  if (length(names) == most + 1L) {
+    most <- most + 1L
+  }
   more <- if (length(names) > most) sprintf(" and %d more", length(names) - most) else ""
   paste0(toString(sprintf("\"%s\"", utils::head(names, most))), more)
 }

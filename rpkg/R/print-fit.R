@@ -12,7 +12,7 @@ print.tfdist_fit <- function(x, ...) {
     x$seconds
   ))
   last <- last_figures(x)
-  figures <- as.list(rlang::set_names(formatC(last, digits = 4, format = "f"), names(last)))
+  figures <- as.list(rlang::set_names(show_loss(last), names(last)))
   details <- list(
     settings = format_settings(x),
     "per worker" = format_balance(x$workers),
@@ -20,6 +20,12 @@ print.tfdist_fit <- function(x, ...) {
   )
   print_aligned(c(figures, details))
   invisible(x)
+}
+
+# Four decimals, or four digits of numbers that decimals show badly: 0.2912, 2.314e-05.
+show_loss <- function(x) {
+  is_shown <- is.na(x) | x == 0 | (abs(x) >= 5e-5 & abs(x) < 1e6)
+  ifelse(is_shown, sprintf("%.4f", x), sprintf("%.4g", x))
 }
 
 # The last figure of each metric.

@@ -100,7 +100,7 @@ start_bar <- function(event) {
   bar
 }
 
-describe_loss <- function(event) if (is.numeric(event$loss)) sprintf("loss %.4f", event$loss)
+describe_loss <- function(event) if (is.numeric(event$loss)) paste("loss", show_loss(event$loss))
 
 # Rows a second, and the time until the last step of all, from the last reports of an epoch.
 describe_speed <- function(now, event, most = 20L) {

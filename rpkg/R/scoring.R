@@ -78,7 +78,11 @@ barrier_evaluate <- function(
   check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
-  levels <- check_fit_levels(data, columns$levels)
+  # Codes that the training has not fixed are reported.
+  levels <- if (is.null(columns$levels)) levels(data$y)
+  if (is.null(levels)) {
+    data <- match_levels(data, columns$levels)
+  }
   columns$features <- data$features %||% columns$features
 
   if (settings$verbose > 0L) {
@@ -213,23 +217,6 @@ scored_label <- function(model, data) {
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]
-
-# Returns the levels to report: those of a label whose codes the training has not fixed.
-check_fit_levels <- function(data, trained, call = caller_env()) {
-  given <- levels(data$y)
-  if (!is.null(given) && !is.null(trained) && !identical(given, trained)) {
-    abort_input(
-      c(
-        "The label of `data` must be a factor with the levels of the training.",
-        x = sprintf("`data`: %s.", list_names(given)),
-        x = sprintf("The training: %s.", list_names(trained)),
-        i = "Use `factor(y, levels = model$levels)`."
-      ),
-      call = call
-    )
-  }
-  if (is.null(trained)) given
-}
 
 check_no_table <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (inherits(x, "tbl_spark")) {

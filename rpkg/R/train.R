@@ -95,7 +95,7 @@
 #'   the names may be its levels. Only for models with one output, and not together with a weight
 #'   for each row.
 #' @param seed A whole number that makes initial weights, shuffling and dropout repeatable; `NULL`
-#'   draws one.
+#'   draws one, which `set.seed()` decides if the session has called it. `fit$seed` is the one used.
 #' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
 #'   `"global"`, for arrays, data frames and files: the workers share out a new order of all rows in
 #'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited in their order.
@@ -279,15 +279,18 @@ barrier_train <- function(
   # A recipe has its own, also in a fit that is trained on.
   columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(check_arguments(training_settings), model)
+  settings["seed"] <- list(settings$seed %||% draw_seed(route))
   check_epochs(settings)
   check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_shuffled(data, shuffle)
-  check_fit_levels(data, columns$levels)
+  if (!is.null(columns$levels)) {
+    data <- match_levels(data, columns$levels)
+  }
   columns <- narrow_columns(columns, data)
   validation <- check_data(validation_data, columns, route, allow_null = TRUE)
   check_validation_split(settings$validation_split, data, validation)
-  check_levels(data, validation)
+  validation <- match_levels(validation, label_levels(data), "validation_data")
   check_has_columns(given, data, validation)
   check_can_resume(settings)
   weights <- class_weight_codes(class_weight, data)
@@ -320,6 +323,14 @@ barrier_train <- function(
   }
   record_training(fit)
   fit
+}
+
+# From R's random numbers, if any were drawn or set.seed() was called: then that repeats a training.
+# Sessions that join each make the call, and must have one seed.
+draw_seed <- function(route) {
+  if (!is.null(route$sc) && exists(".Random.seed", globalenv(), inherits = FALSE)) {
+    sample.int(.Machine$integer.max, 1L)
+  }
 }
 
 # Arguments of barrier_train() that reach Python as they are.

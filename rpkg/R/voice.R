@@ -28,6 +28,7 @@ phrases <- c(
   "\\(df\\.sparkSession, fn, data=df\\)" = "(sc, f, data = data)",
   "\\ba DataOptions\\b" = "made by `data_options()`",
   "\\blambda: " = "function() ",
+  "\\bpandas\\.read_csv\\(" = "utils::read.csv(",
   "\\bspark\\.read\\.csv\\(([^,]*), header=True\\)" = "sparklyr::spark_read_csv(sc, path = \\1)",
   "\\bdf\\.write\\.saveAsTable\\(name\\)" = "sparklyr::spark_write_table(data, name)",
   "`session\\.stop\\(\\)`" = "`sparklyr::spark_disconnect_all()`",
@@ -113,9 +114,19 @@ translate <- function(text) {
   for (pattern in names(phrases)) {
     text <- gsub(pattern, phrases[[pattern]], text, perl = TRUE)
   }
+  text <- count_from_one(text)
   text <- name_arguments(text)
   text <- translate_literals(text)
   show_quoted(text, quoted$texts)
+}
+
+# Rows have numbers from 1 in R.
+count_from_one <- function(text) {
+  found <- gregexpr("\\brow [0-9]+ \\(counting from 0\\)", text)
+  regmatches(text, found) <- lapply(regmatches(text, found), function(rows) {
+    sprintf("row %.0f", as.numeric(sub("^row ([0-9]+) .*", "\\1", rows)) + 1)
+  })
+  text
 }
 
 # A quote opens after a blank or a bracket: the apostrophe of "Keras's" or "workers'" does not.

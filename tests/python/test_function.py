@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,14 @@ from typing import Any
 import pytest
 from conftest import wait_for, worker_processes
 
-from pybackend import ClusterError, TFDistributor, WorkerContext, WorkerFailedError, barrier_run
+from pybackend import (
+    ClusterError,
+    InputError,
+    TFDistributor,
+    WorkerContext,
+    WorkerFailedError,
+    barrier_run,
+)
 from pybackend.function.call import name_place
 from pybackend.function.hub import Hub
 from pybackend.function.outbox import Outbox
@@ -130,6 +139,31 @@ def test_a_context_travels_without_its_connection() -> None:
     alone = WorkerContext(0, 1, ("a:1",), "{}")
     with pytest.raises(ClusterError, match="only functions that `barrier_run` runs"):
         alone.barrier()
+
+
+def test_a_function_may_end_by_sys_exit() -> None:
+    def work(context: WorkerContext, status: Any) -> int:
+        if context.rank == 0:
+            sys.exit(status)
+        return 1
+
+    assert run(work, 0, workers=2) == [None, 1]
+    assert run(work, None, workers=2) == [None, 1]
+    with pytest.raises(WorkerFailedError, match="SystemExit: 3"):
+        run(work, 3, workers=2)
+
+
+def test_what_cannot_be_sent_is_named_as_the_call_names_it() -> None:
+    lock = threading.Lock()
+
+    def work(context: WorkerContext, *args: Any) -> None:
+        with lock:
+            pass
+
+    with pytest.raises(InputError, match="because of `fn`, which uses `lock`"):
+        run(work, workers=1)
+    with pytest.raises(InputError, match=r"because of `args\[1\]` \(class lock\)"):
+        run(print, 1, lock, workers=1)
 
 
 def test_arguments_may_have_any_name() -> None:

@@ -82,6 +82,18 @@ def test_incomplete_rows_have_no_prediction(rows: Any) -> None:
         result.predict(frame, on_missing="drop")
 
 
+def test_models_one_after_another_give_no_warning(rows: Any, caplog: Any) -> None:
+    """TensorFlow would take them for one function that is traced again and again."""
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    try:
+        for _ in range(8):
+            of(build_dense()).predict(rows[0][:4])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "retracing" not in caplog.text
+
+
 @pytest.mark.full
 def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any) -> None:
     frame, x = frame_of(rows)[:100], arrays_of(rows)[:100]

@@ -113,13 +113,17 @@ def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
 
 
 def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"a": [1.5]}), tmp_path / "2.parquet")
-    with pytest.raises(InputError) as caught:
-        ParquetFiles.at(str(tmp_path))
-    text: Any = str(caught.value)
-    assert "2.parquet are (a: double)" in text
-    assert "1.parquet are (a: int64)" in text
+    """By the first difference: there may be thousands of columns."""
+    many = {f"c{n}": [n] for n in range(1000)}
+    pq.write_table(pa.table({**many, "a": [1]}), tmp_path / "1.parquet")
+    for other, said in (
+        ({**many, "a": [1.5]}, r"in place 1001 it has 'a' \(double\), where that has 'a' \(int64"),
+        (many, r"in place 1001 it has none, where that has 'a' \(int64\)"),
+        ({**many, "a": [1], "b": [1]}, r"in place 1002 it has 'b' \(int64\), where that has none"),
+    ):
+        pq.write_table(pa.table(other), tmp_path / "2.parquet")
+        with pytest.raises(InputError, match=f"2.parquet are not those of .*1.parquet: {said}"):
+            ParquetFiles.at(str(tmp_path))
 
 
 @pytest.mark.parametrize("noted", [b"no JSON", b"[]", b'{"index_columns": 3}', b'{"columns": []}'])

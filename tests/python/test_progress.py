@@ -45,6 +45,8 @@ LINE = PrintedLine("hello", rank=1)
 
 def test_an_epoch_is_one_line() -> None:
     assert epoch_line(EPOCH) == "epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)"
+    odd = replace(EPOCH, logs={"loss": 2.3141e-5, "mse": 12345678.9, "zero": 0.0, "lost": math.nan})
+    assert epoch_line(odd).endswith("loss 2.314e-05  mse 1.235e+07  zero 0.0000  lost nan  (4.1 s)")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ test_full("named inputs and categories, of a data frame and of files", {
     tolerance = 1e-5
   )
   expect_error(
-    predict(from_file, transform(rows, size = "huge")),
+    predict(from_file, transform(rows, size = "huge"), on_missing = "error"),
     "not one of its categories",
     class = "tfdist_error_input"
   )

@@ -90,15 +90,29 @@ test_that("a Spark table needs Spark", {
   expect_snapshot(error = TRUE, check(table))
 })
 
-test_that("factor labels of validation must have the training's levels", {
-  training <- list(y = factor(c("a", "b")))
-  expect_identical(check_levels(training, NULL), c("a", "b"))
-  expect_null(check_levels(list(y = 1:2), NULL))
-  expect_identical(check_levels(training, training), c("a", "b"))
+test_that("labels get the codes of the training's levels, whatever their order", {
+  training <- factor(c("a", "b"))
+  expect_null(match_levels(NULL, levels(training)))
+  expect_identical(match_levels(list(y = 1:2), NULL)$y, 1:2)
+  other <- factor(c("b", "a", "b"), levels = c("b", "unused", "a"))
+  expect_identical(
+    match_levels(list(y = other), levels(training))$y,
+    factor(c("b", "a", "b"), levels = c("a", "b"))
+  )
   expect_snapshot(error = TRUE, {
-    check_levels(training, list(y = factor("b")), call = NULL)
-    check_levels(list(y = 0:1), training, call = NULL)
+    match_levels(list(y = factor("c")), c("a", "b"), "validation_data", NULL)
+    match_levels(list(y = factor("a")), NULL, call = NULL)
   })
+})
+
+test_that("TRUE and FALSE are classes", {
+  logical <- c(TRUE, FALSE, TRUE)
+  classes <- factor(logical, c(FALSE, TRUE))
+  expect_identical(check(list(matrix(1:3), logical))$y, classes)
+  rows <- data.frame(a = 1:3, label = logical)
+  expect_identical(check_frame(rows, columns_of("label"), "data", NULL)$y, classes)
+  weights <- class_weight_codes(c("TRUE" = 3, "FALSE" = 1), list(y = classes))
+  expect_identical(weights, list("1" = 3, "0" = 1))
 })
 
 test_that("the codes of the levels are reported", {

@@ -36,6 +36,7 @@ test_that("a frame becomes a matrix of doubles, rows by features", {
 test_that("long lists of columns are shortened", {
   expect_identical(list_names(c("a", "b")), "\"a\", \"b\"")
   expect_match(list_names(letters), "\"j\" and 16 more$")
+  expect_match(list_names(letters[1:11]), "\"k\"$")
 })
 
 test_that("text labels become factors of their sorted values, or of known ones", {

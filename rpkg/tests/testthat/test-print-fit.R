@@ -1,3 +1,8 @@
+test_that("small and large figures have their digits", {
+  figures <- c(0.29124, 2.3141e-5, 12345678.9, 0, NaN)
+  expect_identical(show_loss(figures), c("0.2912", "2.314e-05", "1.235e+07", "0.0000", "NaN"))
+})
+
 test_that("a fit prints and summarises", {
   expect_snapshot(example_fit())
   expect_snapshot(summary(example_fit()))

@@ -1,3 +1,11 @@
+test_that("set.seed() decides the seed", {
+  route <- list(kind = "local", sc = "local")
+  withr::with_seed(3, first <- c(draw_seed(route), draw_seed(route)))
+  withr::with_seed(3, expect_identical(c(draw_seed(route), draw_seed(route)), first))
+  expect_true(first[[1L]] != first[[2L]])
+  withr::with_seed(3, expect_null(draw_seed(list(kind = "local", sc = NULL))))
+})
+
 test_that("bad arguments are errors before Python is used", {
   made <- function() stop("must not be called")
   expect_snapshot(error = TRUE, {
