@@ -116,7 +116,7 @@ def _predict_rows(model: Any, found: Any, job: Job) -> Any:
 
 @contextmanager
 def _quiet_about_traces() -> Iterator[None]:
-    """TensorFlow warns of functions that are traced again and again: here each is another model's."""
+    """TensorFlow warns of functions that are traced again and again; here models differ."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "triggered tf.function retracing" not in record.getMessage()

@@ -196,8 +196,8 @@ def test_what_needs_no_model_is_refused_without_it() -> None:
     result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=fail)
     with pytest.raises(InputError, match="`data` has no rows"):
         result.evaluate(np.ones((0, 8)))
-    with pytest.raises(InputError, match="`x` has no rows"):
-        result.predict(np.ones((0, 8)))
+    with pytest.raises(InputError, match="`x` has no inputs"):
+        result.predict({})
 
 
 def test_an_uncompiled_model_has_no_figures(rows: Any) -> None:
