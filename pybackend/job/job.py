@@ -90,7 +90,7 @@ class Job:
         As in `barrier_train`.
     model_source
         ``"file"`` (a ``.keras`` file) or ``"function"`` (a pickled function).
-    floatx, dtype_policy, image_data_format
+    epsilon, floatx, dtype_policy, image_data_format
         Keras's defaults on the driver.
     safe_mode
         Whether loading a model may execute code that it carries.
@@ -133,6 +133,7 @@ class Job:
     model_limit: int = MODEL_LIMIT
     timeout: float = 300.0
     model_source: Literal["file", "function"] = "file"
+    epsilon: float = 1e-7
     floatx: str = "float32"
     dtype_policy: str = "float32"
     image_data_format: str = "channels_last"

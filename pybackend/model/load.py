@@ -65,6 +65,7 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
 
 def configure_keras(job: Job) -> None:
     """Give Keras the driver's global settings."""
+    keras.config.set_epsilon(job.epsilon)
     keras.config.set_floatx(job.floatx)
     keras.config.set_dtype_policy(job.dtype_policy)
     keras.config.set_image_data_format(job.image_data_format)

@@ -17,6 +17,8 @@ _LOG4J = "org.apache.logging.log4j"
 # setLogLevel("INFO") loses these two loggers' lines. Nor can a level be inherited again: SQL can
 # pass no null, and the loggers keep the level, whatever setLogLevel() says later.
 _HIDDEN, _SHOWN = "INFO", "WARN"
+# For which a job waits: a query of a new session takes seconds, and later ones hardly any time.
+_MOST_SECONDS = 10.0
 # Jobs that need silence, and the levels to return to after the last one.
 _jobs = 0
 _before: dict[str, str] = {}
@@ -25,7 +27,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def quiet_log(session: Any) -> Iterator[None]:
-    """Silence these loggers of a classic session's JVM; on a thread, as nothing waits for it.
+    """Silence these loggers of a classic session's JVM, on a thread: SQL may take its time there.
 
     SparkContext sets the level of everything, and does not say what it was. So log4j itself is
     called, by SQL that the driver evaluates while it plans a query: no Spark job is run. Where SQL
@@ -34,17 +36,20 @@ def quiet_log(session: Any) -> Iterator[None]:
     if is_connect(session):  # the log is the server's
         yield
         return
-    is_over = threading.Event()
-    threading.Thread(target=_silence_until, args=(session, is_over), daemon=True).start()
+    is_silent, is_over = threading.Event(), threading.Event()
+    arguments = (session, is_silent, is_over)
+    threading.Thread(target=_silence_until, args=arguments, daemon=True).start()
+    is_silent.wait(_MOST_SECONDS)  # else a job may fail first, on a busy machine
     try:
         yield
     finally:
         is_over.set()
 
 
-def _silence_until(session: Any, is_over: threading.Event) -> None:
+def _silence_until(session: Any, is_silent: threading.Event, is_over: threading.Event) -> None:
     with suppress(Exception):
         _begin(session)
+    is_silent.set()
     is_over.wait()
     with suppress(Exception):
         _end(session)
