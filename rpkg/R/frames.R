@@ -100,7 +100,8 @@ check_columns <- function(wanted, columns, arg, what, call) {
             i = "If the rows have no labels, use `label = NULL`."
           )
         },
-        i = name_near(absent[[1L]], columns, "\"%s\""),
+        # Any name of one or two letters is near another.
+        i = if (nchar(absent[[1L]]) > 2L) name_near(absent[[1L]], columns, "\"%s\""),
         i = sprintf("Its columns are %s.", list_names(columns))
       ),
       call = call

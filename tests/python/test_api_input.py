@@ -168,6 +168,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "evaluate data": (lambda: barrier_evaluate(None, build, X[:0]), "`data` has no rows"),
     "predict x": (lambda: barrier_predict(None, build, X[:0]), "`x` has no rows"),
+    "predict on_missing": (
+        lambda: barrier_predict(None, build, X, on_missing=None),
+        "`on_missing` must be 'null' or 'error', not None",
+    ),
     "predict batch_size": (
         lambda: barrier_predict(None, build, X, batch_size=0.5),
         "`batch_size` must be a whole number",
@@ -377,6 +381,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run workers": (run(workers=0), "`workers`"),
     "run resources": (run(resources=2), "`resources` must be a Resources"),
     "run verbose": (run(verbose="loud"), "`verbose`"),
+    "run timeout": (run(timeout=0), "`timeout`"),
     "infer model": (infer(model=build), "`model` must be a Keras 3 model or a TrainResult"),
     "infer df": (infer(), "`df` must be a pyspark.sql.DataFrame, not a numpy.ndarray"),
     "infer features": (infer(features=[]), "`features` must be names of columns"),
@@ -386,6 +391,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "infer type": (infer(type="classes"), "`type` must be None, 'class', 'prob' or 'raw'"),
     "infer levels text": (infer(levels="abc"), "`levels` must be a list of names"),
     "infer levels twice": (infer(levels=["1", 1]), "`levels` must be different names"),
+    "infer on_missing": (
+        infer(on_missing="drop"),
+        "`on_missing` must be 'null' or 'error', not 'drop'",
+    ),
     "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
     "infer custom_objects": (infer(custom_objects=[build]), "`custom_objects` must map names"),
     "infer safe_mode": (infer(safe_mode="yes"), "`safe_mode` must be True or False"),

@@ -213,7 +213,8 @@ def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
     np.testing.assert_allclose(np.reshape(predicted, -1), expected, atol=1e-6)
     other = spark.createDataFrame([(0, 0.5, "pink")], data.schema)
     with pytest.raises(Exception, match=r"column 'color' holds 'pink' in .*none of its categories"):
-        predict_spark(found, other).collect()
+        predict_spark(found, other, on_missing="error").collect()
+    assert [row[".pred"] for row in predict_spark(found, other).collect()] == [None]
 
 
 def test_text_and_rows_of_any_length(spark: Any) -> None:

@@ -56,7 +56,7 @@ test_that("of a failure in R, and of other workers, only the name of Python's cl
 test_that("rows are counted from 1", {
   expect_identical(
     say_in_r("column 'row 1 (counting from 0)' holds a NaN in row 9 (counting from 0) of 'x'"),
-    "column \"row 1 (counting from 0)\" holds a NaN in row 10 of \"x\""
+    "column 'row 1 (counting from 0)' holds a NaN in row 10 of 'x'"
   )
 })
 
