@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ def augment(
     features: Any,
     type: str | None,
     levels: Sequence[str] | None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    encode: Mapping[str, str] | None = None,
 ) -> str:
     """The SQL of a query's rows with the predictions of a model, which nothing has computed yet.
 
@@ -29,13 +31,15 @@ def augment(
 
     Parameters
     ----------
-    con, model, features, type, levels
+    con, model, features, type, levels, categories, encode
         As in `deploy_model`.
     query, columns
         SQL of the rows, and its columns.
     """
     database = connect(con)
-    question = ask(model, database.dialect, "rows", columns, features, type, levels)
+    question = ask(
+        model, database.dialect, "rows", columns, features, type, levels, categories, encode
+    )
     check_listed("features", list_features(question), columns, "the query")
     question = replace(question, source=f"({query})")
     with database.transaction():

@@ -39,14 +39,17 @@ def look_up_types(database: Connection, question: Question) -> Question:
     DatabaseError
         There is no such table or column.
     """
-    arrays = [given for given in question.features.values() if isinstance(given, str)]
-    lists = [given for given in question.features.values() if not isinstance(given, str)]
-    columns = list_features(question)
+    given = question.features.values()
+    arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
+    lists = [one for one in given if not isinstance(one, str)]
+    columns = [name for name in list_features(question) if name not in question.encodings]
+    if not columns:
+        return question
     quote = DIALECTS[database.dialect].quote
     found = database.types_of(question.source, [quote(name) for name in columns])
     types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
     for names in lists:
-        for name in names:
+        for name in filter(types.get, names):
             if _NO_NUMBER.match(types[name]) or _is_array(types[name]):
                 raise _refuse(name, types[name], "encode it as a number")
     for name in arrays:

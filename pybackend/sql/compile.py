@@ -12,9 +12,11 @@ from pybackend.api.prediction_columns import check_levels, check_type, predictio
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
+from pybackend.job.options import DataOptions, check_data_options
 from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
+from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
-from pybackend.sql.query import Part, Question, Shown
+from pybackend.sql.query import Encoding, Part, Question, Shown
 
 # Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
 DIALECTS: dict[str, Any] = {
@@ -101,6 +103,8 @@ def to_sql(
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     type: str | None = None,
     levels: Sequence[Any] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    encode: str | Mapping[str, str] | None = None,
     weights: str = "model_weights",
     has_vectors: bool = False,
 ) -> SqlModel:
@@ -134,6 +138,9 @@ def to_sql(
         columns of the training, if ``model`` is a `TrainResult`.
     type, levels
         As in `predict_spark`; names of columns are those there.
+    categories, encode
+        As in `predict_spark`: columns of text, or of numbers that are codes, as the training has
+        encoded them. A row with a value that is none of the categories has NULL for predictions.
     weights
         Name of the table of weights.
     has_vectors
@@ -151,7 +158,7 @@ def to_sql(
     InputError
         Names the argument, or the layer that cannot become SQL.
     """
-    question = ask(model, dialect, table, key, features, type, levels)
+    question = ask(model, dialect, table, key, features, type, levels, categories, encode)
     check_name("weights", weights)
     return answer(dialect, replace(question, weights=weights), has_vectors)
 
@@ -164,6 +171,8 @@ def ask(
     features: Any,
     type: str | None,
     levels: Sequence[Any] | None,
+    categories: Mapping[str, Sequence[Any]] | None,
+    encode: str | Mapping[str, str] | None,
 ) -> Question:
     """What a dialect is to compute, from the arguments of `to_sql`; without a table of weights."""
     if dialect not in DIALECTS:
@@ -174,9 +183,12 @@ def ask(
     relation = quote_table(dialect, table)
     keys = check_columns("key", key)
     check_model(model)
+    check_data_options(DataOptions(categories=categories, encode=encode))
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
     if features is None:
         features = features_of(model)
+        categories = model.categories if categories is None else categories
+        encode = model.encode if encode is None else encode
     keras_model = model.model if isinstance(model, TrainResult) else model
 
     from pybackend.sql.lower import add_probabilities, lower_model
@@ -190,8 +202,9 @@ def ask(
         graph = simplify(lower_model(keras_model))
     shown = show(predictions)
     _check_shown(dialect, keys, shown)
-    found = match_features(graph, features)
-    return Question(graph, relation, keys, found, shown, "", model=keras_model)
+    encodings = find_encodings(_list_columns(features), categories, encode)
+    found = match_features(graph, features, encodings)
+    return Question(graph, relation, keys, found, shown, "", encodings, model=keras_model)
 
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
@@ -199,7 +212,7 @@ def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
     compile_query = DIALECTS[dialect].compile_query
     if dialect == "postgresql":
         compile_query = partial(compile_query, has_vectors=has_vectors)
-    found = compile_query(question)
+    found = compile_query(encode_source(question, DIALECTS[dialect]))
     shown = tuple(column.name for column in question.shown)
     parts = tuple(found.parts)
     return SqlModel(dialect, found.query, question.weights, parts, question.keys, shown)
@@ -262,16 +275,23 @@ def features_of(result: Any) -> Any:
     found = result.features if isinstance(result, TrainResult) else None
     if found is None:
         raise InputError("`features` is needed: the columns that the model's input is made of")
-    if result.tensors or result.categories:
+    if result.tensors:
         raise InputError(
-            "`features` is needed: the training read its columns by `tensors` or `categories`, "
-            "which SQL does not; pass a column of arrays of numbers"
+            "`features` is needed: the training read its columns by `tensors`, which SQL does not; "
+            "pass a column of arrays of numbers"
         )
     return found
 
 
+def _list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:
+    groups = features.values() if isinstance(features, Mapping) else [features]
+    return [column for given in groups for column in ([given] if isinstance(given, str) else given)]
+
+
 def match_features(
-    graph: Graph, features: str | Sequence[str] | Mapping[str, str | Sequence[str]]
+    graph: Graph,
+    features: str | Sequence[str] | Mapping[str, str | Sequence[str]],
+    encodings: Mapping[str, Encoding],
 ) -> dict[str, str | tuple[str, ...]]:
     """The columns of each of the graph's inputs."""
     names = [node.name for node in graph.inputs]
@@ -288,13 +308,15 @@ def match_features(
     found: dict[str, str | tuple[str, ...]] = {}
     for node in graph.inputs:
         columns = features[node.name]
-        if isinstance(columns, str):
+        if isinstance(columns, str) and columns not in encodings:
             found[node.name] = check_name("features", columns)
             continue
+        columns = [columns] if isinstance(columns, str) else columns
         listed = tuple(check_name("features", name) for name in columns)
-        if len(listed) != node.size:
+        numbers = sum(encodings[name].width if name in encodings else 1 for name in listed)
+        if numbers != node.size:
             raise InputError(
-                f"`features` has {len(listed)} columns for the input {node.name!r}, which takes "
+                f"`features` has {numbers} columns for the input {node.name!r}, which takes "
                 f"{node.size} numbers; a single column of arrays is given by its name, not in a "
                 "list"
             )

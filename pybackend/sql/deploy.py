@@ -47,6 +47,8 @@ def deploy_model(
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     type: str | None = None,
     levels: Sequence[Any] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    encode: str | Mapping[str, str] | None = None,
 ) -> Deployment:
     """Put a trained model into a database: ``SELECT * FROM name`` gives its predictions.
 
@@ -67,7 +69,7 @@ def deploy_model(
         session.
     name
         Of the view.
-    model, table, key, features, type, levels
+    model, table, key, features, type, levels, categories, encode
         As in `to_sql`.
 
     Returns
@@ -85,7 +87,7 @@ def deploy_model(
     """
     check_name("name", name)
     database = connect(con)
-    question = ask(model, database.dialect, table, key, features, type, levels)
+    question = ask(model, database.dialect, table, key, features, type, levels, categories, encode)
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
     from pybackend.sql.trial import Trial

@@ -36,6 +36,27 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """How a column's categories become numbers.
+
+    Attributes
+    ----------
+    values
+        The categories, in the order of their codes 0, 1, 2, ...
+    is_one_hot
+        Whether each is a number of its own, 1 where a row has it, and not its code.
+    """
+
+    values: tuple[Any, ...]
+    is_one_hot: bool
+
+    @property
+    def width(self) -> int:
+        """How many numbers of a row it makes."""
+        return len(self.values) if self.is_one_hot else 1
+
+
+@dataclass(frozen=True)
 class Question:
     """What to compute.
 
@@ -53,6 +74,8 @@ class Question:
         Columns of predictions.
     weights
         Name of the table of weights.
+    encodings
+        Of the columns of features that hold categories.
     casts
         Types to which columns of features are cast first, where PostgreSQL needs it.
     model
@@ -65,6 +88,7 @@ class Question:
     features: Mapping[str, str | tuple[str, ...]]
     shown: tuple[Shown, ...]
     weights: str
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
     casts: Mapping[str, str] = field(default_factory=dict)
     model: Any = field(default=None, repr=False)
 

@@ -67,6 +67,7 @@ class Trial:
             source=self._write_source(database.dialect),
             keys=("n",),
             features=features,
+            encodings={},
             casts={},
             shown=tuple(shown),
         )

@@ -10,9 +10,10 @@
 #' dense, convolution, pooling, normalization, embedding, recurrent and merging layers; another
 #' layer is named before anything is written. Numbers are float32 or better, and are added in
 #' another order than in Keras: expect differences of some 1e-6. A row with a feature that is
-#' missing, not a number, infinite or too large for float32 has no prediction. Columns that hold no
-#' numbers, such as factors, are refused by name; in PostgreSQL, for the SQL of `to_sql()`, booleans
-#' and vectors of pgvector are to be cast to numbers in a view.
+#' missing, not a number, infinite or too large for float32 has no prediction. Text and factors are
+#' encoded as the training of a fit has encoded them, and a value that it did not have has no
+#' prediction; other columns that hold no numbers are refused by name. In PostgreSQL, for the SQL of
+#' `to_sql()`, booleans and vectors of pgvector are to be cast to numbers in a view.
 #'
 #' All that a deployment makes is made in one transaction, in which the database computes
 #' predictions that are compared with those of Keras. If anything fails, nothing is left. (Spark has
@@ -97,6 +98,8 @@ deploy_model <- function(
     features = asked$features,
     type = type,
     levels = asked$levels,
+    categories = asked$categories,
+    encode = asked$encode,
     call = call
   )
   list(
@@ -141,6 +144,8 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
     asked$features,
     type,
     asked$levels,
+    asked$categories,
+    asked$encode,
     call = call
   )
   scored <- dplyr::tbl(con, dplyr::sql(query))
@@ -178,6 +183,8 @@ to_sql <- function(
     features = asked$features,
     type = type,
     levels = asked$levels,
+    categories = asked$categories,
+    encode = asked$encode,
     weights = weights,
     call = call
   )
@@ -207,16 +214,20 @@ check_question <- function(model, table, key, features, type, levels, call) {
         call = call
       )
     }
-    if (any(c(names(model$tensors), names(model$categories)) %in% unlist(model$features))) {
+    if (any(names(model$tensors) %in% unlist(model$features))) {
       abort_input(
         c(
-          "`features` is needed: the training has read columns by `tensors` or `categories`.",
+          "`features` is needed: the training has read columns by `tensors`.",
           i = "SQL does not: pass a column of arrays of numbers."
         ),
         call = call
       )
     }
     features <- model$features
+    categories <- model$categories[names(model$categories) %in% unlist(features)]
+    encode <- model$encode[names(model$encode) %in% names(categories)]
+  } else {
+    categories <- encode <- NULL
   }
   if (is.null(features)) {
     abort_input("`features` is needed: the columns that the model's input is made of.", call = call)
@@ -234,7 +245,9 @@ check_question <- function(model, table, key, features, type, levels, call) {
     } else {
       pick(keras_model, as.list(features))
     },
-    levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call)
+    levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call),
+    categories = null_if_empty(lapply(categories, as.list)),
+    encode = null_if_empty(as.list(encode))
   )
 }
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from databases import ARRAYS, literal, open_duckdb, open_postgres
 
-from pybackend import DatabaseError, InputError, deploy_model, undeploy_model
+from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.trial import Trial
 
@@ -99,6 +99,31 @@ def test_versions_come_and_go(con: Any) -> None:
     deployed = [version for version, action in noted if action == "deploy"]
     assert deployed == [1, 2, 3, 4]
     assert sorted(version for version, action in noted if action == "undeploy") == deployed
+
+
+def test_a_result_brings_its_categories(con: Any) -> None:
+    """Text and unknown values beside numbers, by the names that the training has used."""
+    con.execute("CREATE TABLE people (id integer, town text, size real)")
+    rows = "(0, 'Oslo', 0.5), (1, 'Rome', -1), (2, 'Paris', 1), (3, NULL, 1), (4, 'Rome', NULL)"
+    con.execute(f"INSERT INTO people VALUES {rows}")
+    getattr(con, "commit", lambda: None)()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+    known: Any = {
+        "features": ["town", "size"],
+        "categories": {"town": ["Oslo", "Rome"]},
+        "encode": {"town": "one_hot"},
+    }
+    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
+    deploy_model(con, result, "of_people", table="people", key="id")
+    found = sorted(con.execute("SELECT * FROM of_people").fetchall())
+    wanted = model.predict(np.array([[1, 0, 0.5], [0, 1, -1]]), verbose=0)
+    np.testing.assert_allclose([row[2:] for row in found[:2]], wanted, atol=1e-5)
+    assert [value for row in found[2:] for value in row[1:]] == [None] * 9
+    getattr(con, "commit", lambda: None)()
+    undeploy_model(con, "of_people")
+    con.execute("DROP TABLE people")
+    getattr(con, "commit", lambda: None)()
 
 
 def test_a_failure_leaves_nothing(con: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from databases import ARRAYS, literal, numbers_of, open_duckdb, open_postgres
 from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
+from pybackend.api.result import TrainResult
 from pybackend.sql import oracle
+from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.lower import lower_model
 from pybackend.sql.lowering import FUNCTIONS
@@ -94,6 +96,107 @@ def classifier() -> Any:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4, activation="relu"), L.Dense(3)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+def result_of(model: Any, **known: Any) -> TrainResult:
+    """The result of a training of this model."""
+    return TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
+
+
+TOWNS = ["o'slo", "$\\{x}&", "Rome"]
+KNOWN: dict[str, Any] = {
+    "features": ["size", "town", "grade"],
+    "categories": {"town": TOWNS, "grade": [7, 2], "label": ["no", "yes"]},
+    "encode": {"town": "one_hot", "grade": "integer"},
+}
+# Whether the last two are complete: NULL, and what is none of the categories.
+PEOPLE = [
+    (0.5, TOWNS[0], 2),
+    (-1.0, TOWNS[1], 7),
+    (2.0, TOWNS[2], 2),
+    (None, TOWNS[0], 2),
+    (1.0, None, 7),
+    (1.0, "Paris", 7),
+    (1.0, TOWNS[0], 3),
+]
+
+
+def encode_people() -> Any:
+    """What a training makes of those that are complete."""
+    rows = [[s, *(town == t for t in TOWNS), [7, 2].index(g)] for s, town, g in PEOPLE[:3]]
+    return np.array(rows, "float32")
+
+
+def fill_people(database: Connection) -> str:
+    quote = DIALECTS_OF[database.dialect].text
+    rows = [
+        [
+            str(n),
+            *("NULL" if v is None else quote(v) if isinstance(v, str) else str(v) for v in row),
+        ]
+        for n, row in enumerate(PEOPLE)
+    ]
+    kinds = {"id": "integer", "size": "real", "town": database.text_type, "grade": "integer"}
+    return fill(database, kinds, rows)
+
+
+def build_of_categories() -> Any:
+    keras.utils.set_random_seed(5)
+    return keras.Sequential([keras.Input((5,)), L.Dense(4, activation="tanh"), L.Dense(2)])
+
+
+def test_categories_are_encoded_as_in_the_training(database: Connection) -> None:
+    model = build_of_categories()
+    wanted = model.predict(encode_people(), verbose=0)
+    for given in (
+        compute(database, model, fill_people(database), type="raw", **KNOWN),
+        compute(
+            database, result_of(model, **KNOWN), fill_people(database), type="raw", features=None
+        ),
+    ):
+        found = [np.array(numbers_of(row[1])) for row in given[:3]]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5)
+        assert all(row[1] is None for row in given[3:])
+
+
+def test_a_column_of_codes_may_be_an_input_by_itself(database: Connection) -> None:
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), L.Embedding(3, 2), L.Flatten()])
+    found = compute(
+        database,
+        model,
+        fill_people(database),
+        features="town",
+        categories={"town": TOWNS},
+        type="raw",
+    )
+    wanted = model.predict(np.array([[0], [1], [2], [0]]), verbose=0)
+    numbers = [np.array(numbers_of(row[1])) for row in found[:4]]
+    np.testing.assert_allclose(numbers, wanted, atol=1e-6)
+    assert [row[1] is None for row in found[4:]] == [True, True, False]
+    with pytest.raises(InputError, match="`features` has 3 columns for the input"):
+        to_sql(
+            model,
+            database.dialect,
+            table="t",
+            key="id",
+            features=["town"],
+            categories={"town": TOWNS},
+            encode="one_hot",
+        )
+
+
+def test_oracle_encodes_categories() -> None:
+    model = keras.Sequential([*build_of_categories().layers, L.Dense(1)])
+    wanted = model.predict(encode_people(), verbose=0)
+    with open_duckdb() as raw:
+        database = connect(raw)
+        table = fill_people(database)
+        made = to_sql(model, "oracle", table=table, key="id", type="raw", weights="w", **KNOWN)
+        raw.execute("CREATE TABLE w (part VARCHAR, i INTEGER, o INTEGER, x DOUBLE)")
+        raw.executemany("INSERT INTO w VALUES (?, ?, ?, ?)", list(made.rows()))
+        found = sorted(raw.execute(translate(made.query)).fetchall())
+    np.testing.assert_allclose([row[1] for row in found[:3]], wanted[:, 0], atol=2e-5)
+    assert [row[1] for row in found[3:]] == [None] * 4
 
 
 def softmax(scores: Any) -> Any:

@@ -111,6 +111,29 @@ def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
             spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
+def test_spark_encodes_categories(spark: Any) -> None:
+    towns = ["o'slo", "${env:PATH}"]
+    rows = [(0, 0.5, towns[0]), (1, -1.0, towns[1]), (2, 1.0, "Rome"), (3, 1.0, None)]
+    spark.createDataFrame(rows, "id int, size double, town string").createOrReplaceTempView("people")
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    made = to_sql(
+        model,
+        "spark",
+        table="people",
+        key="id",
+        features=["size", "town"],
+        categories={"town": towns},
+        encode="one_hot",
+        weights="sql_w",
+    )
+    connect(spark).keep_weights("`sql_w`", made.parts)
+    found = [row[1] for row in sorted(spark.sql(made.query).collect())]
+    wanted = model.predict(np.array([[0.5, 1, 0], [-1, 0, 1]]), verbose=0)[:, 0]
+    np.testing.assert_allclose(found[:2], wanted, atol=1e-5)
+    assert found[2:] == [None, None]
+
+
 @pytest.mark.parametrize("are_raw", ["false", "true"])
 def test_spark_replaces_nothing_in_names_of_classes(spark: Any, are_raw: str) -> None:
     """Its SQL has variables, which would show the environment of who reads the view."""

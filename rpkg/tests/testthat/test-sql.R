@@ -129,12 +129,36 @@ test_that("a single logit has two levels, and the categories of a label are no f
   fit[c("features", "categories")] <- list(features, list(kind = c("no", "yes")))
   query <- to_sql(fit, "duckdb", "flowers", "id")$query
   expect_match(query, '".pred_yes"', fixed = TRUE)
-  fit$categories[[features[[2]]]] <- c("b", "a")
+  fit$tensors <- rlang::set_names(list("float32"), features[[2]])
   expect_error(
     to_sql(fit, "duckdb", "flowers", "id"),
-    "`tensors` or `categories`",
+    "by `tensors`",
     class = "tfdist_error_input"
   )
+})
+
+test_that("factors are encoded as predict() encodes them", {
+  with_flowers("duckdb", function(con) {
+    fit <- example_fit(levels = c("no", "yes", "perhaps"))
+    fit$decoded <- rlang::env(model = dense_model(4L))
+    fit$features <- c("size", "town", "grade")
+    fit$categories <- list(town = c("o'slo", "rome"), grade = c("low", "high"), kind = "no")
+    fit$encode <- list(town = "one_hot", grade = "integer")
+    rows <- data.frame(
+      id = 1:5,
+      size = c(0.5, -1, 1, NA, 2),
+      town = c("o'slo", "rome", "paris", "rome", NA),
+      grade = c("high", "low", "low", "high", "low")
+    )
+    DBI::dbWriteTable(con, "people", rows)
+    deploy_model(con, fit, "scores", "people", "id")
+    found <- DBI::dbGetQuery(con, "SELECT * FROM scores ORDER BY id")
+    expected <- as.data.frame(predict(fit, rows))
+    expected$.pred_class <- as.character(expected$.pred_class)
+    expect_equal(found[-1L], expected, tolerance = 1e-5)
+    augmented <- dplyr::collect(augment_sql(dplyr::tbl(con, "people"), fit))
+    expect_equal(augmented$.pred_class, expected$.pred_class)
+  })
 })
 
 test_that("tables are named as DBI and dbplyr name them", {
