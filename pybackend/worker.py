@@ -387,7 +387,8 @@ def _traceback(error: BaseException) -> str:
 
 def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
     """The frames from the first on that is not of this package; all, if each of them is."""
-    ours = os.path.dirname(__file__)
+    # As frames have it: code that was compiled elsewhere keeps that machine's names.
+    ours = os.path.dirname(_skip_ours.__code__.co_filename)
     later = frames
     while later is not None and later.tb_frame.f_code.co_filename.startswith((ours, "<frozen")):
         later = later.tb_next

@@ -431,6 +431,8 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
         barrier_run(spark, fail, workers=2, verbose=0)
     assert caught.value.rank == 1
     assert "on the way" in caught.value.log
+    first, *_ = (x for x in caught.value.worker_traceback.splitlines() if x.startswith("  File"))
+    assert first.endswith("in fail")  # no line of ours before the user's
     wait_for(lambda: not worker_processes())
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 

@@ -114,7 +114,9 @@ def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
 def test_spark_encodes_categories(spark: Any) -> None:
     towns = ["o'slo", "${env:PATH}"]
     rows = [(0, 0.5, towns[0]), (1, -1.0, towns[1]), (2, 1.0, "Rome"), (3, 1.0, None)]
-    spark.createDataFrame(rows, "id int, size double, town string").createOrReplaceTempView("people")
+    spark.createDataFrame(rows, "id int, size double, town string").createOrReplaceTempView(
+        "people"
+    )
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
     made = to_sql(

@@ -61,16 +61,17 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """The inverse of `to_json`; without a digest, as older ones are, if all else fits.
+        """The inverse of `to_json`.
 
         Raises
         ------
         ValueError
-            The digest is another one, a value is of the wrong type, or two contradict each other.
+            The digest is missing or another one, a value is of the wrong type, or two contradict
+            each other.
         """
         rest = {name: value for name, value in values.items() if name != _DIGEST}
-        if _DIGEST in values and values[_DIGEST] != _digest(rest):
-            raise ValueError("it was altered: its digest is wrong")
+        if values.get(_DIGEST) != _digest(rest):
+            raise ValueError("it was altered: its digest is missing or wrong")
         if rest["version"] != _VERSION:
             raise ValueError(f"its version is {rest['version']}, expected {_VERSION}")
         parts = tuple(read_fields(Part, part) for part in rest["files"])
