@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pybackend
 from pybackend.api.display import Tell
 from pybackend.api.display_choice import told_to
 from pybackend.api.in_process import evaluate_here, predict_here
+from pybackend.api.result_file import read_result, write_result
 from pybackend.api.saving import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
@@ -42,6 +44,7 @@ __all__ = [
     "evaluate_rows",
     "find_text_inputs",
     "list_columns",
+    "load_result",
     "match_levels",
     "pick_columns",
     "predict_columns",
@@ -52,6 +55,7 @@ __all__ = [
     "report_failure",
     "report_record",
     "restore_model",
+    "save_result",
 ]
 
 
@@ -226,6 +230,17 @@ def describe_sql(made: Any) -> dict[str, Any]:
         "place": [row[1] for row in rows],
         "numbers": [row[2] for row in rows],
     }
+
+
+def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> None:
+    """Write a fit as `TrainResult.save` writes a result; ``changes`` is what R knows of it."""
+    write_result(json.dumps({**json.loads(record), **changes}), model, Path(path))
+
+
+def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:
+    """A result of such a file as it is, and the name of its label."""
+    result, others = read_result(Path(path), custom_objects, safe_mode)
+    return {"result": result, "label": others.get("label")}
 
 
 def report_record(record: str, model: Any, path: str, title: str | None) -> str:

@@ -131,7 +131,8 @@ class TrainResult:
         """Write the model to a file, e.g. ``result.save("model.h5")``; returns its path.
 
         ``*.h5`` or ``*.keras``, whichever `model_format` is: if the other one is asked for, Keras
-        writes it anew, with the optimizer's state. The file appears complete or not at all.
+        writes it anew, with the optimizer's state. Or all of the result to a ``*.json``, which
+        `load` reads, and R's ``read_fit()``. The file appears complete or not at all.
 
         Raises
         ------
@@ -142,7 +143,37 @@ class TrainResult:
         """
         from pybackend.api.saving import save_file
 
+        if Path(path).suffix == ".json":
+            from pybackend.api.result_file import write_result
+
+            return write_result(self.record, self.model_base64, Path(path))
         return save_file(Path(path), self.model_format, self.model_bytes, lambda: self.model)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        custom_objects: Mapping[str, Any] | None = None,
+        safe_mode: bool = True,
+    ) -> TrainResult:
+        """Read a result from a file that `save`, or R's ``write_model()``, wrote as ``*.json``.
+
+        Parameters
+        ----------
+        custom_objects, safe_mode
+            As in `barrier_train`, for its model.
+
+        Raises
+        ------
+        InputError
+            There is no such file.
+        SerializationError
+            It is none of a result, or is damaged.
+        """
+        from pybackend.api.result_file import read_result
+
+        return read_result(Path(path), custom_objects, safe_mode)[0]
 
     def export(self, path: str | Path) -> Path:
         """Write the model as a SavedModel, for TensorFlow Serving and what else reads these.
@@ -383,6 +414,8 @@ class TrainResult:
             "seconds": self.seconds,
             "seed": self.seed,
             "epochs": self.epochs,
+            "initial_epoch": self.initial_epoch,
+            "validation_freq": self.validation_freq,
             "epochs_of": {name: self.epochs_of(name) for name in self.history},
             "straggler": list(self.straggler) if self.straggler else None,
             "audit": asdict(self.audit) if self.audit else None,
@@ -391,7 +424,9 @@ class TrainResult:
             "levels": None if self.levels is None else as_plain(self.levels),
             "features": self.features,
             "settings": self.settings,
+            "tensors": self.tensors,
             "categories": self.categories,
+            "inputs": self.inputs,
             "encode": self.encode,
             "feature_names": self.feature_names,
             "workers_by_epoch": self.workers_by_epoch,

@@ -1,7 +1,8 @@
 #' Models as text and files
 #'
 #' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a
-#' message. `model_from_base64()` decodes it. `write_model()` writes a model to a file.
+#' message. `model_from_base64()` decodes it. `write_model()` writes a model to a file, or all of a
+#' fit, which `read_fit()` reads.
 #'
 #' @param model A Keras model (a Python object) or a [tfdist_fit].
 #' @param x A [tfdist_fit], a Keras model, or the text from `model_to_base64()`. The model of a fit
@@ -17,16 +18,18 @@
 #' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; for a fit it
 #'   is `fit$model_sha256`. `NULL` compares with the digest that the text carries, if it does.
 #' @param compile Whether to return the model compiled, ready to be evaluated and trained.
-#' @param path File to write. Its extension chooses the format: `.h5` or `.keras`.
+#' @param path File to write. Its extension chooses the format: `.h5` or `.keras`; or, for all of a
+#'   fit, `.json`, which `read_fit()` reads, and `TrainResult.load()` of Python.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` a Keras model;
-#'   `write_model()` its `path`, invisibly.
+#'   `write_model()` its `path`, invisibly; `read_fit()` a [tfdist_fit].
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)
 #' text <- model_to_base64(fit)
 #' model <- model_from_base64(text)
 #' write_model(fit, tempfile(fileext = ".h5"))
+#' again <- read_fit(write_model(fit, tempfile(fileext = ".json")))
 model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
@@ -64,13 +67,60 @@ write_model <- function(x, path) {
   if (!is_text) {
     check_model_object(x)
   }
-  check_model_path(path)
-  if (inherits(x, "tfdist_fit")) {
+  is_whole <- inherits(x, "tfdist_fit") && rlang::is_string(path) && endsWith(path, ".json")
+  if (!is_whole) {
+    check_model_path(path)
+  }
+  if (is_whole) {
+    save_fit(x, path.expand(path), rlang::current_env())
+  } else if (inherits(x, "tfdist_fit")) {
     write_fit(x, path.expand(path), rlang::current_env())
   } else {
     call_python(pybackend()$save_model, x, path.expand(path))
   }
   invisible(path)
+}
+
+#' @rdname model_to_base64
+#' @export
+read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
+  check_string(path)
+  check_custom_objects(custom_objects)
+  check_flag(safe_mode)
+  call <- rlang::current_env()
+  found <- call_python(
+    pybackend(call)$bridge$load_result,
+    path.expand(path),
+    custom_objects,
+    safe_mode,
+    call = call
+  )
+  new_fit(found$result, list(label = found$label), custom_objects, safe_mode)
+}
+
+# All of a fit, with what R alone knows of its columns.
+save_fit <- function(fit, path, call) {
+  if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
+    abort_input(
+      c(
+        "This fit computes with R code, which a .json file does not have.",
+        i = "Use `saveRDS()`, which keeps all of it for R."
+      ),
+      call = call
+    )
+  }
+  named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
+  changes <- list(
+    label = fit$label,
+    levels = as_list_or_null(fit$levels),
+    features = named(fit$features),
+    feature_names = named(fit$feature_names),
+    categories = null_if_empty(lapply(fit$categories, as.list)),
+    encode = null_if_empty(as.list(fit$encode))
+  )
+  changes <- Filter(Negate(is.null), changes)
+  backend <- pybackend(call)
+  call_python(backend$bridge$save_result, fit$record, fit$model_base64, path, changes, call = call)
 }
 
 # The trained file as it is, or through Keras if the path asks for the other format.

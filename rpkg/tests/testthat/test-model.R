@@ -1,3 +1,24 @@
+test_that("a fit is written as a whole, and read in R and in Python", {
+  skip_if_no_pybackend()
+  fit <- train_flowers(iris, epochs = 1)
+  path <- withr::local_tempfile(fileext = ".json")
+  expect_identical(write_model(fit, path), path)
+  again <- read_fit(path)
+  same <- c("history", "workers", "levels", "features", "feature_names", "label", "seed", "audit")
+  for (name in c(same, "model_base64", "epochs")) {
+    expect_equal(again[[name]], fit[[name]], info = name)
+  }
+  expect_equal(predict(again, iris), predict(fit, iris))
+  in_python <- pybackend()$TrainResult$load(path)
+  expect_identical(as.character(in_python$levels), levels(iris$Species))
+  other <- withr::local_tempfile(fileext = ".json")
+  in_python$save(other)
+  expect_equal(predict(read_fit(other), rev(iris)), predict(fit, iris))
+  fit$preparation <- list()
+  expect_error(write_model(fit, path), "Use `saveRDS\\(\\)`", class = "tfdist_error_input")
+  expect_error(read_fit("absent.json"), "cannot be read", class = "tfdist_error_input")
+})
+
 test_that("arguments are checked before Python is used", {
   expect_snapshot(error = TRUE, {
     model_to_base64("model")

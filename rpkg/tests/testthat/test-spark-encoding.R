@@ -59,13 +59,15 @@ test_full("data frames, Spark tables and arrays encoded by hand give the same mo
   expect_equal(barrier_evaluate(sc, of_frame, table, workers = 1), figures, tolerance = 1e-5)
 
   pink <- dplyr::mutate(table, colour = "pink")
-  expect_error(dplyr::collect(predict(of_frame, pink)), "'colour' holds 'pink'")
+  strict <- predict(of_frame, pink, on_missing = "error")
+  expect_error(dplyr::collect(strict), "'colour' holds 'pink'")
+  expect_true(all(is.na(dplyr::collect(predict(of_frame, pink))$.pred_class)))
   computed <- of_frame
   computed$preparation <- choose_columns(list(), kind ~ log(size), NULL, flowers)$preparation
   expect_snapshot(error = TRUE, {
     train_once("local", flowers, kind ~ . - id, inputs = 4L)
     train_once(sc, table, kind ~ . - id, inputs = 4L)
-    predict(of_frame, transform(flowers, place = "c"))
+    predict(of_frame, transform(flowers, place = "c"), on_missing = "error")
     train_once(sc, table, kind ~ log(size))
     predict(computed, table)
   })

@@ -1,0 +1,114 @@
+"""A whole result as a file, which later sessions read, in Python and in R."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from pybackend.api.decoder import Decoder
+from pybackend.api.result import TrainResult
+from pybackend.api.saving import read_model_file
+from pybackend.data.files import write_whole
+from pybackend.errors import InputError, SerializationError
+from pybackend.job.codec import read_fields
+from pybackend.job.report import Audit, Gang, Restart, StepTimes, WorkerReport
+
+SUFFIX = ".json"
+_FORMAT, _VERSION = "tfdist result", 1
+_NESTED = {"step_times": StepTimes, "audit": Audit}
+
+
+def write_result(record: str, model_base64: str, path: Path) -> Path:
+    """Write a result's record (`TrainResult.record`) and its model; complete, or not at all.
+
+    Raises
+    ------
+    InputError
+        The name of the file does not end in ``.json``.
+    """
+    if path.suffix != SUFFIX:
+        raise InputError(f"name the file *{SUFFIX}, not {path.name!r}")
+    values = {"format": _FORMAT, "version": _VERSION, **json.loads(record)}
+    write_whole(str(path), json.dumps({**values, "model_base64": model_base64}).encode())
+    return path
+
+
+def read_result(
+    path: Path, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+) -> tuple[TrainResult, dict[str, Any]]:
+    """The result that `write_result` wrote, and what else the file says of it.
+
+    Raises
+    ------
+    InputError
+        There is no such file.
+    SerializationError
+        It is none of a result, or is damaged.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"`path` cannot be read: {error}") from error
+    try:
+        return _read(json.loads(text), custom_objects, safe_mode)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise SerializationError(
+            f"{path} is not the file of a result, or is damaged ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read(
+    values: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> tuple[TrainResult, dict[str, Any]]:
+    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+        raise ValueError(f"its format is not {_FORMAT!r}")
+    if values["version"] != _VERSION:
+        raise ValueError(f"its version is {values['version']}, not {_VERSION}")
+    names = [one.name for one in fields(TrainResult) if one.name not in ("decode", "fetch")]
+    known: dict[str, Any] = {name: values[name] for name in names if name in values}
+    known["history"] = {str(k): [_as_number(v) for v in row] for k, row in known["history"].items()}
+    known["metrics"] = {str(k): _as_number(v) for k, v in known["metrics"].items()}
+    known["workers"] = [_read_worker(worker) for worker in known["workers"]]
+    known["gangs"] = [read_fields(Gang, gang) for gang in known["gangs"]]
+    known["restarts"] = [read_fields(Restart, restart) for restart in known["restarts"]]
+    if isinstance(freq := known.get("validation_freq"), list):
+        known["validation_freq"] = tuple(freq)
+    result = TrainResult(**known)
+    decode = None
+    if result.model_format in ("h5", "keras"):
+        decode = Decoder(
+            kind=result.model_format,
+            digest=result.model_sha256,
+            make_copy=None,
+            custom_objects=custom_objects or {},
+            safe_mode=safe_mode,
+            inputs=result.inputs,
+            weights="",
+            checkpoint=None,
+            verbose=1,
+        )
+    others = {name: value for name, value in values.items() if name not in names}
+    return replace(result, decode=decode, fetch=read_model_file), others
+
+
+def _read_worker(values: Mapping[str, Any]) -> WorkerReport:
+    names = {one.name for one in fields(WorkerReport)}
+    given = {name: value for name, value in values.items() if name in names}
+    nested = {name: given.pop(name, None) for name in _NESTED}
+    report = read_fields(WorkerReport, given)
+    found: dict[str, Any] = {
+        name: read_fields(kind, nested[name])
+        for name, kind in _NESTED.items()
+        if nested[name] is not None
+    }
+    return replace(report, **found)
+
+
+def _as_number(value: Any) -> Any:
+    """A figure, of which JSON has NaN and infinity as text."""
+    if isinstance(value, list):
+        return [_as_number(one) for one in value]
+    return float(value) if isinstance(value, str) else value
