@@ -8,6 +8,7 @@ from typing import Any
 
 from pybackend.api.data_checks import check_takes
 from pybackend.api.run import check_function, run_function
+from pybackend.errors import InputError
 from pybackend.function.rank_zero import RankZero
 from pybackend.function.script import Script
 from pybackend.job.arguments import check_flag, check_whole_number
@@ -31,7 +32,7 @@ class TFDistributor:
     Raises
     ------
     InputError
-        Names the argument and what is expected.
+        Names the argument and what is expected, or no Spark session is active.
     """
 
     def __init__(
@@ -40,7 +41,13 @@ class TFDistributor:
         self.num_processes = check_whole_number("num_processes", num_processes, least=1)
         self.local_mode = check_flag("local_mode", local_mode)
         self.use_gpu = None if use_gpu is None else check_flag("use_gpu", use_gpu)
-        self.spark = None if local_mode else get_session()
+        self.spark = None if local_mode else get_session(starts=False)
+        if not local_mode and self.spark is None:
+            raise InputError(
+                "local_mode=False needs a Spark session, and none is active: create one by "
+                "SparkSession.builder.getOrCreate(), or leave `local_mode` True for processes of "
+                "this machine"
+            )
 
     def run(
         self,

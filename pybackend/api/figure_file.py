@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 from pybackend.errors import InputError
 
 _KINDS = (".png", ".pdf", ".svg")
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a figure of matplotlib, in a new folder if its own is not there.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be written: {error}") from error
 
 
 def check_figure(path: str | os.PathLike[str] | None) -> None:

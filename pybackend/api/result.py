@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.api.curves import check_smoothing, find_panels
-from pybackend.api.figure_file import check_figure
+from pybackend.api.figure_file import check_figure, save_figure
 from pybackend.api.record import encode_record
 from pybackend.api.result_html import describe_training
 from pybackend.api.result_text import list_audit, list_events, list_figures, list_workers
@@ -361,8 +361,14 @@ class TrainResult:
 
         figure = plot_panels(panels, weight)
         if path is not None:
-            figure.savefig(path)
+            save_figure(figure, path)
         return figure
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write the report of the training, as `pybackend.report` does; returns its path."""
+        from pybackend.reporting.call import report
+
+        return report(self, path, title=title)
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""
@@ -396,16 +402,20 @@ class TrainResult:
         """What a worker is called: its rank, unless ranks have changed since it was started."""
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, model: bool = True) -> dict[str, Any]:
         """All of it as lists, dicts, strings, numbers and None, which ``json.dumps`` takes.
 
         The keys are the attributes' names. ``workers`` and ``gangs`` are lists of dicts with the
         fields of `WorkerReport`, and ``ok``, and of `Gang`; ``epochs_of`` has the epochs of each
-        name in ``history``, ``straggler`` is a list of rank and seconds or None. ``model_base64``
-        is the whole model: leave it out where only the figures are wanted. Figures that are not
-        finite stay as they are, which ``json.dumps(..., allow_nan=False)`` refuses.
+        name in ``history``, ``straggler`` is a list of rank and seconds or None. Figures that are
+        not finite stay as they are, which ``json.dumps(..., allow_nan=False)`` refuses.
+
+        Parameters
+        ----------
+        model
+            Whether ``model_base64``, the whole model, is among them.
         """
-        return {
+        found = {
             "history": self.history,
             "model_base64": self.model_base64,
             "model_format": self.model_format,
@@ -434,6 +444,7 @@ class TrainResult:
             "restarts": [asdict(restart) for restart in self.restarts],
             "tensorboard": self.tensorboard,
         }
+        return found if model else {n: v for n, v in found.items() if n != "model_base64"}
 
     @property
     def record(self) -> str:

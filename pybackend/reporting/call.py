@@ -72,8 +72,6 @@ def check_page_path(path: Any) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"name the page *.html, not {target.name!r}")
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"{target} cannot be written: its folder does not exist")
     return target
 
 

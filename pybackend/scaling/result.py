@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
-from pybackend.api.figure_file import check_figure
+from pybackend.api.figure_file import check_figure, save_figure
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_whole_number
 from pybackend.job.report import PARTS
@@ -112,7 +112,7 @@ class ScalingResult:
         check_figure(path)
         figure = draw_scaling(self.rows, projection)
         if path is not None:
-            figure.savefig(path)
+            save_figure(figure, path)
         return figure
 
     def __str__(self) -> str:

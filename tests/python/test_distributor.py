@@ -107,6 +107,14 @@ def test_what_a_runner_cannot_do_is_refused(spark: Any) -> None:
             call()
 
 
+def test_without_a_session_nothing_is_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    with pytest.raises(InputError, match="local_mode=False needs a Spark session, and none is"):
+        TFDistributor(local_mode=False)
+
+
 def test_the_drivers_gpus_are_found_among_those_that_it_sees() -> None:
     assert _find_visible(["1", "2"], ["1", "2", "3"]) == ["1", "2"]
     assert _find_visible(["0", "1"], ["2", "3"]) == ["2", "3"]

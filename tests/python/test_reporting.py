@@ -48,6 +48,12 @@ def page(result: TrainResult, tmp_path_factory: Any) -> Path:
     return report(result, tmp_path_factory.mktemp("page") / "run.html")
 
 
+def test_a_result_writes_its_own_report(result: TrainResult, page: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "run.html"
+    assert result.report(target, title="T") == target
+    assert "<title>T</title>" in target.read_text()
+
+
 def test_restarts_are_kept(result: TrainResult) -> None:
     (restart,) = result.restarts
     assert "worker 1" in restart.lost
@@ -158,7 +164,6 @@ def test_a_failure_has_a_page_too(tmp_path: Path) -> None:
     [
         (None, "run.html", "needs a TrainResult"),
         (1, "run.pdf", "name the page"),
-        (1, "absent/run.html", "its folder does not exist"),
         (1, 7, "must be the path"),
     ],
 )

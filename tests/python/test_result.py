@@ -207,6 +207,8 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "seconds",
         "seed",
         "epochs",
+        "initial_epoch",
+        "validation_freq",
         "epochs_of",
         "straggler",
         "audit",
@@ -214,7 +216,9 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "model_uri",
         "levels",
         "features",
+        "tensors",
         "categories",
+        "inputs",
         "encode",
         "feature_names",
         "workers_by_epoch",
@@ -223,6 +227,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "restarts",
         "tensorboard",
     }
+    assert set(plain) - set(result().to_dict(model=False)) == {"model_base64"}
     coded = result(levels=list(np.array([3, 5])), settings={"batch_size": 8}).to_dict()
     assert json.loads(json.dumps(coded))["levels"] == [3, 5]
     assert coded["settings"] == {"batch_size": 8}

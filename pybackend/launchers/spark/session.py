@@ -24,11 +24,11 @@ def is_session(value: Any) -> bool:
     return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
 
 
-def get_session() -> Any:
-    """The Spark session of this process; one is started if there is none."""
+def get_session(*, starts: bool = True) -> Any:
+    """The Spark session of this process; if there is none, one is started, or it is None."""
     from pyspark.sql import SparkSession
 
-    return SparkSession.builder.getOrCreate()
+    return SparkSession.builder.getOrCreate() if starts else SparkSession.getActiveSession()
 
 
 def is_spark_frame(value: Any) -> bool:
