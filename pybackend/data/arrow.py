@@ -256,8 +256,9 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
         return found
     if hasattr(column.type, "value_type"):
         inner = _find_complete(pc.list_flatten(column), name, None)
-        found = found.copy()
-        found[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[~inner]] = False
+        if not inner.all():
+            rows = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+            found[rows[~inner]] = False
     return found
 
 

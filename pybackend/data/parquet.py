@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -24,6 +23,11 @@ from pybackend.errors import InputError
 
 # What Hive and Spark call a folder of rows without a value.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# Python would read more as numbers: "2026_01", "nan".
+_NUMBERS: dict[type, re.Pattern[str]] = {
+    int: re.compile(r"-?[0-9]{1,18}"),
+    float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
+}
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 8192
 # Footers of remote files: each takes a round trip or two.
@@ -159,8 +163,8 @@ def _fixed_part(pattern: str) -> str:
 
 def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
     known = [None if value == _NO_VALUE else value for value in values]
-    for kind in (int, float):
-        with suppress(ValueError):
+    for kind, pattern in _NUMBERS.items():
+        if all(value is None or pattern.fullmatch(value) for value in known):
             return tuple(None if value is None else kind(value) for value in known)
     return tuple(known)
 

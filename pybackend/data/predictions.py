@@ -110,7 +110,7 @@ class Predictions:
             If the model was given some of the rows only: whether each row was among them. The
             others are null.
         """
-        if complete is None:
+        if complete is None or complete.all():
             return self._arrow(outputs)
         import pyarrow as pa
 

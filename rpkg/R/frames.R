@@ -208,6 +208,10 @@ frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
 complete_cases <- function(data, features, categories) {
   is_complete <- function(name) {
     column <- data[[name]]
+    if (is.list(column)) {
+      # Refused as a feature, by its kind.
+      return(TRUE)
+    }
     values <- categories[[name]]
     complete_rows(column) & (is.null(values) | !is.na(match_values(column, values)))
   }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pybackend.data import parquet
 from pybackend.data.files import open_file
-from pybackend.data.parquet import ParquetFiles
+from pybackend.data.parquet import ParquetFiles, find_partitions
 from pybackend.errors import InputError
 
 
@@ -124,6 +124,24 @@ def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
         pq.write_table(pa.table(other), tmp_path / "2.parquet")
         with pytest.raises(InputError, match=f"2.parquet are not those of .*1.parquet: {said}"):
             ParquetFiles.at(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["1", "-02"], (1, -2)),
+        (["1", "0.5", "2e3"], (1.0, 0.5, 2000.0)),
+        (["2026_01", "1"], ("2026_01", "1")),
+        (["nan", "1"], ("nan", "1")),
+        (["9" * 18, "9" * 19], (999999999999999999.0, 1e19)),
+        (["a%2Fb%3D", "__HIVE_DEFAULT_PARTITION__"], ("a/b=", None)),
+    ],
+)
+def test_what_folders_are_called_is_read_as_hive_does(written: Any, read: Any) -> None:
+    files = [f"/data/k={value}/x.parquet" for value in written]
+    found = find_partitions("/data", files)["k"]
+    assert found == read
+    assert list(map(type, found)) == list(map(type, read))
 
 
 @pytest.mark.parametrize("noted", [b"no JSON", b"[]", b'{"index_columns": 3}', b'{"columns": []}'])
