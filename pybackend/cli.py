@@ -12,13 +12,18 @@ import pybackend
 from pybackend.errors import InputError, TfdistError
 from pybackend.launchers import add_run_options, describe_batch, read_run_plan, run_script
 
+# How mpirun, horovodrun and torchrun call the number of ranks.
+_COUNTS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status (2 for wrong arguments, 1 for a failure)."""
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not of `tfdist`
-        options.fail(f"unknown {'option' if unknown[0][0] == '-' else 'argument'} {unknown[0]}")
+        kind = "option" if unknown[0][0] == "-" else "argument"
+        meant = ": the number of processes is --workers N" if unknown[0] in _COUNTS else ""
+        options.fail(f"unknown {kind} {unknown[0]}{meant}")
     try:
         status: int = options.command(options)
         return status

@@ -131,6 +131,10 @@ def test_the_version(capsys: Any) -> None:
     ("arguments", "named"),
     [
         (["run", "-w", "2", "--speed", "9", "train.py"], "unknown option --speed"),
+        (
+            ["run", "-np", "2", "train.py"],
+            "unknown option -np: the number of processes is --workers N",
+        ),
         (["mnist", "--speed=9"], "unknown option --speed=9"),
         (["doctor", "here"], "unknown argument here"),
     ],
