@@ -46,8 +46,9 @@ def find_categories(
             raise InputError(_explain_missing(f"column {column!r}", column))
         values = _sort_values(distinct(column))
         check_count(column, values, encoding)
-        if values:  # without rows, which is reported later, there are none
-            categories[column] = values
+        if not values:
+            raise InputError(_explain_empty(f"column {column!r}"))
+        categories[column] = values
     return replace(spec, categories=categories or None, encode=encode or None)
 
 
@@ -176,7 +177,7 @@ def _add_label_categories(
             "it is not a label"
         )
     if not values:
-        return spec
+        raise InputError(_explain_empty(f"the label column {label!r}"))
     return replace(spec, categories={**(spec.categories or {}), label: values})
 
 
@@ -185,6 +186,10 @@ def _explain_missing(what: str, column: str) -> str:
         f"{what} holds text, and its codes are those of the training: give their values in order, "
         f"DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as the model"
     )
+
+
+def _explain_empty(what: str) -> str:
+    return f"{what} has no values to encode: the data have no rows, or it holds nulls alone"
 
 
 def _sort_values(values: Iterable[Any]) -> list[Any]:

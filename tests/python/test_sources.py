@@ -165,6 +165,18 @@ def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
         FileRows.at(tmp_path, ColumnSpec(label="a"), "float32", "data")
 
 
+def test_text_without_rows_is_told_as_such(tmp_path: Path) -> None:
+    """Not as text that is no number."""
+    schema = pa.schema({"a": pa.float32(), "town": pa.string(), "label": pa.string()})
+    pq.write_table(schema.empty_table(), tmp_path / "rows.parquet")
+    for spec, what in (
+        (ColumnSpec(), "the label column 'label'"),
+        (ColumnSpec(features=["a", "town"], label=None), "column 'town'"),
+    ):
+        with pytest.raises(InputError, match=f"^{what} has no values to encode: the data have no"):
+            FileRows.at(tmp_path, spec, "float32", "data")
+
+
 def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
     texts = pa.array([f"id {n}" for n in range(20_000)])
     path = write(tmp_path, 20_000, label=texts)
