@@ -239,7 +239,7 @@ def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> 
 
 def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:
     """A result of such a file as it is, and the name of its label."""
-    result, others = read_result(Path(path), custom_objects, safe_mode)
+    result, others = read_result(pybackend.TrainResult, Path(path), custom_objects, safe_mode)
     return {"result": result, "label": others.get("label")}
 
 

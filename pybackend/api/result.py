@@ -173,7 +173,7 @@ class TrainResult:
         """
         from pybackend.api.result_file import read_result
 
-        return read_result(Path(path), custom_objects, safe_mode)[0]
+        return read_result(cls, Path(path), custom_objects, safe_mode)[0]
 
     def export(self, path: str | Path) -> Path:
         """Write the model as a SavedModel, for TensorFlow Serving and what else reads these.
@@ -363,12 +363,6 @@ class TrainResult:
         if path is not None:
             save_figure(figure, path)
         return figure
-
-    def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write the report of the training, as `pybackend.report` does; returns its path."""
-        from pybackend.reporting.call import report
-
-        return report(self, path, title=title)
 
     def summary(self) -> str:
         """A few lines of text: figures of the last epoch and what each worker did."""

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pybackend.api.decoder import Decoder
-from pybackend.api.result import TrainResult
 from pybackend.api.saving import read_model_file
 from pybackend.data.files import write_whole
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.codec import read_fields
 from pybackend.job.report import Audit, Gang, Restart, StepTimes, WorkerReport
 
+Result = TypeVar("Result")
 SUFFIX = ".json"
 _FORMAT, _VERSION = "tfdist result", 1
 _NESTED = {"step_times": StepTimes, "audit": Audit}
@@ -37,9 +37,17 @@ def write_result(record: str, model_base64: str, path: Path) -> Path:
 
 
 def read_result(
-    path: Path, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
-) -> tuple[TrainResult, dict[str, Any]]:
+    kind: type[Result],
+    path: Path,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+) -> tuple[Result, dict[str, Any]]:
     """The result that `write_result` wrote, and what else the file says of it.
+
+    Parameters
+    ----------
+    kind
+        `TrainResult`, which this module is part of.
 
     Raises
     ------
@@ -53,7 +61,7 @@ def read_result(
     except OSError as error:
         raise InputError(f"`path` cannot be read: {error}") from error
     try:
-        return _read(json.loads(text), custom_objects, safe_mode)
+        return _read(kind, json.loads(text), custom_objects, safe_mode)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SerializationError(
             f"{path} is not the file of a result, or is damaged ({type(error).__name__}: {error})"
@@ -61,13 +69,13 @@ def read_result(
 
 
 def _read(
-    values: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
-) -> tuple[TrainResult, dict[str, Any]]:
+    kind: Any, values: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> tuple[Any, dict[str, Any]]:
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT!r}")
     if values["version"] != _VERSION:
         raise ValueError(f"its version is {values['version']}, not {_VERSION}")
-    names = [one.name for one in fields(TrainResult) if one.name not in ("decode", "fetch")]
+    names = [one.name for one in fields(kind) if one.name not in ("decode", "fetch")]
     known: dict[str, Any] = {name: values[name] for name in names if name in values}
     known["history"] = {str(k): [_as_number(v) for v in row] for k, row in known["history"].items()}
     known["metrics"] = {str(k): _as_number(v) for k, v in known["metrics"].items()}
@@ -76,7 +84,7 @@ def _read(
     known["restarts"] = [read_fields(Restart, restart) for restart in known["restarts"]]
     if isinstance(freq := known.get("validation_freq"), list):
         known["validation_freq"] = tuple(freq)
-    result = TrainResult(**known)
+    result = kind(**known)
     decode = None
     if result.model_format in ("h5", "keras"):
         decode = Decoder(

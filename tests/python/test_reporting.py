@@ -48,9 +48,9 @@ def page(result: TrainResult, tmp_path_factory: Any) -> Path:
     return report(result, tmp_path_factory.mktemp("page") / "run.html")
 
 
-def test_a_result_writes_its_own_report(result: TrainResult, page: Path, tmp_path: Path) -> None:
+def test_a_report_may_be_the_first_file_of_its_folder(result: TrainResult, tmp_path: Path) -> None:
     target = tmp_path / "new" / "run.html"
-    assert result.report(target, title="T") == target
+    assert report(result, target, title="T") == target
     assert "<title>T</title>" in target.read_text()
 
 
