@@ -360,13 +360,13 @@ def sign(text: str) -> str:
     """A manifest with the digest that its values would have."""
     try:
         values = json.loads(text)
-    except ValueError:
+        if not isinstance(values, dict):
+            return text
+        values.pop("sha256", None)
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        return json.dumps({**values, "sha256": digest})
+    except (ValueError, RecursionError):
         return text
-    if not isinstance(values, dict):
-        return text
-    values.pop("sha256", None)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**values, "sha256": digest})
 
 
 @fuzz
