@@ -8,8 +8,6 @@ from typing import Any
 from pybackend.errors import InputError
 
 # Settings by which Keras ends trainings early, and our arguments for it.
-
-
 _LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 
 

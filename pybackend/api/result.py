@@ -131,8 +131,8 @@ class TrainResult:
         """Write the model to a file, e.g. ``result.save("model.h5")``; returns its path.
 
         ``*.h5`` or ``*.keras``, whichever `model_format` is: if the other one is asked for, Keras
-        writes it anew, with the optimizer's state. Or all of the result to a ``*.json``, which
-        `load` reads, and R's ``read_fit()``. The file appears complete or not at all.
+        converts it, with the optimizer's state. A ``*.json`` holds all of the result: `load` and
+        R's ``read_fit()`` read it. The file appears complete or not at all.
 
         Raises
         ------
@@ -167,9 +167,9 @@ class TrainResult:
         Raises
         ------
         InputError
-            There is no such file.
+            The file cannot be read.
         SerializationError
-            It is none of a result, or is damaged.
+            It is not the file of a result, or is damaged.
         """
         from pybackend.api.result_file import read_result
 

@@ -47,14 +47,7 @@ def read_result(
     Parameters
     ----------
     kind
-        `TrainResult`, which this module is part of.
-
-    Raises
-    ------
-    InputError
-        There is no such file.
-    SerializationError
-        It is none of a result, or is damaged.
+        `TrainResult`; its `load` documents the rest.
     """
     try:
         text = path.read_bytes()

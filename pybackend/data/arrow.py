@@ -252,8 +252,8 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
     missing = pc.is_null(column, nan_is_null=True)
     found: Array = ~missing.to_numpy(zero_copy_only=False)
     if categories is not None:
-        found = found & _look_up(column, name, categories).is_valid().to_numpy(zero_copy_only=False)
-        return found
+        known: Array = _look_up(column, name, categories).is_valid().to_numpy(zero_copy_only=False)
+        return found & known
     if hasattr(column.type, "value_type"):
         inner = _find_complete(pc.list_flatten(column), name, None)
         if not inner.all():

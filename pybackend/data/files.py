@@ -52,7 +52,7 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
     Raises
     ------
     InputError
-        There is no such place, no file in it, or a file is named twice.
+        The place does not exist, or has no files, or a file is named twice.
     """
     if isinstance(uri, tuple):
         found = [file for one in uri for file in find_files(one, name)]
@@ -76,6 +76,12 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
 def is_pattern(uri: str) -> bool:
     """Whether a path stands for all that it matches: it has signs of a pattern, and no file."""
     return bool(_MAGIC.search(uri)) and (is_remote(uri) or not os.path.lexists(local_path(uri)))
+
+
+def find_root(uri: str) -> str:
+    """The part of a path before the signs of a pattern, written as `find_files` writes files."""
+    root = _MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri
+    return root if is_remote(root) else local_path(root)
 
 
 def _match(uri: str, name: str) -> list[str]:

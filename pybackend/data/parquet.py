@@ -11,14 +11,7 @@ from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
-from pybackend.data.files import (
-    Places,
-    find_files,
-    is_pattern,
-    is_remote,
-    local_path,
-    open_file,
-)
+from pybackend.data.files import Places, find_files, find_root, open_file
 from pybackend.errors import InputError
 
 # What Hive and Spark call a folder of rows without a value.
@@ -140,25 +133,15 @@ def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, .
 
     They are whole numbers, other numbers or text, as all values of a column can be read.
     """
+    roots = [find_root(one) for one in ([uri] if isinstance(uri, str) else uri)]
     found: list[dict[str, str]] = []
     for file in files:
-        folders = file.rpartition("/")[0][len(_root_of(uri, file)) :].split("/")
+        root = max((root for root in roots if file.startswith(root)), key=len, default=file)
+        folders = file.rpartition("/")[0][len(root) :].split("/")
         pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
         found.append({unquote(column): unquote(value) for column, value in pairs})
     columns = dict.fromkeys(column for pairs in found for column in pairs)
     return {column: _parse([pairs.get(column) for pairs in found]) for column in columns}
-
-
-def _root_of(uri: Places, file: str) -> str:
-    """The path that was named, or the folder before the signs of a pattern."""
-    places = [uri] if isinstance(uri, str) else list(uri)
-    roots = [_fixed_part(one) if is_pattern(one) else one for one in places]
-    roots = [root if is_remote(root) else local_path(root) for root in roots]
-    return max((root for root in roots if file.startswith(root)), key=len, default=file)
-
-
-def _fixed_part(pattern: str) -> str:
-    return re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
 
 
 def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:

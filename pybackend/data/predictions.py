@@ -177,8 +177,6 @@ def _check_shape(output: Output, numbers: Array) -> None:
 
 def spread_rows(outputs: Array, complete: Array) -> Array:
     """Outputs for all rows, from those of the complete ones; the others are NaN."""
-    if complete.all():
-        return outputs
     spread = np.full(
         (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
     )

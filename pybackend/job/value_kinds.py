@@ -65,11 +65,12 @@ def _pack_dict(value: Any, pack: Pack) -> Fields:
     return {"pairs": [[pack(k, " (a key)"), pack(v, f"[{k!r}]")] for k, v in value.items()]}
 
 
-def _of_pairs(tag: str, kind: type) -> Kind:
-    def unpack_dict(fields: Fields, unpack: Unpack) -> Any:
-        return kind({unpack(key): unpack(value) for key, value in fields["pairs"]})
+def _unpack_dict(fields: Fields, unpack: Unpack) -> dict[Any, Any]:
+    return {unpack(key): unpack(value) for key, value in fields["pairs"]}
 
-    return Kind(tag, is_exactly(kind), _pack_dict, unpack_dict)
+
+def _of_pairs(tag: str, kind: type) -> Kind:
+    return Kind(tag, is_exactly(kind), _pack_dict, lambda *given: kind(_unpack_dict(*given)))
 
 
 # What a defaultdict may make of a missing key: no code of a user's.
@@ -85,8 +86,7 @@ def _pack_default(value: collections.defaultdict[Any, Any], pack: Pack) -> Field
 
 def _unpack_default(fields: Fields, unpack: Unpack) -> Any:
     factory = None if fields["factory"] is None else _FACTORIES[fields["factory"]]
-    pairs = {unpack(key): unpack(value) for key, value in fields["pairs"]}
-    return collections.defaultdict(factory, pairs)
+    return collections.defaultdict(factory, _unpack_dict(fields, unpack))
 
 
 def _unpack_path(fields: Fields, unpack: Unpack) -> Any:

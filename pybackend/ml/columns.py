@@ -12,7 +12,7 @@ from typing import Any
 from pybackend.data.predictions import Output
 from pybackend.errors import InputError
 
-# Columns of what a model gives. Names of the user's are never part of SQL, in which Spark replaces
+# Columns of the model's outputs. The user's names are never part of SQL, where Spark replaces
 # ``${...}``.
 _GIVEN = ".given"
 _DOUBLES = f"CAST(`{_GIVEN}0` AS array<double>)"

@@ -46,7 +46,6 @@ def empty_outputs(model: Any) -> Any:
     InputError
         The layers do not say.
     """
-
     spec = _compute_output_spec(model)
     return keras.tree.pack_sequence_as(spec, [o.make_empty() for o in list_outputs(model)])
 

@@ -10,8 +10,8 @@ from typing import Any
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask
 from pybackend.sql.connections import connect
-from pybackend.sql.query import Part
-from pybackend.sql.source import check_listed, list_features
+from pybackend.sql.query import Part, list_columns
+from pybackend.sql.source import check_listed
 
 
 def augment(
@@ -19,6 +19,7 @@ def augment(
     model: Any,
     query: str,
     columns: Sequence[str],
+    *,
     features: Any,
     type: str | None,
     levels: Sequence[str] | None,
@@ -38,9 +39,17 @@ def augment(
     """
     database = connect(con)
     question = ask(
-        model, database.dialect, "rows", columns, features, type, levels, categories, encode
+        model,
+        database.dialect,
+        "rows",
+        columns,
+        features=features,
+        type=type,
+        levels=levels,
+        categories=categories,
+        encode=encode,
     )
-    check_listed("features", list_features(question), columns, "the query")
+    check_listed("features", list_columns(question.features), columns, "the query")
     question = replace(question, source=f"({query})")
     with database.transaction():
         question = look_up_types(database, question)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pybackend.errors import InputError
 from pybackend.sql.compile import DIALECTS
 from pybackend.sql.connections import Connection
-from pybackend.sql.query import Question
-from pybackend.sql.source import list_features
+from pybackend.sql.query import Question, list_columns
 
 # Names of types begin so in all dialects. Others, as a user's own, are left to the database.
 _NUMBER = re.compile(
@@ -42,14 +41,14 @@ def look_up_types(database: Connection, question: Question) -> Question:
     given = question.features.values()
     arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
     lists = [one for one in given if not isinstance(one, str)]
-    columns = [name for name in list_features(question) if name not in question.encodings]
+    columns = [name for name in list_columns(question.features) if name not in question.encodings]
     if not columns:
         return question
     quote = DIALECTS[database.dialect].quote
     found = database.types_of(question.source, [quote(name) for name in columns])
     types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
     for names in lists:
-        for name in filter(types.get, names):
+        for name in (name for name in names if name in types):
             if _NO_NUMBER.match(types[name]) or _is_array(types[name]):
                 raise _refuse(name, types[name], "encode it as a number")
     for name in arrays:

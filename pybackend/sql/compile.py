@@ -16,7 +16,7 @@ from pybackend.job.options import DataOptions, check_data_options
 from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
-from pybackend.sql.query import Encoding, Part, Question, Shown
+from pybackend.sql.query import Encoding, Part, Question, Shown, list_columns
 
 # Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
 DIALECTS: dict[str, Any] = {
@@ -158,7 +158,17 @@ def to_sql(
     InputError
         Names the argument, or the layer that cannot become SQL.
     """
-    question = ask(model, dialect, table, key, features, type, levels, categories, encode)
+    question = ask(
+        model,
+        dialect,
+        table,
+        key,
+        features=features,
+        type=type,
+        levels=levels,
+        categories=categories,
+        encode=encode,
+    )
     check_name("weights", weights)
     return answer(dialect, replace(question, weights=weights), has_vectors)
 
@@ -168,6 +178,7 @@ def ask(
     dialect: str,
     table: str | Sequence[str],
     key: str | Sequence[str],
+    *,
     features: Any,
     type: str | None,
     levels: Sequence[Any] | None,
@@ -202,7 +213,7 @@ def ask(
         graph = simplify(lower_model(keras_model))
     shown = show(predictions)
     _check_shown(dialect, keys, shown)
-    encodings = find_encodings(_list_columns(features), categories, encode)
+    encodings = find_encodings(list_columns(features), categories, encode)
     found = match_features(graph, features, encodings)
     return Question(graph, relation, keys, found, shown, "", encodings, model=keras_model)
 
@@ -281,11 +292,6 @@ def features_of(result: Any) -> Any:
             "pass a column of arrays of numbers"
         )
     return found
-
-
-def _list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:
-    groups = features.values() if isinstance(features, Mapping) else [features]
-    return [column for given in groups for column in ([given] if isinstance(given, str) else given)]
 
 
 def match_features(

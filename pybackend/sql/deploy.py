@@ -87,7 +87,17 @@ def deploy_model(
     """
     check_name("name", name)
     database = connect(con)
-    question = ask(model, database.dialect, table, key, features, type, levels, categories, encode)
+    question = ask(
+        model,
+        database.dialect,
+        table,
+        key,
+        features=features,
+        type=type,
+        levels=levels,
+        categories=categories,
+        encode=encode,
+    )
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
     from pybackend.sql.trial import Trial

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.encoding import ONE_HOT, encoding_of
-from pybackend.sql.query import Encoding, Question, free_prefix
+from pybackend.sql.query import Encoding, Question, free_prefix, list_columns
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,7 +40,7 @@ def encode_source(question: Question, dialect: ModuleType) -> Question:
     if not question.encodings:
         return question
     quote = dialect.quote
-    used = [c for given in question.features.values() for c in _as_tuple(given)]
+    used = list_columns(question.features)
     plain = [c for c in used if c not in question.encodings]
     kept = [quote(name) for name in dict.fromkeys([*question.keys, *plain])]
     prefix = free_prefix([*question.keys, *used])

@@ -120,6 +120,13 @@ class Answer:
     parts: list[Part] = field(default_factory=list)
 
 
+def list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:
+    """The columns of all inputs, each once."""
+    groups = features.values() if isinstance(features, Mapping) else [features]
+    listed = [[given] if isinstance(given, str) else given for given in groups]
+    return list(dict.fromkeys(column for group in listed for column in group))
+
+
 def free_prefix(names: Sequence[str]) -> str:
     """What no name begins with, upper or lower case, for columns between."""
     prefix = "_"

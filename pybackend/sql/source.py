@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pybackend.errors import DatabaseError, InputError
 from pybackend.sql.compile import DIALECTS
 from pybackend.sql.connections import Connection
-from pybackend.sql.query import Question
+from pybackend.sql.query import Question, list_columns
 
 # Columns, in errors.
 _MOST_SHOWN = 20
@@ -22,7 +22,10 @@ def check_source(database: Connection, question: Question) -> None:
         Names the argument, and says what the database has said.
     """
     source, quote = question.source, DIALECTS[database.dialect].quote
-    wanted: dict[str, Sequence[str]] = {"key": question.keys, "features": list_features(question)}
+    wanted: dict[str, Sequence[str]] = {
+        "key": question.keys,
+        "features": list_columns(question.features),
+    }
     columns = database.list_columns(source)
     if columns is not None:
         for argument, names in wanted.items():
@@ -35,14 +38,6 @@ def check_source(database: Connection, question: Question) -> None:
         except DatabaseError as error:
             place = "" if argument == "table" else f" from {source}"
             raise InputError(f"`{argument}` cannot be read{place}: {error.__cause__}") from error
-
-
-def list_features(question: Question) -> list[str]:
-    """The columns of all inputs."""
-    found: list[str] = []
-    for columns in question.features.values():
-        found += [columns] if isinstance(columns, str) else columns
-    return list(dict.fromkeys(found))
 
 
 def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:

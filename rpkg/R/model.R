@@ -67,13 +67,13 @@ write_model <- function(x, path) {
   if (!is_text) {
     check_model_object(x)
   }
-  is_whole <- inherits(x, "tfdist_fit") && rlang::is_string(path) && endsWith(path, ".json")
-  if (!is_whole) {
-    check_model_path(path)
-  }
-  if (is_whole) {
+  is_fit <- inherits(x, "tfdist_fit")
+  if (is_fit && rlang::is_string(path) && endsWith(path, ".json")) {
     save_fit(x, path.expand(path), rlang::current_env())
-  } else if (inherits(x, "tfdist_fit")) {
+    return(invisible(path))
+  }
+  check_model_path(path)
+  if (is_fit) {
     write_fit(x, path.expand(path), rlang::current_env())
   } else {
     call_python(pybackend()$save_model, x, path.expand(path))

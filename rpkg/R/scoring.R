@@ -80,7 +80,7 @@ barrier_evaluate <- function(
   check_has_columns(given, data)
   # Codes that the training has not fixed are reported.
   levels <- if (is.null(columns$levels)) levels(data$y)
-  if (is.null(levels)) {
+  if (!is.null(columns$levels)) {
     data <- match_levels(data, columns$levels)
   }
   columns$features <- data$features %||% columns$features

@@ -12,8 +12,9 @@
 #' another order than in Keras: expect differences of some 1e-6. A row with a feature that is
 #' missing, not a number, infinite or too large for float32 has no prediction. Text and factors are
 #' encoded as the training of a fit has encoded them, and a value that it did not have has no
-#' prediction; other columns that hold no numbers are refused by name. In PostgreSQL, for the SQL of
-#' `to_sql()`, booleans and vectors of pgvector are to be cast to numbers in a view.
+#' prediction; another column that does not hold numbers raises an error with its name. In
+#' PostgreSQL, for the SQL of `to_sql()`, cast booleans and vectors of pgvector to numbers in a
+#' view.
 #'
 #' All that a deployment makes is made in one transaction, in which the database computes
 #' predictions that are compared with those of Keras. If anything fails, nothing is left. (Spark has
@@ -141,11 +142,11 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
     asked$model,
     as.character(dbplyr::remote_query(x)),
     asked$key,
-    asked$features,
-    type,
-    asked$levels,
-    asked$categories,
-    asked$encode,
+    features = asked$features,
+    type = type,
+    levels = asked$levels,
+    categories = asked$categories,
+    encode = asked$encode,
     call = call
   )
   scored <- dplyr::tbl(con, dplyr::sql(query))

@@ -220,18 +220,24 @@ def test_files_may_be_compressed(data: bytes, tmp_path: Path) -> None:
         assert np.array_equal(one, other)
 
 
+def put_in_one_place(content: bytes, size: int, count: int) -> bytes:
+    """A file in which all of an attribute's texts are the first one, of this size."""
+    altered = bytearray(content)
+    # Where HDF5 keeps a text's length and place, 16 bytes: those of the first for all.
+    begin = altered.index(size.to_bytes(4, "little"))
+    altered[begin : begin + 16 * count] = altered[begin : begin + 16] * count
+    return bytes(altered)
+
+
 def test_texts_that_lie_in_one_place_are_not_read(data: bytes, tmp_path: Path) -> None:
     size = 1_000_003
 
     def change(file: Any) -> None:
         file["model_weights"].attrs["layer_names"] = [b"a" * size, *[b"b"] * 3000]
 
-    altered = bytearray(alter(data, change, tmp_path))
-    # Where HDF5 keeps a text's length and place, 16 bytes: those of the first for all.
-    begin = altered.index(size.to_bytes(4, "little"))
-    altered[begin : begin + 16 * 3001] = altered[begin : begin + 16] * 3001
+    altered = put_in_one_place(alter(data, change, tmp_path), size, 3001)
     with pytest.raises(SerializationError, match="would take far more memory than the file has"):
-        model_from_bytes(bytes(altered))
+        model_from_bytes(altered)
 
 
 def test_objects_behind_one_without_attributes_are_looked_at(data: bytes, tmp_path: Path) -> None:
@@ -241,11 +247,9 @@ def test_objects_behind_one_without_attributes_are_looked_at(data: bytes, tmp_pa
         file.create_group("a")  # before all others, and without attributes
         file.create_group("z").attrs["names"] = [b"a" * size, *[b"b"] * 3000]
 
-    altered = bytearray(alter(data, change, tmp_path))
-    begin = altered.index(size.to_bytes(4, "little"))
-    altered[begin : begin + 16 * 3001] = altered[begin : begin + 16] * 3001
+    altered = put_in_one_place(alter(data, change, tmp_path), size, 3001)
     with pytest.raises(SerializationError, match="would take far more memory than the file has"):
-        model_from_bytes(bytes(altered))
+        model_from_bytes(altered)
 
 
 def nest(file: Any, depth: int) -> None:
