@@ -123,7 +123,7 @@ def check_can_be_split(data: Any) -> None:
     else:
         return
     raise InputError(
-        f"`validation_split` takes the last rows of arrays and pandas data frames, and `data` is "
+        f"`validation_split` takes the last rows of arrays and data frames in memory; `data` is "
         f"{what}: use {instead}, passed as `validation_data`"
     )
 

@@ -19,7 +19,7 @@ from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset, read_batches
 from pybackend.data.files import is_path
-from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.frames import FrameRows, holds_frame
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
@@ -52,13 +52,13 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
     Returns
     -------
-    Columns of arrays; a `FrameRows` of pandas, a `DataFrameRows` of Spark, or the `Batches` of a
-    data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or a
-    `FunctionRows`.
+    Columns of arrays; a `FrameRows` of a table in memory, a `DataFrameRows` of Spark, or the
+    `Batches` of a data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or
+    a `FunctionRows`.
     """
     if is_dataset(data):
         return _read_batches(data, name, job)
-    if is_frame(data):
+    if holds_frame(data):
         check_no_records(columns, name)
         frame = FrameRows.of(data, columns, job.floatx, name)
         _check_arrays(frame.columns, name, job)
@@ -113,7 +113,7 @@ def _read_batches(data: Any, name: str, job: Job) -> Batches:
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     check_can_be_split(data)
-    frame = FrameRows.of(data, columns, job.floatx, "data") if is_frame(data) else None
+    frame = FrameRows.of(data, columns, job.floatx, "data") if holds_frame(data) else None
     found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")
     rows = arrays.count_rows(found)
     first = math.floor(rows * (1 - fraction))

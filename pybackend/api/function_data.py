@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnSpec
-from pybackend.data.frames import is_frame
+from pybackend.data.frames import is_frame, is_pandas
 from pybackend.errors import InputError
 from pybackend.job.job import ROWS
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
@@ -21,7 +21,8 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
     Parameters
     ----------
     data
-        A Spark DataFrame, an RDD of what can be one, a pandas data frame, or a dict of arrays.
+        A Spark DataFrame, an RDD of what can be one, a data frame of pandas or polars, or a dict of
+        arrays.
 
     Raises
     ------
@@ -29,14 +30,15 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
         It is none of these, or a column has a type that cannot be an array.
     """
     if is_frame(data):
+        data = data if is_pandas(data) else _to_pandas(data)
         data = {str(name): column.to_numpy() for name, column in data.items()}
     if isinstance(data, Mapping):
         return {ROWS: _read_arrays(data)}
     is_rdd = hasattr(data, "mapPartitions") and hasattr(data, "context")
     if not is_rdd and not is_spark_frame(data):
         raise InputError(
-            "`data` must be a Spark DataFrame, an RDD, a pandas data frame or a dict of arrays, "
-            f"not {type(data).__name__}"
+            "`data` must be a Spark DataFrame, an RDD, a pandas or polars data frame or a dict of "
+            f"arrays, not {type(data).__name__}"
         )
     if launcher.session is None:
         raise InputError(
@@ -44,6 +46,12 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
             "barrier_run(df.sparkSession, fn, data=df)"
         )
     return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
+
+
+def _to_pandas(table: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.table(table).to_pandas()
 
 
 def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pybackend.api.trained_columns import TrainedColumns, choose_columns
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
-from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.frames import FrameRows, is_frame, is_pandas
 from pybackend.data.predictions import Predictions, spread_rows
 from pybackend.data.rows import Rows, SpooledRows, to_rows
 from pybackend.data.sources import FileRows
@@ -99,7 +99,7 @@ def predict_here(
     levels = None if known is None else check_levels(known.levels)
     made = predictions_of(find_model(), kind, names, levels)
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
-    return _tabulate(made, columns_of, x.index if is_frame(x) else None)
+    return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
 
 
 def _predict_rows(model: Any, found: Any, job: Job) -> Any:

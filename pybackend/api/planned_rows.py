@@ -91,7 +91,7 @@ def describe_data(data: Any) -> str:
         rows = counted(_count(data), "row")
         return f"{len(data.sizes)} batches of a data set, {rows}: {tensors}"
     if isinstance(data, FrameRows):
-        return f"a pandas data frame of {counted(_count(data), 'row')}, {_describe_columns(data)}"
+        return f"a data frame of {counted(_count(data), 'row')}, {_describe_columns(data)}"
     return f"arrays of {counted(_count(data), 'row')}: {_describe_tensors(data)}"
 
 

@@ -218,7 +218,7 @@ class TrainResult:
         Parameters
         ----------
         data
-            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a pandas data frame, the path
+            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a data frame, the path
             or URI of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
         batch_size
             Rows of a step; a data set has its own.
@@ -257,7 +257,7 @@ class TrainResult:
         Parameters
         ----------
         x
-            Inputs: an array with one entry per row, a list or dict of arrays, a pandas data frame,
+            Inputs: an array with one entry per row, a list or dict of arrays, a data frame,
             the path or URI of files, or a data set of batches of TensorFlow or Keras. Of tables,
             the columns of the training are read as they were there: `features`, `tensors` and
             `categories`.

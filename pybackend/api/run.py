@@ -65,7 +65,7 @@ def barrier_run(
         by themselves within 3 seconds. The value of a rank that is ended is None.
     data
         Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
-        DataFrame, an RDD of tuples, Rows or dicts, a pandas data frame or a dict of arrays. With
+        DataFrame, an RDD of tuples, Rows or dicts, a data frame in memory or a dict of arrays. With
         ``roles``, these must be chiefs and workers.
     resources
         As in `barrier_train`.

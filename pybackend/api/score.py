@@ -106,7 +106,7 @@ def barrier_predict(
     Parameters
     ----------
     x
-        Inputs: an array with one entry per row, a list or dict of arrays, or a pandas data frame.
+        Inputs: an array with one entry per row, a list or dict of arrays, or a data frame.
         Of a frame, all columns are the inputs; with a `TrainResult`, those of the training.
     model
         As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.

@@ -91,9 +91,12 @@ def barrier_train(
 
         - ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row; ``x`` and
           ``y`` may be lists or dicts of arrays. Without labels it is an array, a dict, or ``(x,)``,
-          and the model trains as by ``fit(x)``: its ``train_step`` gets the same;
-        - a pandas data frame or a Spark DataFrame, with columns of numbers, arrays, ML vectors,
-          bytes or text;
+          and the model trains as by ``fit(x)``: its ``train_step`` gets the same. Sparse matrices
+          of scipy become dense;
+        - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
+          streams, with columns of numbers, arrays, ML vectors, bytes or text;
+        - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not of Spark) and of arrays
+          or series, which are taken as its columns by position. Labels of text become codes;
         - the path or URI (by fsspec) of Parquet or TFRecord files, a file, a folder or a pattern
           (``"day=*/rows.parquet"``), or a list of them, which the workers read themselves;
         - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
@@ -135,8 +138,8 @@ def barrier_train(
     validation_data
         As ``data``; evaluated by all workers together after each epoch.
     validation_split
-        The fraction of the rows, from the end of arrays or of a pandas data frame and before they
-        are shuffled, that validates in place of ``validation_data``.
+        The fraction of the rows, from the end of arrays or of a data frame (not of Spark), before
+        they are shuffled, that validates in place of ``validation_data``.
     validation_freq
         Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
     callbacks

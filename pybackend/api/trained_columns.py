@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pybackend.data.columns import ColumnSpec, check_column_spec
+from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.job.options import DataOptions
 
 
@@ -31,7 +31,7 @@ def choose_columns(
     """The columns that are named, or else those that the model of a result was trained on."""
     label = arguments.get("label", "label")
     columns = ColumnSpec(
-        features=arguments.get("features"),
+        features=as_list(arguments.get("features")),
         label=label,
         weight=arguments.get("weight"),
         tensors=options.tensors,

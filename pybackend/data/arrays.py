@@ -7,6 +7,8 @@ named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -25,6 +27,8 @@ _NUMBERS_FOR_TEXT = (
     " or booleans: np.unique(labels, return_inverse=True) gives classes and their numbers; or pass "
     "a data frame and `label=`, whose text is encoded"
 )
+# A sparse matrix becomes a dense one, which this process holds and sends.
+MOST_DENSE_BYTES = 2 << 30
 _PARTS = ("x", "y", "sample_weight")
 
 
@@ -43,8 +47,8 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         raise InputError(
-            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark "
-            "or pandas, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
+            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark, "
+            "pandas or polars, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
             "TFRecord files, or a function that returns a tf.data.Dataset, not "
             f"{_describe_type(data)}"
         )
@@ -153,6 +157,8 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
             f"`{key}` of `{name}` has masked values, first in row {row} (counting from 0): fill "
             "them, or leave these rows out"
         )
+    if _is_sparse(value):
+        value = _to_dense(value, key, floatx, name)
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
@@ -193,6 +199,27 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
                 f"{np.dtype(dtype).name}: scale the column, or use its logarithm"
             )
     return found
+
+
+def _is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse matrix or array of scipy, which is not imported to find out."""
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and bool(sparse.issparse(value))
+
+
+def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
+    """A sparse matrix as the array that models take."""
+    dtype = np.dtype(floatx) if matrix.dtype.kind == "f" else matrix.dtype
+    size = math.prod(matrix.shape) * dtype.itemsize
+    if size > MOST_DENSE_BYTES:
+        raise InputError(
+            f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which takes "
+            f"{size / 2**30:.1f} GiB as the dense one that is trained on (at most "
+            f"{MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass "
+            "a function that makes each worker's batches"
+        )
+    dense: Array = matrix.astype(dtype).toarray()
+    return dense
 
 
 def _is_text(array: Array) -> bool:

@@ -28,7 +28,7 @@ def _describe_type(kind: Any) -> ColumnKind:
     import pyarrow as pa
 
     depth, inner = 0, kind
-    while isinstance(inner, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+    while isinstance(inner, _list_types()):
         depth, inner = depth + 1, inner.value_type
     if isinstance(inner, pa.DictionaryType):
         inner = inner.value_type
@@ -36,12 +36,66 @@ def _describe_type(kind: Any) -> ColumnKind:
         return ColumnKind("number", inner.to_pandas_dtype()().dtype.name, depth, str(kind))
     if pa.types.is_decimal(inner):
         return ColumnKind("number", "float64", depth, str(kind))
-    if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+    if pa.types.is_string(inner) or pa.types.is_large_string(inner) or _is_view(inner, "string"):
         return ColumnKind("text", None, depth, str(kind))
-    is_binary = pa.types.is_binary(inner) or pa.types.is_large_binary(inner)
-    if is_binary or pa.types.is_fixed_size_binary(inner):
+    if _is_bytes(inner):
         return ColumnKind("binary", None, depth, str(kind))
     return ColumnKind("other", None, depth, str(kind))
+
+
+def _list_types() -> tuple[Any, ...]:
+    import pyarrow as pa
+
+    names = ("ListType", "LargeListType", "FixedSizeListType", "ListViewType", "LargeListViewType")
+    return tuple(getattr(pa, name) for name in names if hasattr(pa, name))
+
+
+def _is_view(kind: Any, of: str) -> bool:
+    """Whether a type is the view of text or bytes, which old versions of Arrow do not know."""
+    import pyarrow as pa
+
+    check = getattr(pa.types, f"is_{of}_view", None)
+    return bool(check is not None and check(kind))
+
+
+def drop_views(column: Any) -> Any:
+    """A column (array or chunked) without views of text, bytes or lists.
+
+    Arrow computes little with views, which polars and DuckDB write.
+    """
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        if not _has_views(column.type):
+            return column
+        chunks = [drop_views(chunk) for chunk in column.chunks]
+        return pa.chunked_array(chunks) if chunks else pa.chunked_array([], pa.large_string())
+    if not _has_views(column.type):
+        return column
+    if isinstance(column.type, pa.DictionaryType):
+        return pa.DictionaryArray.from_arrays(
+            column.indices, drop_views(column.dictionary), ordered=column.type.ordered
+        )
+    if not hasattr(column.type, "value_type"):
+        is_text = _is_view(column.type, "string")
+        return column.cast(pa.large_string() if is_text else pa.large_binary())
+    import pyarrow.compute as pc
+
+    sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    mask = column.is_null() if column.null_count else None
+    return pa.LargeListArray.from_arrays(offsets, drop_views(column.flatten()), mask=mask)
+
+
+def _has_views(kind: Any) -> bool:
+    is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
+    inner = getattr(kind, "value_type", None)
+    return (
+        is_list
+        or _is_view(kind, "string")
+        or _is_view(kind, "binary")
+        or (inner is not None and _has_views(inner))
+    )
 
 
 class TensorReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +26,8 @@ from pybackend.job.options import Promise
 
 # A table of pixels has hundreds.
 _SHOWN_COLUMNS = 30
+# Dates, times and durations, as Arrow, pandas and Spark call their types.
+_TIMES = re.compile(r"date|time|duration|interval|period")
 
 
 def group_columns(
@@ -201,6 +204,12 @@ class _GroupBuilder:
             expected = (
                 "an array: this is an ML vector as Spark writes it to files, so write "
                 "pyspark.ml.functions.vector_to_array() of it"
+            )
+        if _TIMES.match(found):
+            expected = (
+                "numbers: make them of its times, e.g. days since the first (pandas: "
+                f"(df[{column!r}] - df[{column!r}].min()).dt.days; Spark: datediff()), or the "
+                "month or weekday, or leave the column out of `features`"
             )
         is_label = column in list_groups("y", self._spec.label).get("y", [])
         what = f"the label column {column!r}" if is_label else f"column {column!r}"

@@ -237,6 +237,13 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
         seen.add(known)
 
 
+def as_list(names: Any) -> Any:
+    """Names that an index or an array holds, such as ``df.columns[:4]``, as a list."""
+    if isinstance(names, Mapping):
+        return {key: as_list(value) for key, value in names.items()}
+    return names.tolist() if hasattr(names, "tolist") else names
+
+
 def as_plain(values: Any) -> list[Any]:
     """Values of a column as Python's own numbers and text."""
     return [value.item() if hasattr(value, "item") else value for value in values]

@@ -1,20 +1,25 @@
-"""A pandas DataFrame as training data: its columns become tensors by way of Arrow."""
+"""A table in memory as training data: its columns become tensors by way of Arrow.
+
+It is a pandas DataFrame, or a table of a library that exports Arrow streams (polars, pyarrow,
+DuckDB); labels and weights may be arrays beside it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.arrays import Columns
-from pybackend.data.arrow import TensorReader, Tensors, describe_schema
+from pybackend.data.arrays import Columns, to_array
+from pybackend.data.arrow import TensorReader, Tensors, describe_schema, drop_views
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
+    DEFAULT_LABEL,
     ColumnKind,
     ColumnSpec,
     TableRows,
@@ -32,7 +37,7 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class FrameRows(TableRows):
-    """Rows of a pandas DataFrame, as what its columns become.
+    """Rows of a table, as what its columns become.
 
     Attributes
     ----------
@@ -40,7 +45,7 @@ class FrameRows(TableRows):
         Arrays with one entry per row, as `pybackend.data.arrays` names them; text is `Ragged`.
         Empty if there are no rows.
     complete
-        If incomplete rows were left out: whether each row of the frame is in ``columns``.
+        If incomplete rows were left out: whether each row of the table is in ``columns``.
     """
 
     columns: Columns
@@ -48,7 +53,7 @@ class FrameRows(TableRows):
 
     @classmethod
     def of(
-        cls, frame: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
+        cls, data: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
     ) -> FrameRows:
         """Turn the columns that are used into tensors, by the rules for a Spark DataFrame.
 
@@ -56,6 +61,8 @@ class FrameRows(TableRows):
 
         Parameters
         ----------
+        data
+            A table, or a tuple of a table, labels and weights (see `holds_frame`).
         skips_incomplete
             Whether to leave out rows with a null or an unknown category; then there may be none.
 
@@ -65,23 +72,28 @@ class FrameRows(TableRows):
             Names the column, and the row of a null, of a label that is NaN, of an unknown category
             or of an array of another length.
         """
-        _check_names(frame, name)
-        if not len(frame) and not skips_incomplete:
+        frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
+        table = _read_table(frame, name)
+        if targets:
+            spec, table = _add_targets(spec, table, targets, floatx, name)
+        if not table.rows and not skips_incomplete:
             raise InputError(f"`{name}` has no rows")
-        left_out = find_index(spec, frame.columns)
-        frame = frame.drop(columns=left_out) if left_out else frame
-        frame = _name_intervals(frame)
-        table = _to_arrow(frame, spec, name)
+        left_out = find_index(spec, table.names)
+        names = [column for column in table.names if column not in left_out]
+        used = names if spec.features is None else spec.named_columns
+        columns = {c: table.read(c) for c in dict.fromkeys(used) if c in names}
         import pyarrow as pa
 
-        if skips_incomplete and any(map(pa.types.is_null, table.schema.types)):
-            nothing = np.zeros(len(frame), bool)  # a column of nulls alone has no type
+        arrow = pa.table(columns)
+        if skips_incomplete and any(map(pa.types.is_null, arrow.schema.types)):
+            nothing = np.zeros(table.rows, bool)  # a column of nulls alone has no type
             return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
-        kinds = _kinds(frame, table)
-        spec = keep_categories(spec, kinds, lambda column: _categories(frame[column]))
+        known = describe_schema(arrow.schema)
+        kinds = {column: known.get(column) or table.describe(column) for column in names}
+        spec = keep_categories(spec, kinds, table.find_categories)
 
         def distinct(column: str) -> Iterable[Any]:
-            values: list[Any] = table[column].unique().to_pylist()
+            values: list[Any] = arrow[column].unique().to_pylist()
             return values
 
         spec = find_categories(spec, kinds, distinct)
@@ -90,7 +102,7 @@ class FrameRows(TableRows):
         parts: list[Tensors] = []
         complete: list[Array] = []
         first = 0
-        for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
+        for batch in arrow.select(list_columns(groups)).to_batches(_BATCH_ROWS):
             rows = np.arange(first, first + batch.num_rows)
             first += batch.num_rows
             if skips_incomplete:
@@ -98,14 +110,171 @@ class FrameRows(TableRows):
                 rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
             if batch.num_rows:
                 parts.append(reader.read(batch, partial(_name_row, rows)))
-        columns = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
+        tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
         kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
-        return cls(tuple(groups), spec, columns, left_out=tuple(left_out), complete=kept)
+        return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=kept)
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return len(next(iter(self.columns.values())))
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data are a table in memory; no library is imported to find out."""
+    has_columns = hasattr(data, "columns") or hasattr(data, "schema")
+    is_arrow = hasattr(type(data), "__arrow_c_stream__") and has_columns
+    # A DataFrame of Spark exports a stream, too, by collecting all rows.
+    return is_pandas(data) or (is_arrow and not type(data).__module__.startswith("pyspark."))
+
+
+def is_pandas(data: Any) -> bool:
+    """Whether data are a pandas DataFrame."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def holds_frame(data: Any) -> bool:
+    """Whether data are a table, alone or as the x of (x,), (x, y) or (x, y, sample_weight).
+
+    Labels of several outputs, as a list or dict of arrays, belong to arrays.
+    """
+    if not isinstance(data, (list, tuple)):
+        return is_frame(data)
+    is_short = 1 <= len(data) <= 3 and is_frame(data[0])
+    return is_short and not any(_is_nested(part) or is_frame(part) for part in data[1:])
+
+
+def _is_nested(part: Any) -> bool:
+    return isinstance(part, Mapping) or (
+        isinstance(part, (list, tuple)) and any(getattr(value, "shape", ()) for value in part)
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Columns that are read only if they are used.
+
+    Attributes
+    ----------
+    read
+        Returns a column as Arrow's.
+    describe
+        Returns the kind of a column that is not read, for messages only.
+    find_categories
+        Returns the categories of a column, in their order; None if it has none.
+    """
+
+    names: Sequence[str]
+    rows: int
+    read: Callable[[str], Any]
+    describe: Callable[[str], ColumnKind]
+    find_categories: Callable[[str], Sequence[Any] | None]
+
+
+def _read_table(frame: Any, name: str) -> _Table:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InputError(
+            f"`{name}` is a data frame, which needs the Python package pyarrow: install it, or "
+            "pass arrays"
+        ) from error
+    if is_pandas(frame):
+        return _read_pandas(frame, name)
+    try:
+        table = pa.table(frame)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
+            f"{error}. Cast it to one of 64 bits, or leave it out"
+        ) from error
+    reject_duplicate_columns(table.column_names, name)
+    kinds = describe_schema(table.schema)
+
+    def read(column: str) -> Any:
+        return drop_views(table[column])
+
+    def find(column: str) -> list[Any] | None:
+        if not isinstance(table.schema.field(column).type, pa.DictionaryType):
+            return None
+        chunks = read(column).unify_dictionaries().chunks
+        return chunks[0].dictionary.to_pylist() if chunks else []
+
+    return _Table(table.column_names, table.num_rows, read, kinds.__getitem__, find)
+
+
+def _read_pandas(frame: Any, name: str) -> _Table:
+    _check_names(frame, name)
+    frame = _name_intervals(frame)
+    return _Table(
+        list(frame.columns),
+        len(frame),
+        lambda column: _arrow_column(frame[column], name),
+        lambda column: ColumnKind("other", None, 0, str(frame[column].dtype)),
+        lambda column: _categories(frame[column]),
+    )
+
+
+def _add_targets(
+    spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
+) -> tuple[ColumnSpec, _Table]:
+    """Make labels, and weights, columns of the table that they are passed with."""
+    keys = {"y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL}
+    keys["sample_weight"] = spec.weight or "sample_weight"
+    parts = {key: part for key, part in zip(keys, targets, strict=False) if part is not None}
+    if "sample_weight" in parts and "y" not in parts:
+        raise InputError(f"`{name}` has sample weights but no labels: pass (x, y, sample_weight)")
+    added: dict[str, Any] = {}
+    for key, part in parts.items():
+        column = keys[key]
+        if column in table.names:
+            raise InputError(
+                f"the data frame in `{name}` has a column {column!r}, and {key} is passed beside "
+                "it: drop the column, or pass the data frame alone"
+            )
+        array = _read_target(part, key, floatx, name)
+        if len(array) != table.rows:
+            raise InputError(
+                f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, {key}: "
+                f"{len(array)})"
+            )
+        added[column] = array
+    spec = replace(
+        spec,
+        label=keys["y"] if "y" in parts else None,
+        weight=keys["sample_weight"] if "sample_weight" in parts else None,
+    )
+
+    def find(column: str) -> Sequence[Any] | None:
+        if column not in added:
+            return table.find_categories(column)
+        given = targets[0] if column == keys["y"] else None
+        return _categories(given) if hasattr(given, "dtype") else None
+
+    def read(column: str) -> Any:
+        return added[column] if column in added else table.read(column)
+
+    names = [*table.names, *added]
+    return spec, _Table(names, table.rows, read, table.describe, find)
+
+
+def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
+    """Labels or weights as a column of Arrow's."""
+    import pyarrow as pa
+
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(part, pandas.Series):
+        return _arrow_column(part.rename(key), name)
+    if hasattr(part, "__arrow_c_stream__"):
+        return drop_views(pa.chunked_array(part))
+    array = np.asarray(part)
+    if array.dtype.kind not in "OUS" or array.ndim != 1:
+        array = to_array(key, part, floatx, name)
+    column = pa.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def _categories(series: Any) -> Any:
@@ -128,12 +297,6 @@ def _is_text_or_number(values: list[Any]) -> bool:
     return all(isinstance(value, str | int | float | np.number | np.bool_) for value in values)
 
 
-def is_frame(data: Any) -> bool:
-    """Whether data are a pandas DataFrame; pandas is not imported to find out."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.DataFrame)
-
-
 def _check_names(frame: Any, name: str) -> None:
     names = list(frame.columns)
     bad = [column for column in names if not isinstance(column, str)]
@@ -145,26 +308,14 @@ def _check_names(frame: Any, name: str) -> None:
     reject_duplicate_columns(names, name)
 
 
-def _to_arrow(frame: Any, spec: ColumnSpec, name: str) -> Any:
-    """An Arrow table of the columns that may be used."""
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise InputError(
-            f"`{name}` is a pandas DataFrame, which needs the Python package pyarrow: install it, "
-            "or pass arrays"
-        ) from error
-    used = list(frame.columns) if spec.features is None else spec.named_columns
-    columns = {c: _arrow_column(frame[c], name) for c in dict.fromkeys(used) if c in frame}
-    return pa.table(columns)
-
-
 def _arrow_column(series: Any, name: str) -> Any:
     import pyarrow as pa
 
     try:
         if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
             return pa.array(series.to_numpy())  # in pandas' own way, NaN would become null
+        if hasattr(series.dtype, "fill_value"):  # pandas' own sparse columns
+            series = series.sparse.to_dense()
         return pa.Array.from_pandas(_nested_lists(series))
     except OverflowError as error:
         raise InputError(
@@ -190,15 +341,6 @@ def _nested_lists(series: Any) -> Any:
 
 def _nest(value: Any) -> Any:
     return [_nest(part) for part in value] if np.ndim(value) > 1 else value
-
-
-def _kinds(frame: Any, table: Any) -> Mapping[str, ColumnKind]:
-    """What all columns hold; those that are not used have the name of pandas for it only."""
-    known = describe_schema(table.schema)
-    return {
-        column: known.get(column) or ColumnKind("other", None, 0, str(frame[column].dtype))
-        for column in frame.columns
-    }
 
 
 def _name_row(rows: Array, row: int) -> str:

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
+from pybackend.data.arrow import drop_views
 from pybackend.data.files import Places, find_files, find_root, open_file
 from pybackend.errors import InputError
 
@@ -180,6 +181,7 @@ def _read_ranges(
     ranges: Sequence[tuple[int, int]],
     columns: Sequence[str],
 ) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     # Not buffered ahead: a column of a row group may be larger than the memory for it.
@@ -198,7 +200,9 @@ def _read_ranges(
                 size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
                 place = begin
                 for batch in parquet.iter_batches(size, [number], columns=list(columns)):
-                    yield from _cut_ranges(batch.select(list(columns)), place, ranges)
+                    plain = [drop_views(batch.column(column)) for column in columns]
+                    batch = pa.RecordBatch.from_arrays(plain, list(columns))
+                    yield from _cut_ranges(batch, place, ranges)
                     place += batch.num_rows
             begin += rows
 

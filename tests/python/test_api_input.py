@@ -371,7 +371,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run roles servers": (run(roles={"ps": 2}), "`roles` must have a chief or a worker"),
     "run roles data": (run(roles={"worker": 2, "ps": 1}, data={"a": [1]}), "`roles` has 'ps'"),
     "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` gives 2"),
-    "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas data frame or a"),
+    "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas or polars data"),
     "run data empty": (run(data={}), "`data` has no columns"),
     "run data lengths": (run(data={"a": X, "b": X[1:]}), "of `data` must have as many rows"),
     "run data text": (run(data={"a": np.array(["b"])}), "column 'a' of `data` holds no numbers"),

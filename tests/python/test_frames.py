@@ -1,4 +1,4 @@
-"""pandas DataFrames as training data."""
+"""Data frames of pandas, polars, Arrow and DuckDB as training data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import scipy.sparse
 
 from pybackend.api.datasets import narrow_columns
+from pybackend.data.arrays import flatten_data
 from pybackend.data.columns import ColumnSpec
-from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.frames import FrameRows, holds_frame, is_frame
 from pybackend.data.packed import describe_layout
 from pybackend.data.ragged import Ragged
 from pybackend.data.rows import SpooledRows
@@ -288,4 +294,208 @@ def test_too_many_categories_are_an_error() -> None:
 def test_values_that_cannot_be_fed_name_their_column(values: Any, message: str) -> None:
     frame = pd.DataFrame({"a": values, "label": [0, 1]})
     with pytest.raises(InputError, match=message):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+def _to_views(table: Any) -> Any:
+    """A table of Arrow whose text, bytes and lists are views."""
+    kinds = {
+        "pixels": pa.list_view(pa.float32()),
+        "words": pa.large_list_view(pa.int64()),
+        "image": pa.binary_view(),
+        **dict.fromkeys(["title", "colour", "animal"], pa.string_view()),
+    }
+    columns = {
+        name: column.combine_chunks()
+        for name, column in zip(table.schema.names, table, strict=True)
+    }
+    for name, kind in kinds.items():
+        values = columns[name].to_pylist()
+        columns[name] = pa.array(values, kind)
+    return pa.table(columns)
+
+
+def _to_relation(frame: pd.DataFrame) -> Any:
+    return duckdb.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
+
+
+LIBRARIES = {
+    "arrow": lambda frame: pa.Table.from_pandas(frame),
+    "batches": lambda frame: pa.Table.from_pandas(frame).to_reader(max_chunksize=7),
+    "views": lambda frame: _to_views(pa.Table.from_pandas(frame)),
+    "polars": lambda frame: pl.from_arrow(pa.Table.from_pandas(frame)),
+    "duckdb": _to_relation,
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", SPECS)
+def test_tables_of_other_libraries_are_as_those_of_pandas(library: str, name: str) -> None:
+    frame = table()
+    expected = FrameRows.of(frame, SPECS[name], "float32", "data")
+    data = LIBRARIES[library](frame)
+    assert is_frame(data)
+    found = FrameRows.of(data, SPECS[name], "float32", "data")
+    assert found.summary == expected.summary
+    assert list(found.columns) == list(expected.columns)
+    for key, column in expected.columns.items():
+        other = found.columns[key]
+        if isinstance(column, Ragged):
+            assert np.array_equal(column.values, other.values)
+            assert np.array_equal(column.offsets, other.offsets)
+        else:
+            assert column.dtype == other.dtype
+            assert np.array_equal(column, other)
+
+
+def test_files_of_polars_are_as_those_of_pandas(tmp_path: Path) -> None:
+    frame = table()
+    pl.from_arrow(pa.Table.from_pandas(frame)).write_parquet(tmp_path / "polars.parquet")
+    pq.write_table(
+        pa.Table.from_pandas(frame).cast(
+            pa.schema(
+                pa.field(field.name, pa.string_view() if field.type == pa.string() else field.type)
+                for field in pa.Table.from_pandas(frame).schema
+            )
+        ),
+        tmp_path / "views.parquet",
+    )
+    frame.to_parquet(tmp_path / "pandas.parquet", index=False)
+    spec = SPECS["text"]
+    shown = []
+    for name in ("pandas", "polars", "views"):
+        files = FileRows.at(tmp_path / f"{name}.parquet", spec, "float32", "data")
+        files.spool(tmp_path / name, 1, 0, everything=True)
+        rows = SpooledRows(tmp_path / name)
+        shown.append((files.summary, rows.spec, repr(rows.take(np.arange(ROWS)))))
+    assert shown[0] == shown[1] == shown[2]
+
+
+def test_an_enumeration_keeps_its_order() -> None:
+    values = ["lo", "hi", "mid", "lo"]
+    kind = pl.Enum(["lo", "mid", "hi"])
+    frame = pl.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "label": pl.Series(values, dtype=kind)})
+    found = FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    assert found.summary["levels"] == ["lo", "mid", "hi"]
+    assert found.columns["y"].tolist() == [0, 2, 1, 0]
+
+
+def test_incomplete_rows_of_any_table_can_be_left_out() -> None:
+    frame = pl.DataFrame({"a": [1.0, None, 3.0], "t": ["x", "y", None]})
+    spec = ColumnSpec(label=None, categories={"t": ["x", "y"]}, encode={"t": "one_hot"})
+    found = FrameRows.of(frame, spec, "float32", "x", skips_incomplete=True)
+    assert found.complete is not None
+    assert found.complete.tolist() == [True, False, False]
+    assert found.columns["x"].tolist() == [[1, 1, 0]]
+
+
+def test_a_type_that_arrow_lacks_names_itself() -> None:
+    frame = pl.DataFrame({"a": pl.Series([1, 2], dtype=pl.Int128), "label": [0, 1]})
+    with pytest.raises(InputError, match="Cast it to one of 64 bits"):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+def test_series_and_arrays_are_no_tables() -> None:
+    for data in (pd.Series([1.0]), pl.Series([1.0]), pa.array([1.0]), np.ones(1), {"a": [1]}, "a"):
+        assert not is_frame(data)
+
+
+LABELS = {
+    "series": lambda values: pd.Series(values, index=range(len(values), 0, -1)),
+    "array": np.array,
+    "list": list,
+    "polars": pl.Series,
+    "nullable": lambda values: pd.Series(values).convert_dtypes(),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("column", ["animal", "count", "weight"])
+def test_labels_beside_a_table_are_its_column(labels: str, column: str) -> None:
+    frame = table()[["height", "count", "colour", "animal", "weight"]]
+    x = frame.drop(columns=column)
+    features = list(x.columns)
+    y = LABELS[labels](frame[column].tolist())
+    expected = FrameRows.of(frame, ColumnSpec(features, column), "float32", "data")
+    found = FrameRows.of((x, y), ColumnSpec(), "float32", "data")
+    assert found.summary["features"] == expected.summary["features"] == features
+    assert found.summary["levels"] == expected.summary["levels"]
+    for key, values in expected.columns.items():
+        assert values.dtype == found.columns[key].dtype, key
+        assert np.array_equal(values, found.columns[key]), key
+
+
+def test_labels_and_weights_beside_a_table_validate_by_its_codes() -> None:
+    frame = table()
+    x = pl.from_pandas(frame[["height", "colour"]])
+    y = pd.Series(pd.Categorical(frame["animal"], ["dog", "cat"]))
+    train = FrameRows.of((x, y, frame["weight"]), ColumnSpec(), "float32", "data")
+    assert train.summary["levels"] == ["dog", "cat"]
+    assert train.columns["sample_weight"].tolist() == pytest.approx(frame["weight"].tolist())
+    spec = narrow_columns(ColumnSpec(), train)
+    held_out = FrameRows.of((x[:2], ["cat", "dog"]), spec, "float32", "validation_data")
+    assert held_out.columns["y"].tolist() == [1, 0]
+    assert "sample_weight" not in held_out.columns
+
+
+def test_labels_of_several_numbers_stay_rows() -> None:
+    x, y = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}), np.arange(12.0).reshape(2, 3, 2)
+    found = FrameRows.of((x, y), ColumnSpec(), "float32", "data")
+    assert found.columns["y"].dtype == "float32"
+    assert np.array_equal(found.columns["y"].reshape(2, 3, 2), y)
+
+
+@pytest.mark.parametrize(
+    ("x", "parts", "message"),
+    [
+        ({"a": [1.0, 2.0]}, ([1.0],), r"number of rows \(x: 2, y: 1\)"),
+        ({"a": [1.0], "label": [1]}, ([1],), "has a column 'label', and y is passed beside it"),
+        ({"a": [1.0, 2.0]}, ([1.0, float("nan")],), "`y` of `data` has a NaN in row 1"),
+        ({"a": [1.0, 2.0]}, (None, [1, 2]), "sample weights but no labels"),
+        ({"a": [1.0, 2.0]}, (["x", None],), "'label'.*null"),
+        ({"a": [1.0]}, ([1 + 2j],), "dtype complex128"),
+    ],
+)
+def test_labels_that_do_not_fit_their_table_are_refused(
+    x: dict[str, Any], parts: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        FrameRows.of((pd.DataFrame(x), *parts), ColumnSpec(), "float32", "data")
+
+
+def test_labels_of_several_outputs_belong_to_arrays() -> None:
+    frame = pd.DataFrame({"a": [1.0]})
+    assert holds_frame((frame, [1, 2]))
+    assert not holds_frame((frame, {"left": np.ones(1)}))
+    assert not holds_frame((frame, [np.ones(1), np.ones(1)]))
+    assert not holds_frame((np.ones(1), frame))
+    assert not holds_frame(())
+
+
+def test_sparse_columns_and_matrices_are_dense() -> None:
+    dense = np.where(RNG.uniform(size=(20, 4)) < 0.8, 0.0, RNG.normal(size=(20, 4)))
+    frame = pd.DataFrame(dense, columns=list("abcd")).astype(pd.SparseDtype("float64", 0.0))
+    found = FrameRows.of(frame, ColumnSpec(label=None), "float32", "data").columns["x"]
+    assert np.array_equal(found, dense.astype("float32"))
+    for make in (scipy.sparse.csr_matrix, scipy.sparse.coo_array):
+        columns = flatten_data((make(dense), np.arange(20)))
+        assert columns["x"].dtype == "float32"
+        assert np.array_equal(columns["x"], dense.astype("float32"))
+    huge = scipy.sparse.csr_matrix((10**6, 10**6))
+    with pytest.raises(InputError, match=r"sparse matrix of shape .* GiB"):
+        flatten_data((huge, np.zeros(10**6)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.to_datetime(["2026-01-01", "2026-02-01"]),
+        pd.to_timedelta([1, 2], "D"),
+        pd.to_datetime(["2026-01-01", "2026-02-01"]).date,
+        pd.to_datetime(["2026-01-01", "2026-02-01"]).tz_localize("UTC"),
+    ],
+)
+def test_times_say_how_they_become_numbers(values: Any) -> None:
+    frame = pd.DataFrame({"when": values, "a": [1.0, 2.0], "label": [0, 1]})
+    with pytest.raises(InputError, match=r"'when'.*make them of its times.*\.dt\.days"):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")

@@ -54,7 +54,7 @@ def test_the_notebook_runs_and_an_interrupt_ends_its_workers(
 
     _, plan, trained, plot, figures, table, _ = (own_output(cell) for cell in own)
     assert "arrays" not in plan["text/html"]
-    assert "a pandas data frame of 400 rows" in plan["text/html"]
+    assert "a data frame of 400 rows" in plan["text/html"]
     printed = [out.text for out in own[2].outputs if out.output_type == "stream"]
     assert "epoch 3/3" in "".join(printed)
     assert trained["text/html"].count("<polyline") == 4

@@ -83,9 +83,7 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
         return plan(None, build_dense, data, **named)
 
     made = of(frame, label="kind")
-    assert made.data == (
-        "a pandas data frame of 500 rows, inputs c0, c1, c2, c3, ... (8); labels kind"
-    )
+    assert made.data == ("a data frame of 500 rows, inputs c0, c1, c2, c3, ... (8); labels kind")
     made = of(path, workers=4)
     assert [one.rows for one in made.workers] == [125] * 4
     assert made.data == "1 file of 500 rows, inputs x; labels label"
