@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 class TfdistError(Exception):
@@ -155,10 +156,14 @@ class WorkerFailedError(TfdistError):
         The failures of the other ranks, in order of time.
     failures
         All of them, the root cause first.
+    values
+        By rank, what the functions of `barrier_run` returned if all of them did, and some of it
+        could not be sent: None for that. Otherwise empty.
     """
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[Failure], values: Sequence[Any] = ()) -> None:
         self.failures = list(failures)
+        self.values = list(values)
         root, *others = self.failures
         self.rank = root.rank
         self.host = root.host
@@ -189,10 +194,10 @@ class WorkerFailedError(TfdistError):
         """The same error with another last paragraph, What to do."""
         root, *others = self.failures
         known = f"{root.advice}. " if root.advice else ""
-        return WorkerFailedError([replace(root, advice=known + advice), *others])
+        return WorkerFailedError([replace(root, advice=known + advice), *others], self.values)
 
-    def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure]]]:
-        return type(self), (self.failures,)
+    def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure], list[Any]]]:
+        return type(self), (self.failures, self.values)
 
 
 def _describe(root: Failure, others: Sequence[Failure]) -> str:

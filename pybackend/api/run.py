@@ -11,12 +11,13 @@ from typing import Any, cast
 from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
-from pybackend.errors import InputError
+from pybackend.errors import Failure, InputError, WorkerFailedError
 from pybackend.function.rank_zero import RankZero
 from pybackend.function.script import read_script
-from pybackend.function.values import decode_result
+from pybackend.function.values import Unreturned, decode_result
 from pybackend.job.job import FUNCTION, make_job
 from pybackend.job.pickling import pickle_value
+from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.job.roles import check_roles
 from pybackend.launchers import count_workers, launcher_for
@@ -91,7 +92,8 @@ def barrier_run(
     Raises
     ------
     InputError, ClusterError, WorkerFailedError
-        As in `barrier_train`.
+        As in `barrier_train`. If all functions returned, but a value cannot be sent, the error has
+        those of the other ranks as ``values``.
     """
     return run_function(
         spark,
@@ -161,7 +163,27 @@ def run_function(
 
         datasets = read_function_data(launcher, options["data"])
     outcome = launcher.launch(job, files, datasets, printer(job.verbose))
-    return [decode_result(report.value) for report in outcome.reports]
+    return _collect_values(outcome.reports)
+
+
+def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
+    """The values of all ranks; one that is missing does not take the others with it."""
+    values = [decode_result(report.value) for report in reports]
+    failures = [
+        Failure(
+            report.rank,
+            report.host,
+            "SerializationError",
+            value.reason,
+            advice="return another value; those of the other ranks are the `values` of this error",
+        )
+        for report, value in zip(reports, values, strict=True)
+        if isinstance(value, Unreturned)
+    ]
+    if failures:
+        known = [None if isinstance(value, Unreturned) else value for value in values]
+        raise WorkerFailedError(failures, known)
+    return values
 
 
 def _pickle_call(fn: Any, args: Sequence[Any], owners: Sequence[Any]) -> bytes:

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from typing import Any
 
+from pybackend.errors import SerializationError
 from pybackend.job import values
 from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_of, to_text
 from pybackend.job.value_kinds import KINDS
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
 
+@dataclass(frozen=True)
+class Unreturned:
+    """Stands for a value that cannot be sent or built, so that those of other ranks can."""
+
+    reason: str
+
+
 def encode_result(value: Any) -> str:
-    """JSON text of a value. Errors are those of `encode_value`."""
-    return values.encode_value(value, _KINDS)
+    """JSON text of a value, or of `Unreturned` if it is of a kind that cannot be sent."""
+    try:
+        return values.encode_value(value, _KINDS)
+    except SerializationError as error:
+        return values.encode_value(Unreturned(str(error)), _KINDS)
 
 
 def decode_result(text: str) -> Any:
     """The value that `encode_result` wrote; a model is built without running code it may carry.
 
-    Raises
-    ------
-    SerializationError
-        The text is damaged, or a model needs classes that Keras does not know here.
+    It is `Unreturned` if it could not be sent, if the text is damaged, or if a model needs classes
+    that Keras does not know here.
     """
-    return values.decode_value(text, _KINDS)
+    try:
+        return values.decode_value(text, _KINDS)
+    except SerializationError as error:
+        return Unreturned(str(error))
 
 
 def _pack_model(model: Any, _: Pack) -> Fields:
@@ -36,6 +49,12 @@ def _unpack_model(fields: Fields, _: Unpack) -> Any:
 
 
 _KINDS = (
+    Kind(
+        "unreturned",
+        lambda value: isinstance(value, Unreturned),
+        lambda value, _: {"reason": value.reason},
+        lambda fields, _: Unreturned(str(fields["reason"])),
+    ),
     Kind("model", is_of("keras", "Model", or_derived=True), _pack_model, _unpack_model),
     *KINDS,
 )

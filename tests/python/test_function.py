@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def test_who_does_not_read_for_a_while_gets_all_that_was_sent() -> None:
 
 def test_a_context_travels_without_its_connection() -> None:
     def work(context: WorkerContext) -> Any:
-        copy = pickle.loads(pickle.dumps(context))  # noqa: S301
+        copy = pickle.loads(pickle.dumps(context))
         return copy == context, copy.index
 
     assert run(work, workers=2) == [(True, 0), (True, 1)]
@@ -314,10 +314,17 @@ def test_models_and_histories_come_back() -> None:
     assert len(value["fit"].history["loss"]) == len(value["fit"].epoch) == 2
     assert value["text"] == b"a"
 
+
+def test_a_value_that_cannot_be_sent_costs_no_other_rank_its_own() -> None:
     def unfit(context: WorkerContext) -> Any:
-        import keras
+        import time
 
-        return [None, keras.layers.Dense(1)]
+        time.sleep(1 - context.rank)
+        return [None, threading.Lock()] if context.rank == 1 else {"rank": context.rank}
 
-    with pytest.raises(WorkerFailedError, match=r"the returned value\[1\] is a keras\.\S+Dense"):
-        run(unfit, workers=1)
+    pattern = r"worker 1 on .*: SerializationError: the returned value\[1\] is a .*lock"
+    with pytest.raises(WorkerFailedError, match=pattern) as caught:
+        run(unfit, workers=2)
+    assert caught.value.values == [{"rank": 0}, None]
+    assert "those of the other ranks are the `values` of this error" in str(caught.value)
+    assert copy.copy(caught.value).values == caught.value.values
