@@ -8,20 +8,20 @@ from __future__ import annotations
 import logging
 import socket
 
+from pybackend.job.job import LOGGER
 from pybackend.job.messages import EpochEnded, Note, PrintedLine, StepEnded, Waits
 
-_LOGGER = logging.getLogger("tfdist")
 _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
 
 def logs_steps() -> bool:
     """Whether somebody wants records of steps."""
-    return _LOGGER.isEnabledFor(logging.DEBUG)
+    return LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def log_start(text: str) -> None:
     """Log that workers are being started, by this machine."""
-    _LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
+    LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
 
 
 def log_event(event: _Shown, text: str) -> None:
@@ -30,10 +30,10 @@ def log_event(event: _Shown, text: str) -> None:
     Records have the attributes ``rank``, ``host`` and, of epochs and steps, ``epoch`` and ``logs``.
     """
     level = logging.DEBUG if isinstance(event, StepEnded | PrintedLine) else logging.INFO
-    if not _LOGGER.isEnabledFor(level):
+    if not LOGGER.isEnabledFor(level):
         return
     extra = {"rank": event.rank, "host": event.host}
     if isinstance(event, EpochEnded | StepEnded):
         extra |= {"epoch": event.epoch, "logs": dict(event.logs)}
     where = f" on {event.host}" if event.host else ""
-    _LOGGER.log(level, "worker %d%s: %s", event.rank, where, text, extra=extra)
+    LOGGER.log(level, "worker %d%s: %s", event.rank, where, text, extra=extra)

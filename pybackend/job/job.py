@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -27,6 +28,7 @@ from pybackend.job.roles import Roles, check_roles, ranks_of
 from pybackend.job.strategy import check_strategy
 from pybackend.job.tensorboard import check_tensorboard
 
+LOGGER = logging.getLogger("tfdist")
 MAX_WORKERS = 4096
 # What the driver, Spark's messages and R's strings carry without trouble.
 MODEL_LIMIT = 1 << 30
@@ -108,6 +110,8 @@ class Job:
         As in `barrier_train`; None: all workers are needed, and none joins.
     tensorboard
         An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
+    reports_lines
+        Whether workers report each line that they print.
     reports_steps
         Whether rank 0 reports some of its steps: somebody wants to see them.
     is_observed
@@ -148,6 +152,7 @@ class Job:
     min_workers: int | None = None
     max_workers: int | None = None
     tensorboard: str | None = None
+    reports_lines: bool = False
     reports_steps: bool = False
     is_observed: bool = False
 
@@ -222,6 +227,7 @@ def make_job(
         Names the argument and what is expected.
     """
     known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in arguments}
+    known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
     if kind != "train":
         return Job(kind=kind, shuffle=kind == "run", **known)
     job = Job(kind=kind, is_seeded=arguments.get("seed") is not None, **known)

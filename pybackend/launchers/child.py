@@ -318,7 +318,7 @@ class Child:
         if is_noise(text):  # it would push a worker's own last words out of the log
             return
         self._log.append(text)
-        if self.job.verbose > 1:
+        if self.job.reports_lines:
             self._emit(PrintedLine(text, self.rank, self.host))
 
     def _end_group(self, number: int) -> None:

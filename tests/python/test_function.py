@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import os
 import sys
 import threading

@@ -87,7 +87,7 @@ def work(
     resources: Resources | None = None,
     fn: Any = show,
 ) -> list[WorkerReport]:
-    job = Job("run", 2, verbose=2, resources=resources or Resources())
+    job = Job("run", 2, reports_lines=True, resources=resources or Resources())
     member = Member(job, {FUNCTION: dumps((fn, ()))}, source, "token", None, loopback=False)
     memory = Memory(2)
     with ThreadPoolExecutor(2) as threads:

@@ -133,6 +133,15 @@ def test_a_silent_training_is_logged_with_rank_and_host(caplog: Any, capsys: Any
     assert not logging.getLogger("tfdist").handlers
 
 
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_lines_of_workers_are_logged_by_a_silent_call(level: int, caplog: Any, capsys: Any) -> None:
+    with caplog.at_level(level, "tfdist"):
+        pybackend.barrier_run("local", lambda context: print("hello"), workers=1, verbose=0)
+    lines = [record.getMessage() for record in caplog.records if record.name == "tfdist"]
+    assert any(line.endswith(": hello") for line in lines) == (level == logging.DEBUG)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     told: list[Any] = []
 
