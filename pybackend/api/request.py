@@ -20,10 +20,10 @@ from pybackend.api.observer import Observers, split_observers
 from pybackend.api.progress import following
 from pybackend.api.result import TrainResult
 from pybackend.api.trained_columns import choose_columns
-from pybackend.data.columns import ColumnSpec
+from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches
 from pybackend.data.sources import FileRows, FunctionRows
-from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, make_job
+from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, code_classes, make_job
 from pybackend.job.messages import Emit, Event
 from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
@@ -124,6 +124,9 @@ def prepare(
     datasets = read(columns, job)
     if isinstance(datasets.get("train"), Batches) and kind == "train":
         job = datasets["train"].adapt(job)
+    if kind == "train":
+        data = datasets["train"]
+        job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
     if kind != "predict":
         check_columns_exist(arguments, datasets)
     with _encoding:

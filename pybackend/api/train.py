@@ -151,8 +151,8 @@ def barrier_train(
         ``checkpoint`` with its folder, and ``resume``. An `Observer` among them is called in this
         session.
     class_weight
-        Class to weight of its rows in the loss, for models with one output. Not together with
-        sample weights.
+        Class to weight of its rows in the loss, for models with one output: by its code, or, if the
+        label is text, by its level. Not together with sample weights.
     seed
         Makes the training repeatable. None: drawn at random, and reported in the result.
     shuffle

@@ -90,7 +90,9 @@ def fit(
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
     options |= feed.fit_options
     if job.class_weight is not None and isinstance(feed, Feed):
-        options["class_weight"] = feed.complete_class_weight(dict(job.class_weight))
+        options["class_weight"] = feed.complete_class_weight(
+            {int(code): weight for code, weight in job.class_weight}
+        )
     start = start or (checkpoints.start if checkpoints else Start(job.initial_epoch))
     if memory is not None and not memory.is_seeded:
         offset_seeds(model, memory.member)

@@ -6,8 +6,8 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -128,7 +128,7 @@ class Job:
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
     in_memory: bool = False
-    class_weight: tuple[tuple[int, float], ...] | None = None
+    class_weight: tuple[tuple[int | str, float], ...] | None = None
     exchange: Exchange | LocalSteps = field(default_factory=Exchange)
     resources: Resources = field(default_factory=Resources)
     seed: int = 0
@@ -314,7 +314,33 @@ def _validation_freq(value: Any) -> int | tuple[int, ...]:
     return check_whole_number("validation_freq", value, least=1)
 
 
-def _class_weight(value: Any) -> tuple[tuple[int, float], ...]:
+def code_classes(job: Job, levels: Sequence[Any] | None) -> Job:
+    """The job with ``class_weight`` by the codes of classes, which may be named by their levels.
+
+    Parameters
+    ----------
+    levels
+        Of the label, in the order of their codes; None: it has numbers.
+
+    Raises
+    ------
+    InputError
+        A class is neither a level nor a code, or is named twice.
+    """
+    if job.class_weight is None:
+        return job
+    known = [str(level) for level in levels or ()]
+    are_levels = all(isinstance(key, str) and key in known for key, _ in job.class_weight)
+    codes = {}
+    for key, weight in job.class_weight:
+        code = known.index(str(key)) if are_levels else _class_number(key, known)
+        if code in codes:
+            raise InputError(f"`class_weight` names the class {key!r} twice")
+        codes[code] = weight
+    return replace(job, class_weight=tuple(sorted(codes.items())))
+
+
+def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
     """Pairs of class and weight: JSON has no whole numbers as keys."""
     if not isinstance(value, Mapping) or not value:
         raise InputError(
@@ -325,17 +351,18 @@ def _class_weight(value: Any) -> tuple[tuple[int, float], ...]:
         number = as_number(weight)
         if number is None or not (math.isfinite(number) and number >= 0):
             raise InputError(f"`class_weight` has the weight {weight!r} for the class {key!r}")
-        pairs.append((_class_number(key), number))
-    if len(dict(pairs)) < len(pairs):
-        raise InputError(f"`class_weight` names a class twice: {value!r}")
-    return tuple(sorted(pairs))
+        pairs.append((key if isinstance(key, str) else _class_number(key), number))
+    return tuple(pairs)
 
 
-def _class_number(key: Any) -> int:
+def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
     is_text = isinstance(key, str) and key.isdecimal()  # R's names are text
     number = float(key) if is_text else as_number(key)
     if number is None or not number.is_integer() or number < 0:
-        raise InputError(f"`class_weight` has the class {key!r}: use 0, 1, 2, ...")
+        expected = (
+            f"use the levels of the label, {', '.join(levels)}" if levels else "use 0, 1, 2, ..."
+        )
+        raise InputError(f"`class_weight` has the class {key!r}: {expected}")
     return int(number)
 
 

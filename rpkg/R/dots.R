@@ -57,7 +57,7 @@ find_instead <- function(name, known) {
 # NULL if no known name is near.
 name_near <- function(name, known, quoted = "`%s`") {
   distances <- utils::adist(name, known, ignore.case = TRUE)[1L, ]
-  near <- known[distances <= max(1L, nchar(name) %/% 4L)]
+  near <- known[distances <= max(1L, nchar(name) %/% 3L)]
   near <- near[order(distances[match(near, known)])]
   begins <- if (nchar(name) > 2L) known[startsWith(known, name)]
   found <- c(near, begins)

@@ -53,8 +53,9 @@
 #'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
 #'   [tidy.tfdist_fit], [export_fit].
-#' @return `print()` and `summary()` return their argument, invisibly. `as.data.frame()` returns one
-#'   row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
+#' @return `summary()` returns a list of class `summary.tfdist_fit`, whose `history` has one row per
+#'   epoch and one column per metric, beside `workers`, `audit` and what else it prints. `print()`
+#'   returns its argument, invisibly. `as.data.frame()` returns one row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
 #'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument
 #'   if R's own graphics have drawn the plot.
 #'
@@ -222,14 +223,15 @@ fit_element <- function(fit, name, call) {
   if (name == "model") {
     return(fit_model(fit, call))
   }
-  if (!name %in% names(fit)) {
-    abort_no_element(
-      name,
-      c("model", setdiff(names(fit), c("numbered", "decoded", "rebuilding"))),
-      call
-    )
+  if (!name %in% names(unclass(fit))) {
+    abort_no_element(name, names(fit), call)
   }
   .subset2(fit, name)
+}
+
+#' @export
+names.tfdist_fit <- function(x) {
+  c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding")))
 }
 
 abort_no_element <- function(name, known, call) {

@@ -127,29 +127,48 @@ format_count <- function(n, noun) {
 #' @export
 summary.tfdist_fit <- function(object, ...) {
   check_dots_empty(...)
-  print(object)
-  cat(sprintf("\nModel: %s, ", object$model_format))
-  if (is.null(object$model_uri)) {
-    cat(sprintf("%s bytes, ", format(base64_size(object$model_base64), big.mark = ",")))
-  } else {
-    cat(sprintf("in %s, ", object$model_uri))
-  }
-  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(object$model_sha256, 1L, 12L)))
-  print(wide_history(object), row.names = FALSE, digits = 4)
+  uri <- object$model_uri
+  structure(
+    list(
+      header = utils::capture.output(print(object)),
+      history = wide_history(object),
+      workers = object$workers,
+      gangs = object$gangs,
+      straggler = object$straggler,
+      audit = object$audit,
+      model_format = object$model_format,
+      model_uri = uri,
+      model_bytes = if (is.null(uri)) base64_size(object$model_base64),
+      model_sha256 = object$model_sha256
+    ),
+    class = "summary.tfdist_fit"
+  )
+}
+
+#' @rdname tfdist_fit
+#' @export
+print.summary.tfdist_fit <- function(x, ...) {
+  check_dots_empty(...)
+  size <- sprintf("%s bytes", format(x$model_bytes, big.mark = ","))
+  where <- if (is.null(x$model_uri)) size else paste("in", x$model_uri)
+  cat(x$header, sep = "\n")
+  cat(sprintf("\nModel: %s, %s, ", x$model_format, where))
+  cat(sprintf("SHA-256 %s...\n\nHistory\n", substr(x$model_sha256, 1L, 12L)))
+  print(x$history, row.names = FALSE, digits = 4)
   cat("\nWorkers\n")
-  print(object$workers, row.names = FALSE, digits = 3)
-  if (isTRUE(nrow(object$gangs) > 1L)) {
+  print(x$workers, row.names = FALSE, digits = 3)
+  if (isTRUE(nrow(x$gangs) > 1L)) {
     cat("\nWho trained from which epoch on\n")
-    print(object$gangs, row.names = FALSE, right = FALSE)
+    print(x$gangs, row.names = FALSE, right = FALSE)
   }
-  if (!is.null(object$straggler)) {
+  if (!is.null(x$straggler)) {
     cat(sprintf(
       "The others waited %.1f s for worker %d\n",
-      object$straggler$seconds,
-      object$straggler$rank
+      x$straggler$seconds,
+      x$straggler$rank
     ))
   }
-  invisible(object)
+  invisible(x)
 }
 
 base64_size <- function(text) {

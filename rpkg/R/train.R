@@ -256,58 +256,23 @@ barrier_train <- function(
   timeout = 300
 ) {
   check_dots_empty(...)
-  route <- check_sc(sc)
-  check_one_model(model, model_fn)
-  check_options(exchange, c("exchange", "local_steps"))
-  is_fit <- inherits(model, "tfdist_fit")
-  check_no_formula(formula, is_fit)
-  given <- choose_columns(
-    list(
-      label = if (!missing(label)) {
-        rlang::enquo(label)
-      } else if (is_fit) {
-        scored_label(model, data)
-      },
-      features = if (!missing(features)) rlang::enquo(features),
-      weight = if (!missing(weight)) rlang::enquo(weight)
-    ),
-    formula,
-    data_options,
-    data
+  training <- prepare_training(
+    label = if (!missing(label)) rlang::enquo(label),
+    features = if (!missing(features)) rlang::enquo(features),
+    weight = if (!missing(weight)) rlang::enquo(weight)
   )
-  columns <- complete_columns(given, model)
-  # A recipe has its own, also in a fit that is trained on.
-  columns$weight <- columns$weight %||% columns$preparation$weight
-  settings <- complete_settings(check_arguments(training_settings), model)
-  settings["seed"] <- list(settings$seed %||% draw_seed(route))
-  check_epochs(settings)
-  check_can_prepare(columns$preparation, data, "data", rlang::current_env())
-  data <- check_data(data, columns, route)
-  check_shuffled(data, shuffle)
-  if (!is.null(columns$levels)) {
-    data <- match_levels(data, columns$levels)
-  }
-  columns <- narrow_columns(columns, data)
-  validation <- check_data(validation_data, columns, route, allow_null = TRUE)
-  check_validation_split(settings$validation_split, data, validation)
-  validation <- match_levels(validation, label_levels(data), "validation_data")
-  check_has_columns(given, data, validation)
-  check_can_resume(settings)
-  weights <- class_weight_codes(class_weight, data)
-
   kept <- keep_builder(model, model_fn)
-  informs <- settings$verbose > 0L && !is_fit
+  columns <- training$columns
+  settings <- training$settings
+  informs <- settings$verbose > 0L && !inherits(model, "tfdist_fit")
   informs <- informs && is.null(label_values(columns))
   if (informs) {
     inform_levels(columns$levels)
   }
 
-  call <- rlang::current_env()
-  model <- list(model = model, model_fn = model_fn)
-  coded <- replace(settings, "class_weight", list(weights))
-  result <- run_training(route, model, data, validation, columns, exchange, coded, call)
-  columns$feature_names <- data$feature_names
-  columns$encode_of_data <- data$encode
+  result <- run_training(training, pybackend(rlang::current_env())$barrier_train)
+  columns$feature_names <- training$data$feature_names
+  columns$encode_of_data <- training$data$encode
   fit <- new_fit(
     result,
     columns,
@@ -323,6 +288,100 @@ barrier_train <- function(
   }
   record_training(fit)
   fit
+}
+
+#' Show what a training would start
+#'
+#' `plan()` makes all checks of [barrier_train()] and starts nothing: no worker, and no job of Spark
+#' but those that find the values of text.
+#'
+#' @inheritParams barrier_train
+#'
+#' @return An object of class `tfdist_plan`, which is printed as text. Its elements: `launcher`,
+#'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
+#'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
+#'   submitted to Kubernetes or Slurm), and `later`: what is known only when the training starts.
+#' @section Errors:
+#' As those of [barrier_train()] before it starts anything.
+#' @seealso [barrier_train()]
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' new_model <- function() {
+#'   keras3::keras_model_sequential(input_shape = 4) |>
+#'     keras3::layer_dense(3, activation = "softmax") |>
+#'     keras3::compile("adam", "sparse_categorical_crossentropy")
+#' }
+#' tfdist::plan("local", new_model, iris, Species ~ ., workers = 2, epochs = 3)
+plan <- rlang::new_function(
+  formals(barrier_train),
+  quote({
+    check_dots_empty(...)
+    training <- prepare_training(
+      label = if (!missing(label)) rlang::enquo(label),
+      features = if (!missing(features)) rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
+    )
+    new_plan(run_training(training, pybackend(rlang::current_env())$plan))
+  }),
+  environment(barrier_train)
+)
+
+# The arguments of a training, checked; those that may be bare names of columns come as quosures.
+prepare_training <- function(label, features, weight, frame = caller_env()) {
+  names <- c("sc", "model", "model_fn", "data", "formula", "data_options", "validation_data")
+  args <- mget(c(names, "exchange", "shuffle", "class_weight"), envir = frame)
+  model <- args$model
+  route <- check_sc(args$sc, arg = "sc", call = frame)
+  check_one_model(model, args$model_fn, call = frame)
+  check_options(args$exchange, c("exchange", "local_steps"), arg = "exchange", call = frame)
+  is_fit <- inherits(model, "tfdist_fit")
+  check_no_formula(args$formula, is_fit, call = frame)
+  if (is.null(label) && is_fit) {
+    label <- scored_label(model, args$data)
+  }
+  given <- choose_columns(
+    list(label = label, features = features, weight = weight),
+    args$formula,
+    args$data_options,
+    args$data,
+    call = frame
+  )
+  columns <- complete_columns(given, model, call = frame)
+  # A recipe has its own, also in a fit that is trained on.
+  columns$weight <- columns$weight %||% columns$preparation$weight
+  settings <- complete_settings(check_arguments(training_settings, frame), model)
+  settings["seed"] <- list(settings$seed %||% draw_seed(route))
+  check_epochs(settings, call = frame)
+  check_can_prepare(columns$preparation, args$data, "data", frame)
+  data <- check_data(args$data, columns, route, arg = "data", call = frame)
+  check_shuffled(data, args$shuffle, call = frame)
+  if (!is.null(columns$levels)) {
+    data <- match_levels(data, columns$levels, call = frame)
+  }
+  columns <- narrow_columns(columns, data)
+  validation <- check_data(
+    args$validation_data,
+    columns,
+    route,
+    allow_null = TRUE,
+    arg = "validation_data",
+    call = frame
+  )
+  check_validation_split(settings$validation_split, data, validation, call = frame)
+  validation <- match_levels(validation, label_levels(data), "validation_data", call = frame)
+  check_has_columns(given, data, validation, call = frame)
+  check_can_resume(settings, call = frame)
+  list(
+    route = route,
+    model = list(model = model, model_fn = args$model_fn),
+    data = data,
+    validation = validation,
+    columns = columns,
+    exchange = args$exchange,
+    settings = settings,
+    class_weight = class_weight_codes(args$class_weight, data, call = frame),
+    call = frame
+  )
 }
 
 # From R's random numbers, if any were drawn or set.seed() was called: then that repeats a training.
@@ -343,8 +402,14 @@ training_settings <- c(
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 
-run_training <- function(route, model, data, validation, columns, exchange, settings, call) {
-  backend <- pybackend(call)
+# `fn` is Python's barrier_train() or plan().
+run_training <- function(training, fn) {
+  call <- training$call
+  route <- training$route
+  model <- training$model
+  data <- training$data
+  validation <- training$validation
+  settings <- replace(training$settings, "class_weight", list(training$class_weight))
   session <- open_session(route, call)
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
@@ -359,14 +424,14 @@ run_training <- function(route, model, data, validation, columns, exchange, sett
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)
   settings$callbacks <- as_python_callbacks(settings$callbacks, call)
-  settings$exchange <- as_python_options(exchange, call)
+  settings$exchange <- as_python_options(training$exchange, call)
   settings$checkpoint <- as_python_options(settings$checkpoint, call)
   settings$scale_lr <- as_python_options(settings$scale_lr, call)
   settings$resources <- as_python_options(settings$resources, call)
   train <- function(rows, validation_rows) {
-    columns <- add_label_levels(columns, validation, validation_rows)
+    columns <- add_label_levels(training$columns, validation, validation_rows)
     arguments <- c(
-      list(backend$barrier_train, launcher, model, rows, call = call),
+      list(fn, launcher, model, rows, call = call),
       list(validation_data = validation_rows),
       settings,
       as_python_columns(columns, data, validation, call)

@@ -25,7 +25,7 @@ check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(x)
 }
 
-# A list for Python, named by the codes of the classes.
+# A list for Python, named by the codes of the classes, or as they are for text that Python reads.
 class_weight_codes <- function(weights, data, call = caller_env()) {
   if (is.null(weights)) {
     return(NULL)
@@ -51,8 +51,12 @@ class_weight_codes <- function(weights, data, call = caller_env()) {
   if (is_python(weights)) {
     return(weights)
   }
-  codes <- class_codes(names(weights), label_levels(data), call)
-  rlang::set_names(as.list(as.double(unlist(weights))), codes)
+  classes <- names(weights)
+  # Of other data Python finds the levels.
+  if (!isTRUE(data$kind %in% c("python", "table", "path"))) {
+    classes <- class_codes(classes, label_levels(data), call)
+  }
+  rlang::set_names(as.list(as.double(unlist(weights))), classes)
 }
 
 class_codes <- function(classes, levels, call) {

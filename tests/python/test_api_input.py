@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "class_weight fraction": (train(class_weight={1.7: 1}), "`class_weight` has the class 1.7"),
     "class_weight twice": (
         train(class_weight={"1": 1, 1: 2}),
-        "`class_weight` names a class twice",
+        "`class_weight` names the class 1 twice",
     ),
     "class_weight NaN": (
         train(class_weight={0: float("nan")}),

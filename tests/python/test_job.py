@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
-from pybackend.job.job import MAX_WORKERS, Job, make_job
+from pybackend.job.job import MAX_WORKERS, Job, code_classes, make_job
 from pybackend.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
@@ -144,3 +144,37 @@ def test_a_run_job_names_the_wrong_argument(arguments: Any, name: str) -> None:
 @pytest.mark.parametrize(("value", "lines"), [(True, 1), (False, 0), ("auto", 1), (2.0, 2)])
 def test_verbose_is_also_what_fit_takes(value: Any, lines: int) -> None:
     assert make_job("train", {**ARGUMENTS, "verbose": value}).verbose == lines
+
+
+LEVELS = ["no", "yes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "levels", "codes"),
+    [
+        ({"yes": 2.0}, LEVELS, ((1, 2.0),)),
+        ({"1": 3.0, "no": 0.5}, LEVELS, ((0, 0.5), (2, 3.0))),
+        ({1: 3.0}, LEVELS, ((1, 3.0),)),
+        ({"0": 3.0}, LEVELS, ((0, 3.0),)),
+        ({"2": 3.0, 0: 1.0}, None, ((0, 1.0), (2, 3.0))),
+        (None, LEVELS, None),
+    ],
+)
+def test_classes_are_named_by_level_or_code(given: Any, levels: Any, codes: Any) -> None:
+    job = make_job("train", {"workers": 1, "epochs": 1, "class_weight": given})
+    assert code_classes(job, levels).class_weight == codes
+
+
+@pytest.mark.parametrize(
+    ("given", "levels", "message"),
+    [
+        ({"maybe": 1.0}, LEVELS, "the class 'maybe': use the levels of the label, no, yes, 1"),
+        ({"yes": 1.0, 0: 1.0}, LEVELS, "the class 'yes'"),
+        ({"yes": 1.0}, None, "the class 'yes': use 0, 1, 2"),
+        ({"0": 1.0, 0: 1.0}, None, "names the class 0 twice"),
+    ],
+)
+def test_a_class_that_is_none_is_named(given: Any, levels: Any, message: str) -> None:
+    job = make_job("train", {"workers": 1, "epochs": 1, "class_weight": given})
+    with pytest.raises(InputError, match=message):
+        code_classes(job, levels)

@@ -8,6 +8,18 @@ test_that("a fit prints and summarises", {
   expect_snapshot(summary(example_fit()))
 })
 
+test_that("a summary is an object, and names are those that can be used", {
+  fit <- example_fit()
+  found <- summary(fit)
+  expect_s3_class(found, "summary.tfdist_fit")
+  expect_identical(found$history$accuracy, c(0.5, 0.875))
+  expect_identical(found$workers, fit$workers)
+  names <- setdiff(names(fit), "model")
+  expect_no_error(lapply(names, function(name) fit[[name]]))
+  expect_in(c("model", "history", "workers"), names(fit))
+  expect_false(any(c("decoded", "rebuilding", "numbered") %in% names(fit)))
+})
+
 test_that("settings that are not the defaults are shown, and how even the work was", {
   fit <- example_fit()
   fit$settings <- plain_settings(list(

@@ -20,6 +20,11 @@ test_that("the values in `categories` are the classes of a table", {
   expect_identical(codes(c(b = 2), NULL, levels = c("a", "b")), list("1" = 2))
 })
 
+test_that("the classes of text that Python reads stay as they are", {
+  data <- list(kind = "table", levels = c("b", "a"))
+  expect_identical(class_weight_codes(c(a = 2, b = 1), data, NULL), list(a = 2, b = 1))
+})
+
 test_that("weights that cannot be used are rejected by name", {
   flowers <- factor(c("setosa", "virginica"))
   expect_snapshot(error = TRUE, {
