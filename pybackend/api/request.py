@@ -22,6 +22,7 @@ from pybackend.api.result import TrainResult
 from pybackend.api.trained_columns import choose_columns
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches
+from pybackend.data.disk import naming_open_files
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, code_classes, make_job
 from pybackend.job.messages import Emit, Event
@@ -72,7 +73,7 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
-        with following(launcher, self.job, self.observers) as (job, show):
+        with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
 
             def on_event(event: Event) -> object:
                 listen(event)

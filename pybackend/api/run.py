@@ -11,6 +11,7 @@ from typing import Any, cast
 from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import printer
 from pybackend.api.signatures import suggest
+from pybackend.data.disk import naming_open_files
 from pybackend.errors import Failure, InputError, WorkerFailedError
 from pybackend.function.rank_zero import RankZero
 from pybackend.function.script import read_script
@@ -162,7 +163,8 @@ def run_function(
         from pybackend.api.function_data import read_function_data  # numpy
 
         datasets = read_function_data(launcher, options["data"])
-    outcome = launcher.launch(job, files, datasets, printer(job.verbose))
+    with naming_open_files():
+        outcome = launcher.launch(job, files, datasets, printer(job.verbose))
     return _collect_values(outcome.reports)
 
 

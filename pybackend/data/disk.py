@@ -1,8 +1,9 @@
-"""A disk that is full, named."""
+"""Limits of the system that were reached, named: full disks, open files."""
 
 from __future__ import annotations
 
 import errno
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,4 +39,25 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
             f"the disk of {folder} is full: of its {show_bytes(disk.total)} "
             f"{show_bytes(disk.free)} are free, and the {content} need more. Free space there, or "
             "set TMPDIR to a folder on a larger disk"
+        ) from error
+
+
+@contextmanager
+def naming_open_files() -> Iterator[None]:
+    """Say so if something inside fails because too many files are open.
+
+    Raises
+    ------
+    ClusterError
+        This process, or the machine, has as many as it may have.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise ClusterError(
+            f"too many open files: this process may have {most}. Close files and connections, or "
+            "raise the limit before it starts (`ulimit -n 4096`)"
         ) from error

@@ -162,16 +162,21 @@ class Child:
                 (self.folder / name).write_bytes(content)
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
-        self._process = subprocess.Popen(
-            [*self._interpreter(), str(self.folder), *map(str, descriptors)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=descriptors,
-            env=self._variables(),
-            start_new_session=True,
-        )
-        os.close(events_in)
+        try:
+            self._process = subprocess.Popen(
+                [*self._interpreter(), str(self.folder), *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                env=self._variables(),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(events_out)
+            raise
+        finally:
+            os.close(events_in)
         # Only the worker holds it now: its peers notice at once when it dies.
         self._server.close()
         assert self._process.stdout is not None

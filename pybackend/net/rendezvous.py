@@ -48,6 +48,8 @@ def listen(host: str, port: int = 0) -> socket.socket:
                 f"cannot listen on port {port} of {host!r}: another process does. Choose another "
                 "port, or end that process"
             ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise ClusterError(
             f"cannot listen on {host!r}: {error}. It must name an address of this machine"
         ) from error
@@ -75,6 +77,8 @@ def reserve(host: str) -> socket.socket:
             held.close()
             raise
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise ClusterError(
             f"cannot hold a port on {host!r}: {error}. It must name an address of this machine"
         ) from error

@@ -10,7 +10,35 @@ check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty 
     abort_input(c(sprintf("`%s` is empty.", arg), i = "Pass at least one row."), call = call)
   }
   check_no_missing(x, arg, call)
+  check_characters(x, arg, call)
   invisible(x)
+}
+
+# Text of a file that was read with another encoding than its own.
+check_characters <- function(x, arg, call) {
+  texts <- if (is.factor(x)) {
+    levels(x)
+  } else if (is.character(x)) {
+    x
+  }
+  bad <- which(!validEnc(texts) | Encoding(texts) == "bytes")
+  if (!length(bad)) {
+    return(invisible(x))
+  }
+  row <- if (is.factor(x)) match(texts[[bad[[1L]]]], x) else bad[[1L]]
+  abort_input(
+    c(
+      sprintf(
+        "`%s` has text that is not valid in its encoding, first in row %d: %s.",
+        arg,
+        row,
+        encodeString(iconv(texts[[bad[[1L]]]], "latin1", "ASCII", sub = "byte"), quote = "\"")
+      ),
+      i = "Read the file in its own, as by `read.csv(file, fileEncoding = \"latin1\")`.",
+      i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`."
+    ),
+    call = call
+  )
 }
 
 # The names of a matrix's columns; of a named list of matrices, those of each.

@@ -123,8 +123,8 @@ print.tfdist_scaling <- function(x, ...) {
   shown <- data.frame(
     mode = x$mode,
     workers = paste0(x$workers, ifelse(crowded, "*", "")),
-    rows = format(round(x$batch_size, 1)),
-    ms = format(round(1000 * x$seconds, 2), nsmall = 2),
+    rows = format(round(x$batch_size, 1), decimal.mark = "."),
+    ms = format(round(1000 * x$seconds, 2), nsmall = 2, decimal.mark = "."),
     speedup = show_interval(x, "speedup"),
     efficiency = show_interval(x, "efficiency")
   )

@@ -207,5 +207,5 @@ is_local_environment <- function(environment) {
 }
 
 format_mb <- function(bytes) {
-  format(round(bytes / 2^20), big.mark = ",", scientific = FALSE, trim = TRUE)
+  format_number(round(bytes / 2^20))
 }

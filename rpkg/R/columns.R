@@ -4,7 +4,7 @@ column_spec <- function(label, features, weight, options, call = caller_env()) {
   check_options(options, "data_options", "data_options", call)
   options <- options %||% data_options()
   list(
-    label = check_string(label, allow_null = TRUE, call = call),
+    label = check_label(label, call = call),
     features = check_features(features, call = call),
     weight = check_string(weight, allow_null = TRUE, call = call),
     tensors = options$tensors,
@@ -13,6 +13,21 @@ column_spec <- function(label, features, weight, options, call = caller_env()) {
     tfrecord_spec = options$tfrecord_spec,
     options = options
   )
+}
+
+# One label is a string, those of several outputs are a named list of strings.
+check_label <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (!is.list(x)) {
+    return(check_string(x, allow_null = TRUE, arg = arg, call = call))
+  }
+  if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
+    expected <- "the name of a column, or a named list of them such as `list(left = \"a\")`"
+    abort_expected(x, expected, TRUE, arg, call)
+  }
+  for (name in names(x)) {
+    check_string(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
+  }
+  invisible(x)
 }
 
 # One input is a vector of columns, several are a named list of such vectors.
@@ -32,18 +47,18 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 # The values of the label that `categories` lists.
 label_values <- function(columns) {
-  if (!is.null(columns$label)) columns$categories[[columns$label]]
+  if (rlang::is_string(columns$label)) columns$categories[[columns$label]]
 }
 
 # Every column that the arguments name must exist.
 check_named_columns <- function(columns, present, arg, call) {
-  check_columns(columns$label, present, arg, "the `label`", call)
+  check_columns(unlist(columns$label), present, arg, "the `label`", call)
   check_columns(columns$weight, present, arg, "the `weight`", call)
   check_columns(unlist(columns$features), present, arg, "one of the `features`", call)
   check_columns(names(columns$tensors), present, arg, "named in `tensors`", call)
   check_columns(names(columns$categories), present, arg, "named in `categories`", call)
   check_columns(names(columns$encode), present, arg, "named in `encode`", call)
-  features <- columns$features %||% setdiff(present, c(columns$label, columns$weight))
+  features <- columns$features %||% setdiff(present, c(unlist(columns$label), columns$weight))
   check_feature_names(unlist(features), columns, arg, call)
   features
 }
@@ -52,17 +67,22 @@ check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
     abort_input(
       c(
-        sprintf("`%s` has no column other than the label \"%s\".", arg, columns$label),
+        sprintf(
+          "`%s` has no column other than the label %s.",
+          arg,
+          list_names(unlist(columns$label))
+        ),
         i = "Add at least one feature column."
       ),
       call = call
     )
   }
   for (part in c("label", "weight")) {
-    if (any(columns[[part]] %in% features)) {
+    both <- intersect(unlist(columns[[part]]), features)
+    if (length(both)) {
       abort_input(
         c(
-          sprintf("`features` contains \"%s\", which is the %s.", columns[[part]], part),
+          sprintf("`features` contains \"%s\", which is the %s.", both[[1L]], part),
           i = sprintf("Leave it out of `features`, or name another column as `%s`.", part)
         ),
         call = call

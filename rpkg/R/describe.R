@@ -41,7 +41,7 @@ describe_scalar <- function(x) {
   } else if (is.logical(x)) {
     sprintf("`%s`", x)
   } else if (is.numeric(x)) {
-    sprintf("the number %s", format(x, digits = 15))
+    sprintf("the number %s", format(x, digits = 15, decimal.mark = "."))
   } else {
     sprintf("a value of type %s", typeof(x))
   }

@@ -9,6 +9,9 @@ most_one_hot <- 1000L
 encode_frame <- function(data, features, columns, arg, call) {
   texts <- list_text_columns(features, columns$text_inputs)
   features <- unique(unlist(features))
+  for (name in features) {
+    check_characters(data[[name]], sprintf("%s$%s", arg, name), call)
+  }
   check_encoded(columns$encode, features, call)
   categories <- columns$categories
   encode <- list()

@@ -29,13 +29,15 @@ check_frame <- function(data, columns, arg, call) {
   }
   coded <- encode_frame(data, features, columns, arg, call)
   check_frame_features(data, features, arg, call, coded)
+  y <- frame_label(data, columns, arg, call)
+  of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
   list(
     kind = "arrays",
     x = frame_inputs(data, features, coded$categories, coded$encode),
-    y = frame_label(data, columns, arg, call),
+    y = y,
     sample_weight = frame_weight(data, columns$weight, arg, call),
     features = features,
-    categories = coded$categories,
+    categories = c(coded$categories, of_labels),
     encode = coded$encode,
     feature_names = name_numbers(data, features, coded$categories, coded$encode),
     arguments_used = c("weight", "categories", "encode")
@@ -47,8 +49,15 @@ frame_label <- function(data, columns, arg, call) {
   if (is.null(columns$label)) {
     return(NULL)
   }
+  if (is.list(columns$label)) {
+    return(lapply(columns$label, function(label) {
+      one <- replace(columns, "label", list(label))
+      frame_label(data, replace(one, "levels", list(NULL)), arg, call)
+    }))
+  }
   y <- data[[columns$label]]
   at <- sprintf("%s$%s", arg, columns$label)
+  check_characters(y, at, call)
   values <- label_values(columns)
   if (is.null(values) && is.character(y)) {
     check_no_missing(y, at, call)
@@ -64,6 +73,13 @@ frame_label <- function(data, columns, arg, call) {
   }
   codes <- category_codes(data, columns$label, values, arg, call)
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
+}
+
+# The levels of each of several labels, by which later data are coded.
+levels_of_labels <- function(y, label) {
+  known <- lapply(y, levels)
+  known <- known[lengths(known) > 0L]
+  rlang::set_names(known, unlist(label)[names(known)])
 }
 
 # Either could be meant.

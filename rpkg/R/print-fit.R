@@ -8,7 +8,7 @@ print.tfdist_fit <- function(x, ...) {
     "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
     format_count(nrow(x$workers), "worker"),
     format_count(x$epochs, "epoch"),
-    format(sum(x$workers$rows), big.mark = ","),
+    format_number(sum(x$workers$rows)),
     x$seconds
   ))
   last <- last_figures(x)
@@ -77,7 +77,7 @@ format_setting <- function(value) {
     return(sprintf("%s()", sub("^tfdist_", "", class(value)[[1L]])))
   }
   if (is.numeric(value) && is.null(names(value))) {
-    text <- format(value, trim = TRUE, big.mark = "")
+    text <- format(value, trim = TRUE, decimal.mark = ".")
     return(if (length(text) == 1L) text else sprintf("c(%s)", toString(text)))
   }
   shorten(paste(deparse(value), collapse = " "))
@@ -96,7 +96,7 @@ format_audit <- function(fit) {
   if (length(audit$differences)) {
     found <- sprintf("%d of them different", length(audit$differences))
   }
-  steps <- format(fit$workers$steps[[1L]], big.mark = ",")
+  steps <- format_number(fit$workers$steps[[1L]])
   c(sprintf("%d of %s steps against one process", audit$steps, steps), found)
 }
 
@@ -114,13 +114,18 @@ format_balance <- function(workers) {
   )
 }
 
-format_range <- function(x, as_text = function(x) format(x, big.mark = ",", trim = TRUE)) {
+format_range <- function(x, as_text = format_number) {
   ends <- unique(vapply(range(x), as_text, ""))
   paste(ends, collapse = " to ")
 }
 
+# 12,345, whatever `options(OutDec = )` says.
+format_number <- function(x) {
+  format(x, big.mark = ",", decimal.mark = ".", scientific = FALSE, trim = TRUE)
+}
+
 format_count <- function(n, noun) {
-  sprintf("%s %s%s", format(n, big.mark = ","), noun, if (n == 1L) "" else "s")
+  sprintf("%s %s%s", format_number(n), noun, if (n == 1L) "" else "s")
 }
 
 #' @rdname tfdist_fit
@@ -149,7 +154,7 @@ summary.tfdist_fit <- function(object, ...) {
 #' @export
 print.summary.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
-  size <- sprintf("%s bytes", format(x$model_bytes, big.mark = ","))
+  size <- sprintf("%s bytes", format_number(x$model_bytes))
   where <- if (is.null(x$model_uri)) size else paste("in", x$model_uri)
   cat(x$header, sep = "\n")
   cat(sprintf("\nModel: %s, %s, ", x$model_format, where))

@@ -112,7 +112,7 @@ describe_speed <- function(now, event, most = 20L) {
     return(NULL)
   }
   left <- event$steps - event$step + event$steps * (event$epochs - event$epoch)
-  rows <- format(round((event$rows - first$rows) / seconds), big.mark = ",")
+  rows <- format_number(round((event$rows - first$rows) / seconds))
   c(sprintf("%s rows/s", rows), paste("ETA", format_seconds(left * seconds / steps)))
 }
 

@@ -173,7 +173,8 @@ complete_columns <- function(columns, model, call = caller_env()) {
   }
   categories <- fit_field(model, "categories")
   trained <- fit_field(model, "label")
-  if (!is.null(trained) && !is.null(categories[[trained]]) && !is.null(columns$label)) {
+  are_single <- rlang::is_string(trained) && rlang::is_string(columns$label)
+  if (are_single && !is.null(categories[[trained]])) {
     values <- categories[[trained]]
     categories[[trained]] <- NULL
     categories[[columns$label]] <- values
@@ -186,7 +187,7 @@ complete_columns <- function(columns, model, call = caller_env()) {
     columns$weight <- columns$weight %||% columns$preparation$weight
   }
   # Fewer features than those of the training may be given.
-  used <- c(unlist(columns$features), columns$label, columns$weight)
+  used <- c(unlist(columns$features), unlist(columns$label), columns$weight)
   of_used <- function(x) if (is.null(columns$features)) x else x[names(x) %in% used]
   tensors <- null_if_empty(of_used(fit_field(model, "tensors")))
   columns$tensors <- columns$tensors %||% tensors
@@ -213,7 +214,7 @@ scored_label <- function(model, data) {
     return(trained)
   }
   present <- column_names(known_columns(data))
-  if (!trained %in% present && "label" %in% present) "label" else trained
+  if (!all(unlist(trained) %in% present) && "label" %in% present) "label" else trained
 }
 
 fit_field <- function(model, field) if (inherits(model, "tfdist_fit")) model[[field]]

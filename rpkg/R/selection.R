@@ -6,9 +6,12 @@
 select_columns <- function(given, data, options, call) {
   columns <- known_columns(data)
   read <- function() columns %||% read_columns(data, options, call)
-  label <- select_one(given$label, columns, read, "label", call)
+  label <- select_labels(given$label, columns, read, call)
   weight <- select_one(given$weight, columns, read, "weight", call)
-  others <- c(if (rlang::is_string(label)) label, if (rlang::is_string(weight)) weight)
+  others <- c(
+    if (is.list(label) || rlang::is_string(label)) unlist(label),
+    if (rlang::is_string(weight)) weight
+  )
   list(
     label = label,
     features = select_features(given$features, columns, read, others, call),
@@ -37,6 +40,27 @@ read_columns <- function(data, options, call) {
   spec <- as_list_or_null(options$tfrecord_spec)
   path <- check_data_path(data, "data", call)
   as.character(unlist(call_python(pybackend(call)$bridge$list_columns, path, spec, call = call)))
+}
+
+# One column, or, for a model of several outputs, a named list of one for each.
+select_labels <- function(quo, columns, read, call) {
+  expr <- if (rlang::is_quosure(quo)) rlang::quo_get_expr(quo) else quo
+  parts <- if (is.list(expr)) {
+    expr
+  } else if (rlang::is_call(expr, "list")) {
+    rlang::call_args(expr)
+  }
+  if (is.null(parts)) {
+    return(select_one(quo, columns, read, "label", call))
+  }
+  env <- if (rlang::is_quosure(quo)) rlang::quo_get_env(quo) else rlang::empty_env()
+  Map(
+    function(part, name) {
+      select_one(rlang::as_quosure(part, env), columns, read, sprintf("label$%s", name), call)
+    },
+    parts,
+    rlang::names2(parts)
+  )
 }
 
 select_one <- function(quo, columns, read, arg, call) {

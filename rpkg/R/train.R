@@ -49,7 +49,8 @@
 #'   weights in. The function travels like that of [barrier_apply()], with the same requirements
 #'   for the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
-#'   dplyr, `label = Species`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
+#'   dplyr, `label = Species`; for a model of several outputs a named list of them,
+#'   `label = list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
 #'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
 #'   label of its training need not be named again. `NULL`: the rows have no labels.
 #' @param features The feature columns, which side by side form one input of the model: strings, or

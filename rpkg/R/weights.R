@@ -17,7 +17,7 @@ check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
         "`%s` must contain finite numbers of at least 0; that of the class \"%s\" is %s.",
         arg,
         names(x)[[bad[[1L]]]],
-        format(weights[[bad[[1L]]]])
+        format(weights[[bad[[1L]]]], decimal.mark = ".")
       ),
       call = call
     )

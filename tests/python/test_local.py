@@ -478,3 +478,56 @@ def build_narrow() -> Any:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     return model
+
+
+_CALLS_AT_THE_LIMIT = """
+import os, resource, sys, time
+import pybackend
+
+def count():
+    return len(os.listdir("/proc/self/fd"))
+
+def call(context):
+    return context.rank
+
+pybackend.barrier_run("local", call, workers=1, verbose=0)
+usual, most = count(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for spare in map(int, sys.argv[1:]):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        for _ in range(spare):
+            os.close(held.pop())
+    try:
+        print(spare, pybackend.barrier_run("local", call, workers=2, verbose=0))
+    except pybackend.ClusterError as error:
+        print(spare, error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    for descriptor in held:
+        os.close(descriptor)
+    for _ in range(100):  # readers of ended workers close their pipes
+        if count() <= usual:
+            break
+        time.sleep(0.1)
+    print(count() - usual, "left")
+"""
+
+
+def test_a_session_without_free_descriptors_says_so_and_leaks_none(tmp_path: Path) -> None:
+    spares = ["0", "1", "2", "4", "7", "11", "13", "40"]
+    script = tmp_path / "limit.py"
+    script.write_text(_CALLS_AT_THE_LIMIT)
+    before = folders()
+    done = subprocess.run(
+        [sys.executable, str(script), *spares], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1::2] == ["0 left"] * len(spares)
+    for line in lines[:8:2]:
+        assert "too many open files: this process may have 128" in line
+    assert lines[-2] == "40 [0, 1]"
+    assert folders() <= before

@@ -8,6 +8,17 @@ test_that("a fit prints and summarises", {
   expect_snapshot(summary(example_fit()))
 })
 
+test_that("a decimal comma of the session changes neither figures nor settings", {
+  fit <- example_fit()
+  fit$settings$timeout <- 0.5
+  fit$workers$rows <- 1234567L
+  shown <- utils::capture.output(print(fit))
+  withr::local_options(OutDec = ",")
+  expect_no_warning(with_comma <- utils::capture.output(print(fit)))
+  expect_identical(with_comma, shown)
+  expect_identical(describe(2.5), "the number 2.5")
+})
+
 test_that("a summary is an object, and names are those that can be used", {
   fit <- example_fit()
   found <- summary(fit)

@@ -418,3 +418,47 @@ test_that("text reaches a model that looks it up, from lists and data frames", {
     "contains strings, but no input of the model takes strings"
   )
 })
+
+two_outputs <- function() {
+  keras <- reticulate::import("keras")
+  x <- keras$Input(reticulate::tuple(2L))
+  outputs <- list(
+    kind = keras$layers$Dense(3L, activation = "softmax", name = "kind")(x),
+    size = keras$layers$Dense(1L, name = "size")(x)
+  )
+  model <- keras$Model(x, outputs)
+  model$compile("sgd", loss = list(kind = "sparse_categorical_crossentropy", size = "mse"))
+  model
+}
+
+test_that("several outputs have their labels from several columns", {
+  skip_if_no_pybackend()
+  rows <- data.frame(
+    a = iris$Sepal.Length,
+    b = iris$Sepal.Width,
+    species = iris$Species,
+    width = iris$Petal.Width
+  )
+  keras <- reticulate::import("keras")
+  keras$utils$set_random_seed(1L)
+  model <- two_outputs()
+  train <- function(data, ...) {
+    suppressMessages(barrier_train("local", model, data, ..., workers = 1, seed = 1, verbose = 0))
+  }
+  x <- as.matrix(rows[1:2])
+  y <- list(kind = as.integer(rows$species) - 1L, size = rows$width)
+  expected <- train(list(unname(x), y))
+  fit <- train(rows, label = list(kind = species, size = width))
+  expect_equal(fit$history, expected$history, tolerance = 1e-6)
+  expect_identical(fit$features, c("a", "b"))
+  # Levels in another order have the codes of the training.
+  rows$species <- factor(rows$species, rev(levels(rows$species)))
+  again <- barrier_evaluate("local", fit, rows, label = list(kind = "species", size = "width"))
+  known <- barrier_evaluate("local", expected, list(unname(x), y))
+  expect_equal(again, known, tolerance = 1e-5)
+  expect_equal(generics::evaluate(fit, rows)[["loss"]], known[["loss"]], tolerance = 1e-5)
+  expect_snapshot(error = TRUE, {
+    train(rows, label = list(kind = spcies, size = width))
+    train(rows, label = list(species, width))
+  })
+})
