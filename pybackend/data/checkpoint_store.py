@@ -114,6 +114,8 @@ class CheckpointStore:
         self._folder = open_folder(uri)
         self._intact: dict[str, Manifest] = {}
         self._own: set[str] = set()
+        self._orphans: set[str] = set()
+        self._commits = 0
         self._run = secrets.token_hex(8)
         self._runs = {self._run}
 
@@ -126,9 +128,14 @@ class CheckpointStore:
             It cannot be read at this time.
         """
         self._own |= {name for name in self._list() if _OWN.fullmatch(name)}
+        known = set()
         for name in self.names():
             with suppress(ValueError, FileNotFoundError), _reading(self._folder.path(name)):
-                self._runs.add(self._read_manifest(name).run)
+                manifest = self._read_manifest(name)
+                self._runs.add(manifest.run)
+                known |= {manifest.state.name, manifest.model.name}
+        # They may be a killed training's, or those of one that is about to write its manifest.
+        self._orphans = {n for n in self._own - known if not _MANIFEST.fullmatch(n)}
 
     def names(self) -> list[str]:
         """Names of the manifests, oldest first."""
@@ -223,6 +230,7 @@ class CheckpointStore:
         manifest = replace(manifest, state=part, run=self._run)
         text = encode(manifest)
         self._write(manifest.name, f"{_digest(text.encode())}\n{text}".encode())
+        self._commits += 1
         self._intact[manifest.name] = manifest
 
     def prune(self, keep: int) -> None:
@@ -231,7 +239,7 @@ class CheckpointStore:
         An error on the way has removed nothing that is in use.
         """
         intact = sorted(self._intact)
-        there = [name for name in self._list() if name in self._own]
+        there = self._list_own()
         older = [name for name in there if _MANIFEST.fullmatch(name) and name < intact[0]]
         kept = [*older, *intact][-keep:]
         used = set(kept)
@@ -243,12 +251,21 @@ class CheckpointStore:
 
     def clear(self) -> None:
         """Remove all checkpoints of this training, and the folder if nothing else is in it."""
-        self._remove(name for name in self._list() if name in self._own)
+        self._remove(iter(self._list_own()))
         self._folder.remove_itself()
 
     def _list(self) -> list[str]:
         with _reading(self.uri):
             return self._folder.names() or []
+
+    def _list_own(self) -> list[str]:
+        """The files that may be removed.
+
+        Before its second commit a training cannot know that it is alone: of two that begin at once,
+        one sees the other's manifest there, and fails.
+        """
+        own = self._own if self._commits > 1 else self._own - self._orphans
+        return [name for name in self._list() if name in own]
 
     def _check_is_alone(self) -> None:
         names, runs = self.names(), set[str]()

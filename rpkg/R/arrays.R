@@ -16,11 +16,10 @@ check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty 
 
 # Text of a file that was read with another encoding than its own.
 check_characters <- function(x, arg, call) {
-  texts <- if (is.factor(x)) {
-    levels(x)
-  } else if (is.character(x)) {
-    x
+  if (!is.factor(x) && !is.character(x)) {
+    return(invisible(x))
   }
+  texts <- if (is.factor(x)) levels(x) else x
   bad <- which(!validEnc(texts) | Encoding(texts) == "bytes")
   if (!length(bad)) {
     return(invisible(x))

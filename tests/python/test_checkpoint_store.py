@@ -63,10 +63,11 @@ def test_what_is_damaged_is_passed_over_and_then_removed(
     assert (kept.manifest.epoch, kept.state, kept.model) == (2, b"state 2", b"model")
     if (damage, suffix) != ("missing", "json"):  # then it was never committed
         assert "is damaged" in said[0]
-    store.commit(manifest(2, kept.manifest.model, 5), b"newer")
-    store.prune(2)
+    for step in (4, 5):
+        store.commit(manifest(2, kept.manifest.model, step), b"newer")
+        store.prune(2)
     names = sorted(path.name for path in tmp_path.glob("*.json"))
-    assert names == ["checkpoint-000002-000000000.json", "checkpoint-000002-000000005.json"]
+    assert names == ["checkpoint-000002-000000004.json", "checkpoint-000002-000000005.json"]
     assert len(list(tmp_path.iterdir())) == 5  # two states, and the model's file
 
 
@@ -153,8 +154,9 @@ def test_what_others_have_put_there_stays(tmp_path: Path) -> None:
     store = reopen(tmp_path)
     part = store.write_model(b"model", "h5")
     (tmp_path / "model-33333333.h5").touch()  # another training has begun
-    store.commit(manifest(1, part), b"state")
-    store.prune(1)
+    for epoch in (1, 2):
+        store.commit(manifest(epoch, part), b"state")
+        store.prune(1)
     store.clear()
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert left == {*names, "model-33333333.h5"}
@@ -223,3 +225,38 @@ def test_a_training_that_resumes_behind_another_one_is_noticed(tmp_path: Path) -
     later.commit(manifest(2, model), b"later")
     with pytest.raises(InputError, match="another training writes to"):
         first.commit(manifest(4, model), b"first")
+
+
+@pytest.mark.parametrize("other_commits_last", [False, True])
+def test_of_two_that_begin_at_once_one_goes_on_with_all_its_files(
+    other_commits_last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path))
+    models = {store: store.write_model(b"model", "h5") for store in (one, other)}
+    for store in (one, other):
+        store.open()
+    first, last = (one, other) if other_commits_last else (other, one)
+
+    def keep(store: CheckpointStore, epoch: int) -> None:
+        store.commit(manifest(epoch, models[store]), b"state")
+        store.prune(1)
+
+    # Neither sees a manifest of the other before it writes its own.
+    written = CheckpointStore._write
+
+    def write(store: CheckpointStore, name: str, content: bytes) -> Part:
+        if store is last and name.endswith(".state"):
+            monkeypatch.setattr(CheckpointStore, "_write", written)
+            keep(first, 0)
+        return written(store, name, content)
+
+    monkeypatch.setattr(CheckpointStore, "_write", write)
+    keep(last, 0)
+    with pytest.raises(InputError, match="another training writes"):
+        keep(first, 1)
+    for epoch in (1, 2):
+        keep(last, epoch)
+    kept = reopen(tmp_path).find_newest(pytest.fail)
+    assert kept is not None
+    assert (kept.manifest.epoch, kept.model, kept.state) == (2, b"model", b"state")
+    assert len(list(tmp_path.glob("model-*"))) == 1
