@@ -139,6 +139,11 @@ class Failure:
         """Whether another worker's failure must have come first: a lost peer, a forced end."""
         return self.exception_type in ("PeerLostError", "Stopped")
 
+    @property
+    def may_be_consequence(self) -> bool:
+        """Whether another worker's failure may have come first, as errors of TensorFlow's can."""
+        return self.is_consequence or self.exception_type in _LOST_SERVERS
+
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
     """Order failures by time, consequences last, whatever the clocks of two hosts say."""
@@ -184,9 +189,7 @@ class WorkerFailedError(TfdistError):
         lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
         return all(
-            is_lost
-            or failure.is_consequence
-            or (are_lost and failure.exception_type in _LOST_SERVERS)
+            is_lost or failure.is_consequence or (are_lost and failure.may_be_consequence)
             for failure, is_lost in zip(self.failures, lost, strict=True)
         )
 

@@ -38,6 +38,7 @@ from pybackend.job.notice import RESTARTS, TOLD
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
 from pybackend.launchers.libraries import own_libraries
+from pybackend.launchers.marked import end_marked
 from pybackend.launchers.memory import MemoryWatch
 from pybackend.launchers.oom import count_oom_kills
 from pybackend.launchers.stall import StallWatch
@@ -255,6 +256,7 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
                 self._has_ended = True
+        end_marked("TMPDIR", str(self.folder))  # what has left its group
 
     def model(self) -> tuple[str, bytes] | None:
         """Format and content of the trained model's file, if the worker wrote one."""

@@ -12,8 +12,10 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
 
-# After the first failure: time for the others to say that they lost a peer.
+# After the first failure: time for the others to report one that came before it.
 GRACE_SECONDS = 5.0
+# If the first one is a cause by itself.
+_SHORT_GRACE_SECONDS = 2.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
@@ -84,8 +86,10 @@ class Failures:
         By the clock of ``time.monotonic``. The user hears, once, whom the others do without. News
         of a loss may come before the news that the training has begun.
         """
-        if self.find_fatal(job, reports):
-            self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+        if fatal := self.find_fatal(job, reports):
+            is_known = not all(failure.may_be_consequence for failure in fatal)
+            grace = _SHORT_GRACE_SECONDS if is_known else GRACE_SECONDS
+            self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
         self._deadline = math.inf
         for report in reports:

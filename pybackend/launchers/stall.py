@@ -32,7 +32,7 @@ class StallWatch:
         # This process, or all of its machine, may have been stopped as well.
         has_rested = now > self._looked + self._limit / 2
         self._looked = now
-        found = _main_thread(self._pid)
+        found = read_main_thread(self._pid)
         if found is None or found[0] not in _STALLED or found != self._known or has_rested:
             self._known, self._moved = found, now
             return None
@@ -41,7 +41,7 @@ class StallWatch:
         return f"the process has been {_STALLED[found[0]]} for {now - self._moved:.0f} s"
 
 
-def _main_thread(pid: int) -> tuple[str, str] | None:
+def read_main_thread(pid: int) -> tuple[str, str] | None:
     """State and processor time of a process's main thread; None if it is gone."""
     try:
         if Path("/proc/self/stat").exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pybackend.errors import Failure, WorkerFailedError
@@ -29,6 +31,27 @@ def test_events_pass_and_failures_are_kept() -> None:
         failures.raise_any()
     assert caught.value.rank == 0
     assert [other.rank for other in caught.value.others] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seconds"),
+    [
+        (["ProcessDied"], 2),
+        (["KeyError", "PeerLostError"], 2),
+        (["PeerLostError"], 5),
+        (["PeerLostError", "UnavailableError"], 5),
+    ],
+)
+def test_others_have_longer_to_report_if_the_cause_is_not_known(
+    kinds: list[str], seconds: int
+) -> None:
+    reports = [WorkerReport(n, "a", 1, failure=failure(n, kind)) for n, kind in enumerate(kinds)]
+    began = time.monotonic()
+    failures = Failures(lambda event: None)
+    deadline = failures.deadline(Job("run", 3), reports)
+    assert seconds <= deadline - began <= seconds + (time.monotonic() - began)
+    later = [*reports, WorkerReport(2, "a", 1, failure=failure(2, "ValueError"))]
+    assert failures.deadline(Job("run", 3), later) <= deadline
 
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))

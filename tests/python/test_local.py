@@ -531,3 +531,32 @@ def test_a_session_without_free_descriptors_says_so_and_leaks_none(tmp_path: Pat
         assert "too many open files: this process may have 128" in line
     assert lines[-2] == "40 [0, 1]"
     assert folders() <= before
+
+
+@pytest.mark.parametrize("ends", ["well", "killed"])
+def test_a_daemon_that_a_function_has_started_ends_with_it(ends: str, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def work(context: WorkerContext) -> None:
+        program = "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
+        program += "open(sys.argv[1] + '~', 'w').write(str(os.getpid())); "
+        program += "os.replace(sys.argv[1] + '~', sys.argv[1]); time.sleep(600)"
+        subprocess.run([sys.executable, "-c", program, str(note)], check=True, close_fds=True)
+        wait_for(note.exists)
+        if ends == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if ends == "killed":
+        with pytest.raises(WorkerFailedError, match="SIGKILL"):
+            barrier_run("local", work, workers=1, verbose=0)
+    else:
+        barrier_run("local", work, workers=1, verbose=0)
+    assert read_state(int(note.read_text())) in (None, "Z")
+
+
+def read_state(pid: int) -> str | None:
+    """The state of a process as `ps` shows it; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from pybackend import (
     barrier_train,
     load_checkpoint,
 )
+from pybackend.errors import TfdistError
 from pybackend.model.compare import hash_weights
 
 EPOCHS, STEPS = 4, 8
@@ -202,6 +204,89 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     check_same(train(never, checkpoint=tmp_path, resume=True), undisturbed)
     more = train(never, checkpoint=tmp_path, resume=True, workers=3, epochs=EPOCHS + 1)
     assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history
+
+
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of half the training: two manifests and states, and the model's file."""
+    folder = tmp_path_factory.mktemp("half")
+    train(KillAt(-1, 0, 0, Path("never")), epochs=2, checkpoint=Checkpoint(str(folder), keep=2))
+    return folder
+
+
+DAMAGES = {
+    "altered": lambda content: content[:-9] + bytes(byte ^ 1 for byte in content[-9:]),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "missing": lambda content: None,
+}
+
+
+def damage(path: Path, how: str) -> None:
+    content = DAMAGES[how](path.read_bytes())
+    path.unlink() if content is None else path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("model-*", "cut"), *(full(k, h) for k in ("*.json", "*.state", "model-*") for h in DAMAGES)],
+)
+def test_with_any_file_damaged_a_training_resumes_to_the_same_end(
+    kind: str, how: str, two_epochs: Path, undisturbed: TrainResult, tmp_path: Path
+) -> None:
+    found = sorted(path.name for path in two_epochs.glob(kind))
+    assert len(found) == (1 if kind == "model-*" else 2)
+    for number, name in enumerate(found):
+        folder = tmp_path / str(number)
+        shutil.copytree(two_epochs, folder)
+        damage(folder / name, how)
+        resumed = train(KillAt(-1, 0, 0, Path("never")), checkpoint=folder, resume=True)
+        check_same(resumed, undisturbed)
+        if kind == "model-*":  # written anew, for those who load it
+            continue
+        intact = load_checkpoint(str(folder), model=build)
+        assert hash_weights(intact) == resumed.workers[0].weights_sha256
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", DAMAGES)
+def test_with_no_intact_checkpoint_nothing_is_lost(
+    how: str, two_epochs: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(two_epochs, folder)
+    for path in folder.glob("*.state"):
+        damage(path, how)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(TfdistError, match=r"no intact checkpoint .* all 2 are damaged"):
+        train(KillAt(-1, 0, 0, Path("never")), checkpoint=folder, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+class DamageAndDie(KillAt):
+    """Damages the newest file of a kind, and kills its worker."""
+
+    def __init__(self, folder: Path, kind: str, how: str, mark: Path) -> None:
+        super().__init__(0, 2, 3, mark)
+        self.folder, self.kind, self.how = str(folder), kind, how
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (0, self.epoch, batch) == self.moment and not Path(self.mark).exists():
+            damage(max(Path(self.folder).glob(self.kind)), self.how)
+        super().on_train_batch_end(batch, logs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("kind", ["*.json", "*.state", "model-*"])
+def test_a_restart_with_the_newest_file_damaged_ends_the_same(
+    kind: str, how: str, undisturbed: TrainResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    killer = DamageAndDie(folder, kind, how, tmp_path / "mark")
+    kept = Checkpoint(str(folder), every="epoch", keep=2)
+    check_same(train(killer, checkpoint=kept, restarts=1), undisturbed)
+    assert (tmp_path / "mark").exists()
 
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {

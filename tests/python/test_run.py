@@ -223,6 +223,28 @@ def test_what_does_not_end_by_sigterm_is_killed(write: Any, mark: str) -> None:
     assert marked_processes(mark) == []
 
 
+def test_a_rank_that_was_stopped_is_named(write: Any) -> None:
+    write(
+        "if RANK == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    sys.exit()\n"
+        "print('waits', flush=True)\n"
+        "while os.path.exists('waits'):\n"
+        "    time.sleep(0.05)\n"
+    )
+    Path("waits").touch()
+    with started("-w", "2", "script.py") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.fullmatch(r"\[1\] tfdist: process (\d+) was stopped by a signal; (.*)\n", line)
+        assert found, line
+        assert found[2] == f"`kill -CONT {found[1]}` continues it"
+        os.kill(int(found[1]), signal.SIGCONT)
+        Path("waits").unlink()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+
+
 def test_a_restart_has_new_ports_and_a_new_secret(write: Any) -> None:
     write(
         "print(os.environ['TFDIST_RESTART'], os.environ['TFDIST_SECRET'])\n"

@@ -42,6 +42,7 @@ from pybackend.launchers.script.messages import (
     line_of,
     read_order,
 )
+from pybackend.launchers.stall import read_main_thread
 from pybackend.net.rendezvous import address_of, reserve
 
 _END_SECONDS = 10.0
@@ -68,6 +69,7 @@ class Agent:
         self._prepared: Prepare
         self._held: list[socket.socket] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopped: set[int] = set()
         self._pipes: dict[int, tuple[int, Stream, IO[bytes]]] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, waking = os.pipe()
@@ -206,8 +208,21 @@ class Agent:
         for rank, process in list(self._processes.items()):
             if process.poll() is not None:
                 self._end(rank, process.returncode)
+            else:
+                self._look_whether_stopped(rank, process.pid)
         ranks = {process.pid for process in self._processes.values()}
         reap([pid for pid in children() if pid not in ranks])
+
+    def _look_whether_stopped(self, rank: int, pid: int) -> None:
+        """Name a rank that a signal has stopped: the others may wait for it without end."""
+        found = read_main_thread(pid)
+        is_stopped = found is not None and found[0] == "T"
+        if is_stopped and rank not in self._stopped:
+            text = (
+                f"tfdist: process {pid} was stopped by a signal; `kill -CONT {pid}` continues it\n"
+            )
+            self._say(Printed(rank, "err", text))
+        (self._stopped.add if is_stopped else self._stopped.discard)(rank)
 
     def _end(self, rank: int, status: int) -> None:
         # What it has started may hold its pipes for as long as it likes: nobody waits for that.
