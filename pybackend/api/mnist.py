@@ -108,7 +108,12 @@ def train_mnist(
     # Before the images are looked for, which may take a download.
     make_job("train", arguments)
     check_whole_number("restarts", restarts, least=0)
-    digits = mnist(path, limit=limit)
+
+    def download() -> Digits | None:
+        say("Loading Keras, which has MNIST or downloads it ...", verbose)
+        return _download()
+
+    digits = find_mnist(path, limit, download)
     if digits.subset:
         say(
             f"MNIST is not on this machine and cannot be downloaded: using the "

@@ -259,5 +259,5 @@ def _list_choices(job: Job) -> list[str]:
     """What a training decides itself, or its workers find out."""
     found = [] if job.is_seeded else ["the seed, which is drawn: give `seed` to repeat a training"]
     if job.workers > 1 and job.strategy is None:
-        found.append("whether several workers can compute the loss and the metrics: they try it")
+        found.append("which metrics the workers can add up: they try it on some rows")
     return found

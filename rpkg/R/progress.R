@@ -81,6 +81,19 @@ show_line <- function(text) {
   }
 }
 
+# A model that is still to be made, in a session that has not imported TensorFlow: for seconds
+# nothing else would be shown.
+announce_tensorflow <- function(model, verbose) {
+  if (verbose > 0L && !is_python(model) && !is_imported("tensorflow")) {
+    show_line("Loading TensorFlow ...")
+  }
+}
+
+is_imported <- function(module) {
+  modules <- reticulate::import("sys", convert = FALSE)$modules
+  reticulate::py_to_r(modules$`__contains__`(module))
+}
+
 # The environment of a bar for an epoch; cli evaluates its format there.
 start_bar <- function(event) {
   bar <- rlang::env(

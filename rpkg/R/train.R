@@ -415,6 +415,7 @@ run_training <- function(training, fn) {
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   model <- if (is.null(model$model_fn)) {
+    announce_tensorflow(model$model, settings$verbose)
     as_sent_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)

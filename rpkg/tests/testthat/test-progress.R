@@ -70,3 +70,13 @@ test_that("a training shows its beginning and its epochs, and nothing at verbose
   expect_match(texts[[3L]], "^epoch 2/2  loss ")
   expect_silent(train(verbose = 0))
 })
+
+test_that("a session that is still to import TensorFlow says so", {
+  skip_if_no_pybackend()
+  expect_silent(announce_tensorflow(function() NULL, 0L))
+  expect_silent(announce_tensorflow(reticulate::import("sys"), 1L))
+  expect_false(is_imported("no_such_module"))
+  expect_true(is_imported("sys"))
+  local_mocked_bindings(is_imported = function(module) FALSE)
+  expect_output(announce_tensorflow(function() NULL, 1L), "^Loading TensorFlow")
+})
