@@ -27,8 +27,10 @@ from pybackend.model.serialization import model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
 from pybackend.sql.augment import augment
 from pybackend.sql.dbi import connect_dbi
+from pybackend.sql.query import SourceQuery
 
 __all__ = [
+    "SourceQuery",
     "SparklyrWorkers",
     "answer",
     "attach_spark",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +32,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import Job, make_job
 from pybackend.job.options import check_data_options
 from pybackend.launchers import is_spark_frame, launcher_for
+from pybackend.model.quiet import quiet_about_traces
 
 
 def evaluate_here(
@@ -63,7 +62,7 @@ def evaluate_here(
         parts = ("x", "y", "sample_weight")
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
-    with _quiet_about_traces():
+    with quiet_about_traces():
         figures = model.evaluate(**given, verbose=0, return_dict=True)
     # A metric such as F1Score has a figure for each class.
     return {name: np.asarray(value).tolist() for name, value in figures.items()}
@@ -85,7 +84,7 @@ def predict_here(
     columns = choose_columns("predict", arguments, check_data_options(None), known)
     complete = None
     if is_dataset(x):
-        with _quiet_about_traces():
+        with quiet_about_traces():
             outputs = find_model().predict(x, verbose=0)
     else:
         found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
@@ -110,23 +109,8 @@ def _predict_rows(model: Any, found: Any, job: Job) -> Any:
 
         return empty_outputs(model)
     given = _feed(found, model, "x")[0]
-    with _quiet_about_traces():
+    with quiet_about_traces():
         return model.predict(given, batch_size=job.batch_size, verbose=0)
-
-
-@contextmanager
-def _quiet_about_traces() -> Iterator[None]:
-    """TensorFlow warns of functions that are traced again and again; here models differ."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "triggered tf.function retracing" not in record.getMessage()
-
-    logger = logging.getLogger("tensorflow")
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
 
 
 def spread_outputs(outputs: Any, complete: Any) -> Any:

@@ -28,7 +28,7 @@ from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, code_clas
 from pybackend.job.messages import Emit, Event
 from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
-from pybackend.launchers import Launcher, Outcome
+from pybackend.launchers import Checking, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
 # Calls on several threads may be given one model, and Keras's settings are the process's.
@@ -73,6 +73,8 @@ class Request:
             if name not in read
         }
         files = {**self.files, **_encode_sources(read)}
+        if isinstance(launcher, Checking):
+            launcher.check(self.job)
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
 
             def on_event(event: Event) -> object:

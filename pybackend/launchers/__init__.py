@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Describing, Launcher, Outcome, Slotted, Submission
+from pybackend.launchers.base import Checking, Describing, Launcher, Outcome, Slotted, Submission
 
 if TYPE_CHECKING:
     from pybackend.launchers.script.options import add_run_options, read_run_plan
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FED_SCHEMA",
+    "Checking",
     "Describing",
     "DetachedLauncher",
     "Emit",

@@ -47,6 +47,14 @@ class Submission:
 
 
 @runtime_checkable
+class Checking(Protocol):
+    """A launcher that can tell that it cannot run a job before it starts anything."""
+
+    def check(self, job: Job) -> None:
+        """Raise what `Launcher.launch` would."""
+
+
+@runtime_checkable
 class Launcher(Protocol):
     """Starts the workers of a job somewhere, and stays with them to their end."""
 

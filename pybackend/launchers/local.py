@@ -41,9 +41,13 @@ class LocalLauncher:
     workers = None
     why_fixed = None
 
+    def check(self, job: Job) -> None:
+        """See `Checking`: are there the cores, the memory and the GPUs?"""
+        _check_machine(job)
+
     def describe(self, job: Job) -> Submission:
         """See `Describing`."""
-        _check_machine(job)
+        self.check(job)
         return Submission(("this machine",) * job.workers)
 
     def launch(
@@ -54,7 +58,7 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
-        _check_machine(job)
+        self.check(job)
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -133,3 +134,18 @@ def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
         sieve.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         threading.Thread(target=sieve.wait, daemon=True).start()
+
+
+@contextmanager
+def quiet_about_traces() -> Iterator[None]:
+    """TensorFlow warns of functions that are traced again and again; here models differ."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)

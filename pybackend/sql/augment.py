@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask
 from pybackend.sql.connections import connect
-from pybackend.sql.query import Part, list_columns
+from pybackend.sql.query import Part, SourceQuery, list_columns
 from pybackend.sql.source import check_listed
 
 
@@ -18,8 +18,9 @@ def augment(
     con: Any,
     model: Any,
     query: str,
-    columns: Sequence[str],
+    key: Sequence[str],
     *,
+    columns: Sequence[str],
     features: Any,
     type: str | None,
     levels: Sequence[str] | None,
@@ -36,13 +37,15 @@ def augment(
         As in `deploy_model`.
     query, columns
         SQL of the rows, and its columns.
+    key
+        Those of them that the result has beside the predictions.
     """
     database = connect(con)
     question = ask(
         model,
         database.dialect,
-        "rows",
-        columns,
+        SourceQuery(query),
+        key,
         features=features,
         type=type,
         levels=levels,
@@ -50,7 +53,6 @@ def augment(
         encode=encode,
     )
     check_listed("features", list_columns(question.features), columns, "the query")
-    question = replace(question, source=f"({query})")
     with database.transaction():
         question = look_up_types(database, question)
         parts = answer(database.dialect, question, database.has_vectors).parts

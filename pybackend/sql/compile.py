@@ -16,7 +16,7 @@ from pybackend.job.options import DataOptions, check_data_options
 from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
-from pybackend.sql.query import Encoding, Part, Question, Shown, list_columns
+from pybackend.sql.query import Encoding, Part, Question, Shown, SourceQuery, list_columns
 
 # Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
 DIALECTS: dict[str, Any] = {
@@ -176,7 +176,7 @@ def to_sql(
 def ask(
     model: Any,
     dialect: str,
-    table: str | Sequence[str],
+    table: str | Sequence[str] | SourceQuery,
     key: str | Sequence[str],
     *,
     features: Any,
@@ -191,7 +191,7 @@ def ask(
         raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
     check_type(type)
     names = check_levels(levels)
-    relation = quote_table(dialect, table)
+    relation = f"({table.sql})" if isinstance(table, SourceQuery) else quote_table(dialect, table)
     keys = check_columns("key", key)
     check_model(model)
     check_data_options(DataOptions(categories=categories, encode=encode))

@@ -57,6 +57,13 @@ class Encoding:
 
 
 @dataclass(frozen=True)
+class SourceQuery:
+    """A query whose rows are asked about, in place of a table."""
+
+    sql: str
+
+
+@dataclass(frozen=True)
 class Question:
     """What to compute.
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from pybackend.errors import DatabaseError
+from pybackend.model.quiet import quiet_about_traces
 from pybackend.sql.compile import DIALECTS, answer
 from pybackend.sql.connections import Connection
 from pybackend.sql.graph import Array, Gather, Graph, Join, Lookup
@@ -44,7 +45,8 @@ class Trial:
             for rows, tensor in zip(self._rows, model.inputs, strict=True)
         ]
         given = shaped[0] if len(shaped) == 1 else keras.tree.pack_sequence_as(model.input, shaped)
-        outputs = keras.tree.flatten(model.predict(given, verbose=0))
+        with quiet_about_traces():
+            outputs = keras.tree.flatten(model.predict(given, verbose=0))
         self._expected = [np.asarray(output, np.float64).reshape(_ROWS, -1) for output in outputs]
 
     def compare(self, database: Connection, question: Question) -> float:

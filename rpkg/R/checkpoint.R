@@ -74,7 +74,7 @@ load_checkpoint <- function(
 expand_path <- function(uri) if (grepl("://", uri, fixed = TRUE)) uri else path.expand(uri)
 
 check_every <- function(x, arg = caller_arg(x), call = caller_env()) {
-  is_count <- is_number(x) && x >= 1 && x == trunc(x)
+  is_count <- is_number(x) && x >= 1 && x <= .Machine$integer.max && x == trunc(x)
   is_text <- rlang::is_string(x) && grepl("^(epoch|[0-9]+([.][0-9]+)? ?(s|min|h))$", x)
   if (!is_count && !is_text) {
     expected <- "\"epoch\", a number of steps, or a time such as \"600s\", \"10min\" or \"1h\""

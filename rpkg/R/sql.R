@@ -16,6 +16,12 @@
 #' PostgreSQL, for the SQL of `to_sql()`, cast booleans and vectors of pgvector to numbers in a
 #' view.
 #'
+#' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels of the
+#' training: arithmetic, logarithms, powers, `scale()`, conditions, factors and interactions of a
+#' formula; the steps of a recipe that the package orbital translates. What cannot become SQL is
+#' named. Before anything is made, up to 50 rows of the table are compared with what R computes of
+#' them, and a difference is an error. `to_sql()` needs a connection for this, not just a dialect.
+#'
 #' All that a deployment makes is made in one transaction, in which the database computes
 #' predictions that are compared with those of Keras. If anything fails, nothing is left. (Spark has
 #' no transactions: what was made is dropped again.) Deployed again under the same name, a model is
@@ -87,7 +93,8 @@ deploy_model <- function(
     features,
     type,
     levels,
-    call
+    call,
+    con
   )
   made <- call_python(
     pybackend(call)$deploy_model,
@@ -135,13 +142,14 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   con <- dbplyr::remote_con(x)
   database <- open_database(con, "x", call)
   columns <- colnames(x)
-  asked <- check_question(model, list("rows"), columns, features, type, levels, call)
+  asked <- check_question(model, list("rows"), columns, features, type, levels, call, rows = x)
   query <- call_python(
     pybackend(call)$bridge$augment,
     database,
     asked$model,
-    as.character(dbplyr::remote_query(x)),
+    asked$sql %||% as.character(dbplyr::remote_query(x)),
     asked$key,
+    columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$features))),
     features = asked$features,
     type = type,
     levels = asked$levels,
@@ -168,13 +176,15 @@ to_sql <- function(
   call <- rlang::current_env()
   check_string(weights)
   table <- check_table_name(table, dialect, call)
+  given <- dialect
   if (rlang::is_string(dialect)) {
     known <- c("duckdb", "postgresql", "sqlite", "spark", "oracle")
     check_one_of(dialect, known, call = call)
   } else {
     dialect <- find_dialect(dialect, "dialect", call)
   }
-  asked <- check_question(model, table, key, features, type, levels, call)
+  con <- if (!rlang::is_string(given)) given
+  asked <- check_question(model, table, key, features, type, levels, call, con)
   made <- call_python(
     pybackend(call)$to_sql,
     asked$model,
@@ -195,9 +205,21 @@ to_sql <- function(
   list(dialect = dialect, query = described$query, weights = weights, rows = rows)
 }
 
-# The arguments that say what to compute, as Python takes them.
-check_question <- function(model, table, key, features, type, levels, call) {
+# The arguments that say what to compute, as Python takes them. What a formula or a recipe computes
+# becomes a query of `rows`, or of the table behind a connection.
+check_question <- function(
+  model,
+  table,
+  key,
+  features,
+  type,
+  levels,
+  call,
+  con = NULL,
+  rows = NULL
+) {
   is_fit <- inherits(model, "tfdist_fit")
+  prepared <- NULL
   if (!is_fit) {
     check_model_object(model, call = call)
   }
@@ -207,13 +229,8 @@ check_question <- function(model, table, key, features, type, levels, call) {
   levels <- check_strings(levels, allow_null = TRUE, call = call)
   if (is_fit && is.null(features)) {
     if (!is.null(model$preparation)) {
-      abort_input(
-        c(
-          "`features` is needed: a formula or a recipe has computed those of the training, in R.",
-          i = "SQL does not: pass a column of arrays of what they give."
-        ),
-        call = call
-      )
+      rows <- rows %||% open_rows(con, table, call)
+      prepared <- prepare_query(rows, key, model, call)
     }
     if (any(names(model$tensors) %in% unlist(model$features))) {
       abort_input(
@@ -227,6 +244,12 @@ check_question <- function(model, table, key, features, type, levels, call) {
     features <- model$features
     categories <- model$categories[names(model$categories) %in% unlist(features)]
     encode <- model$encode[names(model$encode) %in% names(categories)]
+    if (!is.null(prepared)) {
+      renamed <- function(x) rlang::set_names(x, unname(prepared$features[names(x)]))
+      features <- unname(prepared$features)
+      categories <- if (length(categories)) renamed(categories)
+      encode <- if (length(encode)) renamed(encode)
+    }
   } else {
     categories <- encode <- NULL
   }
@@ -239,7 +262,8 @@ check_question <- function(model, table, key, features, type, levels, call) {
   named <- is.list(features)
   list(
     model = keras_model,
-    table = table,
+    table = if (is.null(prepared)) table else pybackend(call)$bridge$SourceQuery(prepared$sql),
+    sql = prepared$sql,
     key = as.list(key),
     features = if (named) {
       lapply(features, column_or_list)
@@ -250,6 +274,22 @@ check_question <- function(model, table, key, features, type, levels, call) {
     categories = null_if_empty(lapply(categories, as.list)),
     encode = null_if_empty(as.list(encode))
   )
+}
+
+open_rows <- function(con, table, call) {
+  if (is.null(con)) {
+    abort_input(
+      c(
+        "A formula or a recipe has computed the features of the training, in R.",
+        i = "Pass a connection as `dialect`: it translates that into SQL.",
+        i = "Or compute the columns in the database, and pass their names as `features`."
+      ),
+      call = call
+    )
+  }
+  check_installed("dplyr", "A formula or a recipe in SQL", call)
+  quoted <- DBI::dbQuoteIdentifier(con, DBI::Id(unlist(table)))
+  dplyr::tbl(con, dplyr::sql(paste("SELECT * FROM", quoted)))
 }
 
 column_or_list <- function(names) if (length(names) == 1L) names[[1L]] else as.list(names)

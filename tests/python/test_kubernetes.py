@@ -164,6 +164,18 @@ def test_without_the_client() -> None:
     assert "InputError: kubernetes() needs the package kubernetes" in ended.stderr
 
 
+def test_without_the_client_a_plan_is_shown_and_a_training_says_so_at_once() -> None:
+    program = (
+        "import sys; sys.modules['kubernetes'] = None; import numpy, pybackend\n"
+        "arguments = (pybackend.kubernetes('x'), lambda: None, numpy.ones((8, 2)))\n"
+        "assert 'job.json' in pybackend.plan(*arguments, workers=2).documents\n"
+        "pybackend.barrier_train(*arguments, workers=2)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "InputError: kubernetes() needs the package kubernetes" in ended.stderr
+    assert ended.stdout == ""
+
+
 @pytest.mark.full
 def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
     result = pybackend.train_mnist(target(cpus=1), **mnist_case.CASE)

@@ -134,9 +134,12 @@ class KubernetesLauncher:
         """See `Launcher`."""
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
+    def check(self, job: Job) -> None:
+        """See `Checking`."""
+        check_client()
+
     def describe(self, job: Job) -> Submission:
         """See `Describing`; an elastic training has a Job, and its Service, for each worker."""
-        check_client()
         made, service = self.plan(1 if job.is_elastic else job.workers)
         documents = {"job.json": made, "service.json": service}
         later = (
@@ -170,7 +173,7 @@ class KubernetesLauncher:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
-        check_client()
+        self.check(job)
         with Cluster(self.settings.context, self.settings.namespace) as cluster:
             if job.is_elastic:
                 return self._train_elastically(cluster, job, files, datasets, on_event)

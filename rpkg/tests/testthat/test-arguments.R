@@ -33,3 +33,56 @@ test_that("callbacks and custom objects must come from Python", {
     check_custom_objects(list(1), arg = "custom_objects")
   })
 })
+
+# Calls that end before Python is used, and their arguments that are whole numbers.
+build <- function() stop("the model is built")
+of_training <- c("workers", "epochs", "batch_size", "seed", "restarts", "verbose")
+of_scoring <- c("workers", "batch_size", "verbose")
+of_barrier_train <- c(
+  of_training,
+  c("min_workers", "max_workers", "initial_epoch", "steps_per_epoch", "validation_freq")
+)
+counted_calls <- list(
+  barrier_train = list(quote(barrier_train("local", build, iris, Species ~ .)), of_barrier_train),
+  plan = list(quote(plan("local", build, iris, Species ~ .)), of_barrier_train),
+  train_mnist = list(quote(train_mnist("local")), c(of_training, "limit")),
+  barrier_evaluate = list(quote(barrier_evaluate("local", build, list(1:3, 1:3))), of_scoring),
+  barrier_predict = list(quote(barrier_predict("local", build, as.matrix(iris[1:4]))), of_scoring),
+  barrier_apply = list(quote(barrier_apply("local", function(ctx) 1)), c("workers", "verbose")),
+  bench_scale = list(quote(bench_scale(function(...) 1)), c("workers", "steps", "repeats")),
+  checkpoint = list(quote(checkpoint("folder")), c("every", "keep")),
+  local_steps = list(quote(local_steps()), "steps"),
+  kubernetes = list(quote(kubernetes("image")), c("gpus", "ttl", "time_limit")),
+  resources = list(quote(resources()), c("cpus", "gpus")),
+  slurm = list(quote(slurm("part")), c("nodes", "gpus", "cpus")),
+  make_tf_config = list(quote(make_tf_config(c("a:1", "b:1"), 0)), "index"),
+  join_workers = list(quote(join_workers(c("a:1", "b:1"))), "index"),
+  mnist = list(quote(mnist()), "limit"),
+  undeploy_model = list(quote(undeploy_model(NULL, "name")), "version")
+)
+
+for (name in names(counted_calls)) {
+  test_that(sprintf("whole numbers of %s() are doubles or integers, and nothing else", name), {
+    for (arg in counted_calls[[name]][[2L]]) {
+      call_with <- function(value) {
+        call <- as.list(counted_calls[[name]][[1L]])
+        call[[arg]] <- value
+        suppressMessages(eval(as.call(call)))
+      }
+      texts <- if (!arg %in% c("verbose", "index")) "1"
+      for (bad in c(list(1.5, NA, -1, 1e10, NaN), texts)) {
+        expect_error(call_with(bad), sprintf("`%s`", arg), class = "tfdist_error_input")
+      }
+    }
+  })
+}
+
+test_that("a whole number may be a double or an integer", {
+  for (arg in setdiff(of_barrier_train, "initial_epoch")) {
+    for (value in list(2, 2L)) {
+      call <- as.list(quote(barrier_train("local", build, iris, Species ~ ., min_workers = 1)))
+      call[[arg]] <- value
+      suppressMessages(expect_error(eval(as.call(call)), "the model is built"))
+    }
+  }
+})

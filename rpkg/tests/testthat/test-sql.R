@@ -105,6 +105,139 @@ for (kind in names(connections)) {
   })
 }
 
+cars <- transform(
+  mtcars,
+  id = seq_len(32),
+  gear = as.character(gear),
+  cyl = as.integer(cyl),
+  carb = as.integer(carb),
+  row.names = NULL
+)
+computing <- mpg ~ log(disp) +
+  scale(hp) +
+  I(wt^2) +
+  cyl:carb +
+  gear * qsec +
+  I(drat > 3.5) +
+  I(carb / 2) +
+  log1p(am) +
+  factor(vs)
+
+regression <- function(inputs) {
+  keras <- reticulate::import("keras")
+  layers <- list(
+    keras$Input(reticulate::tuple(inputs)),
+    keras$layers$Dense(3L, activation = "tanh"),
+    keras$layers$Dense(1L)
+  )
+  model <- keras$Sequential(layers)
+  model$compile("sgd", "mse")
+  model
+}
+
+# With rows of an unknown value, of no logarithm and of a missing number.
+cars_and_others <- function() {
+  rbind(
+    cars,
+    transform(cars[1, ], id = 33L, gear = "9"),
+    transform(cars[2, ], id = 34L, disp = 0),
+    transform(cars[3, ], id = 35L, hp = NA)
+  )
+}
+
+check_scores <- function(con, fit, missing) {
+  rows <- cars_and_others()
+  DBI::dbWriteTable(con, "cars", rows, overwrite = TRUE)
+  expect_lt(deploy_model(con, fit, "scores", "cars", "id")$difference, 1e-4)
+  found <- DBI::dbGetQuery(con, "SELECT * FROM scores ORDER BY id")
+  expected <- suppressWarnings(predict(fit, rows))
+  expect_identical(which(is.na(found$.pred)), missing)
+  is_there <- setdiff(seq_len(nrow(rows)), missing)
+  expect_equal(found$.pred[is_there], expected$.pred[is_there], tolerance = 1e-5)
+  some <- dplyr::filter(dplyr::tbl(con, "cars"), id > 30)
+  scored <- dplyr::collect(dplyr::arrange(augment_sql(some, fit), id))
+  expect_named(scored, c(names(cars), ".pred"))
+  expect_equal(scored$disp, rows$disp[31:35])
+  expect_equal(scored$.pred, found$.pred[31:35])
+}
+
+test_that("what a formula or a recipe computes becomes SQL, with the numbers of the training", {
+  skip_if_no_pybackend()
+  train <- function(inputs, formula) {
+    arguments <- list("local", regression(inputs), cars, formula, workers = 1, seed = 1)
+    suppressMessages(do.call(barrier_train, c(arguments, verbose = 0)))
+  }
+  by_formula <- train(16L, computing)
+  skip_if_not_installed("recipes")
+  skip_if_not_installed("orbital")
+  recipe <- recipes::recipe(mpg ~ disp + hp + gear + drat, data = cars)
+  recipe <- recipes::step_impute_median(recipe, hp)
+  recipe <- recipes::step_normalize(recipe, recipes::all_numeric_predictors())
+  by_recipe <- train(6L, recipes::step_dummy(recipe, gear, one_hot = TRUE))
+  # The last step is tfdist's own: text beside numbers is one-hot.
+  ends_in_text <- train(6L, recipe)
+  for (kind in names(connections)) {
+    con <- connections[[kind]]()
+    check_scores(con, by_formula, 33:35)
+    check_scores(con, by_recipe, 33L)
+    check_scores(con, ends_in_text, 33L)
+    written <- to_sql(by_formula, con, "cars", "id")
+    expect_match(written$query, "LN|LOG", ignore.case = TRUE)
+    close_connection(con)
+  }
+  expect_snapshot(error = TRUE, {
+    to_sql(by_formula, "duckdb", "cars", "id")
+  })
+})
+
+test_that("expressions of a formula give the columns of model.matrix()", {
+  skip_if_not_installed("dplyr")
+  formulas <- list(
+    computing,
+    mpg ~ disp * hp * gear,
+    mpg ~ gear:factor(cyl) + I(disp - hp / 2),
+    mpg ~ scale(disp, scale = FALSE) + scale(hp, center = 100) + sqrt(wt) + log10(hp) + log2(hp),
+    mpg ~ I(pmax(disp, hp)) +
+      abs(qsec - 18) +
+      I((wt + 1)^3) +
+      exp(drat) +
+      I(ifelse(am > 0, hp, wt)),
+    mpg ~ I(gear %in% c("3", "4") & disp > 100) + I(!(am == 1)) + I(-wt) + floor(wt)
+  )
+  for (formula in formulas) {
+    preparation <- formula_columns(formula, cars, NULL, NULL, NULL)$preparation
+    expected <- apply_formula(preparation, cars, "data", NULL, FALSE, keeps_missing = TRUE)
+    expressions <- formula_expressions(preparation, NULL)
+    found <- as.data.frame(dplyr::transmute(cars, !!!expressions), optional = TRUE)
+    expect_identical(names(found), names(expected))
+    expect_equal(unname(as.list(found)), unname(as.list(expected)))
+  }
+})
+
+test_that("what cannot become SQL is named", {
+  skip_if_not_installed("dplyr")
+  translate <- function(formula) {
+    formula_expressions(formula_columns(formula, cars, NULL, NULL, NULL)$preparation, NULL)
+  }
+  expect_snapshot(error = TRUE, {
+    translate(mpg ~ poly(disp, 2) + hp)
+    translate(mpg ~ log(disp) + cut(hp, c(0, 100, 400)))
+    translate(mpg ~ I(disp^0.5))
+    translate(mpg ~ I(nchar(gear)))
+    translate(mpg ~ I(round(disp, digits = 1)))
+  })
+})
+
+test_that("a database that computes something else than R is noticed", {
+  preparation <- formula_columns(mpg ~ log(disp) + hp, cars, NULL, NULL, NULL)$preparation
+  fit <- list(preparation = preparation, features = c("log(disp)", "hp"))
+  rows <- data.frame(disp = c(1, 2), hp = 3:4, .feature_1 = log(c(1, 2)), .feature_2 = c(3, 5))
+  names <- c("log(disp)" = ".feature_1", hp = ".feature_2")
+  expect_snapshot(error = TRUE, check_prepared(rows, c("disp", "hp"), names, fit, NULL))
+  rows$.feature_2 <- c(3, 4)
+  expect_null(check_prepared(rows, c("disp", "hp"), names, fit, NULL))
+})
+
 test_that("a fit knows its features and its levels", {
   with_flowers("duckdb", function(con) {
     fit <- train_flowers(iris, epochs = 1)

@@ -1,0 +1,331 @@
+# What a formula or a recipe computes of columns, as SQL: expressions that dbplyr translates.
+
+# The rows of a table or query with the columns that the model's input is made of, as a query:
+# `.feature_1`, `.feature_2`, ... beside the key.
+prepare_query <- function(rows, key, fit, call) {
+  check_installed("dplyr", "A formula or a recipe in SQL", call)
+  check_installed("dbplyr", "A formula or a recipe in SQL", call)
+  features <- fit$features
+  expressions <- as_sql_expressions(fit, call)
+  names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
+  prepare <- function(rows, key) {
+    kept <- rlang::set_names(rlang::syms(key), sprintf(".key_%d", seq_along(key)))
+    rows <- dplyr::mutate(dplyr::ungroup(rows), !!!kept)
+    rows <- dplyr::mutate(rows, !!!expressions)
+    shown <- c(
+      rlang::set_names(rlang::syms(names(kept)), key),
+      rlang::set_names(rlang::syms(features), names)
+    )
+    dplyr::select(rows, !!!shown)
+  }
+  used <- used_variables(fit$preparation)
+  absent <- setdiff(used, colnames(rows))
+  if (length(absent)) {
+    abort_input(
+      c(
+        sprintf("The rows have no column \"%s\", of which the training computed.", absent[[1L]]),
+        i = sprintf("Their columns are %s.", list_names(colnames(rows)))
+      ),
+      call = call
+    )
+  }
+  found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
+  check_prepared(as.data.frame(found), used, names, fit, call)
+  list(
+    sql = as.character(dbplyr::remote_query(prepare(rows, key))),
+    features = names
+  )
+}
+
+# In the order in which they are computed, each of those before it.
+as_sql_expressions <- function(fit, call) {
+  preparation <- fit$preparation
+  if (inherits(preparation, "tfdist_recipe")) {
+    return(recipe_expressions(preparation$recipe, call))
+  }
+  expressions <- formula_expressions(preparation, call)
+  if (!identical(names(expressions), as.character(fit$features))) {
+    abort_input(
+      c(
+        "The formula's columns cannot be computed in SQL.",
+        i = "Compute them in the database, and pass their names as `features`."
+      ),
+      call = call
+    )
+  }
+  expressions
+}
+
+used_variables <- function(preparation) {
+  if (!inherits(preparation, "tfdist_recipe")) {
+    return(preparation$variables)
+  }
+  list_predictors(preparation$recipe)
+}
+
+# The columns of the data of which a recipe computes the features.
+list_predictors <- function(recipe) recipe$var_info$variable[recipe$var_info$role %in% "predictor"]
+
+recipe_expressions <- function(recipe, call) {
+  check_installed("orbital", "A recipe in SQL", call)
+  translated <- tryCatch(
+    orbital::orbital_inline(orbital::orbital(recipe)),
+    error = function(error) {
+      abort_input(
+        c(
+          "The recipe cannot become SQL.",
+          x = last_message(error),
+          i = "Compute its columns in the database, and pass their names as `features`."
+        ),
+        call = call
+      )
+    }
+  )
+  c(known_levels(recipe), translated)
+}
+
+# A value that the training did not have is a missing one, unless a step takes care of it.
+known_levels <- function(recipe) {
+  steps <- Filter(function(step) inherits(step, c("step_novel", "step_other")), recipe$steps)
+  cared_for <- unlist(lapply(steps, function(step) names(step$objects)))
+  levels <- lapply(recipe$orig_lvls, function(known) known$values)
+  is_used <- names(levels) %in% setdiff(list_predictors(recipe), cared_for)
+  levels <- levels[is_used & vapply(levels, is.character, NA)]
+  lapply(rlang::set_names(names(levels)), function(name) {
+    rlang::expr(dplyr::if_else(!!rlang::sym(name) %in% !!levels[[name]], !!rlang::sym(name), NA))
+  })
+}
+
+# The columns of model.matrix(), by their names: products of what the variables of a term become.
+formula_expressions <- function(preparation, call) {
+  terms <- stats::delete.response(preparation$terms)
+  variables <- as.list(attr(terms, "predvars"))[-1L]
+  labels <- rownames(attr(terms, "factors"))
+  parts <- Map(
+    function(expr, label) variable_columns(expr, label, preparation$levels[[label]], call),
+    variables,
+    labels
+  )
+  names(parts) <- labels
+  columns <- lapply(colnames(attr(terms, "factors")), function(term) {
+    Reduce(cross_columns, parts[attr(terms, "factors")[, term] > 0L])
+  })
+  do.call(c, unname(columns))
+}
+
+# The first varies fastest.
+cross_columns <- function(left, right) {
+  columns <- list()
+  for (second in names(right)) {
+    for (first in names(left)) {
+      product <- rlang::expr((!!left[[first]]) * (!!right[[second]]))
+      columns[[paste(first, second, sep = ":")]] <- product
+    }
+  }
+  columns
+}
+
+variable_columns <- function(expr, label, levels, call) {
+  if (is.null(levels)) {
+    value <- if (is_condition(expr)) {
+      rlang::expr(dplyr::if_else(!!as_sql_call(expr, call), 1, 0))
+    } else {
+      as_sql_number(expr, call)
+    }
+    return(rlang::set_names(list(value), label))
+  }
+  is_factor <- rlang::is_call(expr, c("factor", "as.factor", "as.character"), n = 1L)
+  column <- if (is_factor) expr[[2L]] else expr
+  if (!is.symbol(column)) {
+    abort_not_sql(expr, call)
+  }
+  numbers <- suppressWarnings(as.numeric(levels))
+  values <- if (is_factor && !anyNA(numbers)) numbers else levels
+  columns <- lapply(values, function(value) {
+    # NULL for other values, too.
+    rlang::expr(dplyr::if_else(
+      !!column %in% !!values,
+      dplyr::if_else(!!column == !!value, 1, 0),
+      NA
+    ))
+  })
+  rlang::set_names(columns, paste0(label, "_", levels))
+}
+
+comparisons <- c("==", "!=", "<", "<=", ">", ">=", "&", "|", "!", "%in%", "is.na")
+sql_functions <- c("+", "-", "*", "(", "exp", "abs", "floor", "ceiling", "pmin", "pmax")
+
+is_condition <- function(expr) {
+  rlang::is_call(expr, c("I", "("), n = 1L) &&
+    is_condition(expr[[2L]]) ||
+    rlang::is_call(expr, comparisons)
+}
+
+# An expression of R whose value is a number. Columns are made doubles: databases divide whole
+# numbers as such, and add beyond the largest.
+as_sql_number <- function(expr, call) {
+  if (is.numeric(expr) && length(expr) == 1L) {
+    return(as.double(expr))
+  }
+  if (is.symbol(expr)) {
+    return(rlang::expr(as.double(!!expr)))
+  }
+  if (!is.call(expr)) {
+    abort_not_sql(expr, call)
+  }
+  if (is_condition(expr)) {
+    return(rlang::expr(dplyr::if_else(!!as_sql_call(expr, call), 1, 0)))
+  }
+  special <- as_special_number(expr, call)
+  if (!is.null(special)) {
+    return(special)
+  }
+  if (!rlang::is_call(expr, sql_functions) || any(nzchar(rlang::names2(as.list(expr))))) {
+    abort_not_sql(expr, call)
+  }
+  as.call(c(expr[[1L]], lapply(as.list(expr)[-1L], as_sql_number, call)))
+}
+
+# What databases compute otherwise than R, or not at all: rows for which R has no finite number have
+# none there.
+as_special_number <- function(expr, call) {
+  if (!is.symbol(expr[[1L]])) {
+    return(NULL)
+  }
+  name <- as.character(expr[[1L]])
+  args <- as.list(expr)[-1L]
+  number <- function(place) as_sql_number(args[[place]], call)
+  where <- function(condition, value) rlang::expr(dplyr::if_else(!!condition, !!value, NA))
+  logarithm <- function(x, base = 1) {
+    value <- rlang::expr(log(!!x))
+    where(rlang::expr(!!x > 0), if (base == 1) value else rlang::expr(!!value / !!log(base)))
+  }
+  switch(
+    paste0(name, "/", length(args)),
+    "I/1" = ,
+    "as.numeric/1" = ,
+    "as.double/1" = number(1L),
+    "log/1" = logarithm(number(1L)),
+    "log2/1" = logarithm(number(1L), 2),
+    "log10/1" = logarithm(number(1L), 10),
+    "log1p/1" = logarithm(rlang::expr((1 + !!number(1L)))),
+    "sqrt/1" = where(rlang::expr(!!number(1L) >= 0), rlang::expr(sqrt(!!number(1L)))),
+    "//2" = as_quotient(number(1L), number(2L), where),
+    "^/2" = as_power(args, number, call),
+    "scale/3" = as_scaled(expr, call),
+    "ifelse/3" = rlang::expr(dplyr::if_else(
+      !!as_sql_call(args[[1L]], call),
+      !!number(2L),
+      !!number(3L)
+    ))
+  )
+}
+
+as_quotient <- function(above, below, where) {
+  quotient <- rlang::expr((!!above) / (!!below))
+  if (is.numeric(below) && below != 0) quotient else where(rlang::expr(!!below != 0), quotient)
+}
+
+as_power <- function(args, number, call) {
+  power <- args[[2L]]
+  if (!is.numeric(power) || power < 1 || power != round(power) || power > 8) {
+    abort_not_sql(rlang::call2("^", !!!args), call)
+  }
+  Reduce(function(left, right) rlang::expr((!!left) * (!!right)), rep(list(number(1L)), power))
+}
+
+# As model.frame() keeps it for later rows, with the training's numbers.
+as_scaled <- function(expr, call) {
+  args <- as.list(match.call(scale, expr))
+  center <- eval(args$center, baseenv())
+  scale <- eval(args$scale, baseenv())
+  center <- if (isFALSE(center)) 0 else as.double(center)
+  scale <- if (isFALSE(scale)) 1 else as.double(scale)
+  rlang::expr((!!as_sql_number(args$x, call) - !!center) / !!scale)
+}
+
+# A condition; text and numbers in it are compared as they are.
+as_sql_call <- function(expr, call) {
+  if (rlang::is_call(expr, c("I", "("), n = 1L)) {
+    return(rlang::expr((!!as_sql_call(expr[[2L]], call))))
+  }
+  if (!rlang::is_call(expr, comparisons)) {
+    abort_not_sql(expr, call)
+  }
+  is_joined <- rlang::is_call(expr, c("&", "|", "!"))
+  inner <- lapply(as.list(expr)[-1L], function(part) {
+    if (is_joined) {
+      as_sql_call(part, call)
+    } else if (is.symbol(part) || is.character(part) || is.numeric(part) || is.logical(part)) {
+      part
+    } else if (rlang::is_call(part, "c") && all(vapply(as.list(part)[-1L], is.atomic, NA))) {
+      eval(part, baseenv())
+    } else {
+      as_sql_number(part, call)
+    }
+  })
+  as.call(c(expr[[1L]], inner))
+}
+
+abort_not_sql <- function(expr, call) {
+  # Without the numbers that the training has fixed.
+  shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
+  abort_input(
+    c(
+      sprintf("`%s` of the formula cannot become SQL.", shown),
+      i = "Compute its column in the database, and pass the columns' names as `features`."
+    ),
+    call = call
+  )
+}
+
+# Does the database compute what R does, on some of its own rows?
+check_prepared <- function(rows, used, names, fit, call) {
+  if (!nrow(rows)) {
+    return(invisible())
+  }
+  given <- rows[used]
+  expected <- if (inherits(fit$preparation, "tfdist_recipe")) {
+    suppressWarnings(bake_rows(fit$preparation, given, "table", call, with_label = FALSE))
+  } else {
+    apply_formula(fit$preparation, given, "table", call, FALSE, keeps_missing = TRUE)
+  }
+  for (feature in names(names)) {
+    wanted <- expected[[feature]]
+    got <- rows[[names[[feature]]]]
+    is_text <- is.factor(wanted) || is.character(wanted)
+    same <- if (is_text) {
+      as.character(wanted) == as.character(got)
+    } else {
+      abs(finite(wanted) - finite(got)) <= 1e-5 * pmax(1, abs(finite(wanted)))
+    }
+    missing <- is.na(if (is_text) wanted else finite(wanted))
+    also <- is.na(if (is_text) got else finite(got))
+    bad <- which(missing != also | (!missing & !also & !same))
+    if (length(bad)) {
+      row <- bad[[1L]]
+      abort_input(
+        c(
+          sprintf(
+            "The database computes %s for the feature \"%s\" where R computes %s.",
+            format(got[[row]], digits = 6L),
+            feature,
+            format(wanted[[row]], digits = 6L)
+          ),
+          x = sprintf("Of %s.", describe_values(given[row, , drop = FALSE])),
+          i = "Compute the column in the database, and pass the columns' names as `features`."
+        ),
+        call = call
+      )
+    }
+  }
+}
+
+finite <- function(x) {
+  x <- as.double(x)
+  replace(x, !is.finite(x), NA)
+}
+
+describe_values <- function(row) {
+  toString(sprintf("%s = %s", names(row), vapply(row, function(x) format(x[[1L]]), "")))
+}
