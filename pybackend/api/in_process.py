@@ -26,7 +26,7 @@ from pybackend.data.datasets import is_dataset
 from pybackend.data.frames import FrameRows, is_frame, is_pandas
 from pybackend.data.predictions import Predictions, spread_rows
 from pybackend.data.rows import Rows, SpooledRows, to_rows
-from pybackend.data.sources import FileRows
+from pybackend.data.sources import FileRows, read_table
 from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
 from pybackend.job.job import Job, make_job
@@ -147,10 +147,12 @@ def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
 
 
 def _read_inputs(x: Any, columns: ColumnSpec, job: Job, *, skips_incomplete: bool) -> Any:
+    if isinstance(x, (str, os.PathLike)):
+        if not skips_incomplete:
+            return FileRows.at(x, columns, job.floatx, "x")
+        x = read_table(x, columns, "x")
     if is_frame(x):
         return FrameRows.of(x, columns, job.floatx, "x", skips_incomplete=skips_incomplete)
-    if isinstance(x, (str, os.PathLike)):
-        return FileRows.at(x, columns, job.floatx, "x")
     return arrays.flatten_inputs(x, job.floatx, may_be_empty=True)
 
 

@@ -165,6 +165,21 @@ def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
     return list(values)
 
 
+def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
+    """A ``pyarrow.Table`` of the columns of files that a spec uses, as `FileRows.at` reads them."""
+    import pyarrow as pa
+
+    files = open_row_files(as_places(path), spec.tfrecord_spec, name)
+    reject_duplicate_columns(files.schema.names, name)
+    left_out = find_index(spec, files.schema.names, files.index)
+    used = set(files.schema.names if spec.features is None else spec.named_columns)
+    columns = [column for column in files.schema.names if column in used - set(left_out)]
+    pieces = files.pieces([(0, files.rows)], columns) if files.rows else ()
+    schema = pa.schema([files.schema.field(column) for column in columns])
+    batches = [batch for _, batch in pieces]
+    return pa.Table.from_batches(batches) if batches else schema.empty_table()
+
+
 def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
     """Parquet by a file's first bytes, else TFRecord."""
     from pybackend.data.files import open_file

@@ -37,7 +37,7 @@ def make_certificate(token: str) -> tuple[str, str]:
     private = _derive(token, "key")
     public = b"\x00\x04" + b"".join(map(_to_bytes, multiply(private, _GENERATOR)))
     name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8, b"tfdist"))))
-    times = [_der(_TIME, moment) for moment in (b"20000101000000Z", b"99991231235959Z")]
+    times = [_der(_TIME, moment) for moment in (b"19700101000000Z", b"99991231235959Z")]
     algorithm = _der(_SEQUENCE, _ECDSA_WITH_SHA256)
     content = _der(
         _SEQUENCE,

@@ -34,7 +34,7 @@ def check_source(database: Connection, question: Question) -> None:
     for argument, names in {"table": ["1"], **wanted}.items():
         shown = ", ".join(names if argument == "table" else map(quote, names))
         try:
-            database.execute(f"SELECT {shown} FROM {source} WHERE 1 = 0")
+            database.execute(f"SELECT {shown} FROM {source} s WHERE 1 = 0")
         except DatabaseError as error:
             place = "" if argument == "table" else f" from {source}"
             raise InputError(f"`{argument}` cannot be read{place}: {error.__cause__}") from error

@@ -69,7 +69,8 @@ check_epochs <- function(settings, call = caller_env()) {
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   # A fit has the epochs as a list.
   x <- unlist(x)
-  is_whole <- length(x) > 0L && rlang::is_integerish(x, finite = TRUE) && all(x >= 1)
+  is_whole <- length(x) > 0L && rlang::is_integerish(x, finite = TRUE)
+  is_whole <- is_whole && all(x >= 1 & x <= .Machine$integer.max)
   if (!is_whole) {
     expected <- "a whole number of at least 1, or a vector of the epochs to validate after"
     abort_expected(x, expected, FALSE, arg, call)

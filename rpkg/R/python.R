@@ -115,19 +115,31 @@ python_reason <- function(config) {
 }
 
 abort_no_pybackend <- function(config, reason, call) {
-  again <- if (reticulate::py_available()) ", then restart R" else ""
   abort_tfdist(
     c(
       "The Python package pybackend, which does the training, cannot be imported.",
       x = sprintf("Python: %s.", describe_python(config)),
       x = reason,
-      i = sprintf("Run `tfdist::install_tfdist()`%s.", again),
+      i = sprintf("%s.", how_to_install()),
       i = "`tfdist::tfdist_sitrep()` shows what was found."
     ),
     "tfdist_error_python",
     reason = reason,
     call = call
   )
+}
+
+# A variable goes before any Python that install_tfdist() makes.
+how_to_install <- function() {
+  chosen <- Sys.getenv("RETICULATE_PYTHON")
+  if (nzchar(chosen)) {
+    return(sprintf(
+      "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, and run `tfdist::install_tfdist()`",
+      chosen
+    ))
+  }
+  again <- if (reticulate::py_available()) ", then restart R" else ""
+  sprintf("Run `tfdist::install_tfdist()`%s", again)
 }
 
 own_version <- function() getNamespaceVersion("tfdist")[["version"]]

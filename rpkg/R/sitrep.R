@@ -167,6 +167,6 @@ print_verdict <- function(report) {
   if (report$ready) {
     cli::cli_bullets(c(v = "Ready: try {.code train_mnist(\"local\", workers = 2)}"))
   } else {
-    cli::cli_bullets(c(x = "Not ready: run {.code tfdist::install_tfdist()}"))
+    cli::cli_bullets(c(x = "Not ready. {how_to_install()}"))
   }
 }

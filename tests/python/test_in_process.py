@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -46,7 +47,7 @@ KNOWN = {
 }
 
 
-def test_incomplete_rows_have_no_prediction(rows: Any) -> None:
+def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     model = build_dense()
     result, frame = of(model, **KNOWN), frame_of(rows)[:6]
     frame.loc[frame.index[1], "c0"] = None
@@ -74,6 +75,13 @@ def test_incomplete_rows_have_no_prediction(rows: Any) -> None:
         assert result.predict(few, type="raw").shape == (len(few), 3)
         assert list(result.predict(few)[".pred_class"]) == [None] * len(few)
     assert result.predict(arrays_of(rows)[:0]).shape == (0, 3)
+    path = tmp_path / "rows.parquet"
+    frame.to_parquet(path)
+    np.testing.assert_array_equal(result.predict(path), result.predict(frame, type="raw"))
+    frame[:0].to_parquet(tmp_path / "none.parquet")
+    assert result.predict(tmp_path / "none.parquet").shape == (0, 3)
+    with pytest.raises(InputError, match=r"column 'c0' holds 1 null.*row 1 .*rows\.parquet"):
+        result.predict(path, on_missing="error")
     with pytest.raises(InputError, match=r"column 'c0' holds 1 null.*row 1 "):
         result.predict(frame, on_missing="error")
     with pytest.raises(InputError, match="column 'c0' holds 1 null"):

@@ -5,6 +5,7 @@ test_that("a missing pybackend is an error that names the Python and what to do"
     forced = "RETICULATE_PYTHON"
   )
   local_mocked_bindings(py_available = function(...) FALSE, .package = "reticulate")
+  withr::local_envvar(RETICULATE_PYTHON = NA)
   expect_snapshot(error = TRUE, {
     abort_no_pybackend(config, "It has no module pybackend.", NULL)
     abort_no_pybackend(list(problem = "there is no such file"), NULL, NULL)
@@ -13,6 +14,11 @@ test_that("a missing pybackend is an error that names the Python and what to do"
     abort_no_pybackend(config, "gone", NULL),
     class = "tfdist_error_python"
   )
+})
+
+test_that("a variable that chooses another Python is to be unset first", {
+  withr::local_envvar(RETICULATE_PYTHON = "/usr/bin/python3")
+  expect_match(how_to_install(), "^Unset `RETICULATE_PYTHON` [(]/usr/bin/python3; in .Renviron?")
 })
 
 test_that("the reason for the choice of Python is given", {

@@ -37,6 +37,7 @@ test_that("missing parts are printed with what to do", {
     cores = 2L
   )
   bare$packages["sparklyr"] <- list(NULL)
+  withr::local_envvar(RETICULATE_PYTHON = NA)
   expect_snapshot(print_sitrep(bare))
   full <- list(
     ready = TRUE,
