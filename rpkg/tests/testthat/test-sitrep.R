@@ -38,6 +38,7 @@ test_that("missing parts are printed with what to do", {
   )
   bare$packages["sparklyr"] <- list(NULL)
   withr::local_envvar(RETICULATE_PYTHON = NA)
+  local_mocked_bindings(py_available = function(...) FALSE, .package = "reticulate")
   expect_snapshot(print_sitrep(bare))
   full <- list(
     ready = TRUE,

@@ -1,0 +1,44 @@
+#' How many numbers a row of the model's input has
+#'
+#' Text, factors, formulas and recipes make more columns than the data have. `tfdist_shape()` counts
+#' those that [barrier_train()] feeds, to build a model for them.
+#'
+#' @inheritParams barrier_train
+#' @param data A data frame.
+#'
+#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` of several
+#'   inputs a list of them, by the names of the inputs. The columns' names are its attribute
+#'   `feature_names`.
+#' @section Errors:
+#' As those of [barrier_train()] about columns.
+#' @seealso [barrier_train()], whose fit has `feature_names`, too.
+#' @export
+#' @examples
+#' tfdist_shape(iris, Sepal.Length ~ .)
+#' tfdist_shape(mtcars, mpg ~ log(disp) + factor(gear) * hp)
+tfdist_shape <- function(
+  data,
+  formula = NULL,
+  ...,
+  label = "label",
+  features = NULL,
+  data_options = NULL
+) {
+  check_dots_empty(...)
+  call <- rlang::current_env()
+  if (!is.data.frame(data)) {
+    abort_expected(data, "a data frame", FALSE, "data", call)
+  }
+  columns <- choose_columns(
+    list(
+      label = if (!missing(label)) rlang::enquo(label),
+      features = if (!missing(features)) rlang::enquo(features)
+    ),
+    formula,
+    data_options,
+    data
+  )
+  names <- check_frame(data, columns, "data", call)$feature_names
+  counts <- if (is.list(names)) lapply(names, length) else length(names)
+  structure(counts, feature_names = names)
+}
