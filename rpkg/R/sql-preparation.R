@@ -8,13 +8,18 @@ prepare_query <- function(rows, key, fit, call) {
   features <- fit$features
   expressions <- as_sql_expressions(fit, call)
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
+  made <- features
+  if (!inherits(fit$preparation, "tfdist_recipe")) {
+    # `I(a^2)` is no name that all databases take.
+    names(expressions) <- made <- unname(names)
+  }
   prepare <- function(rows, key) {
     kept <- rlang::set_names(rlang::syms(key), sprintf(".key_%d", seq_along(key)))
     rows <- dplyr::mutate(dplyr::ungroup(rows), !!!kept)
     rows <- dplyr::mutate(rows, !!!expressions)
     shown <- c(
       rlang::set_names(rlang::syms(names(kept)), key),
-      rlang::set_names(rlang::syms(features), names)
+      rlang::set_names(rlang::syms(made), names)
     )
     dplyr::select(rows, !!!shown)
   }

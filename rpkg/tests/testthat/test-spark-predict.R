@@ -98,6 +98,15 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_identical(is.na(holed$.pred_class), c(FALSE, FALSE, TRUE, FALSE))
   expect_identical(is.na(holed$.pred_setosa), is.na(holed$.pred_class))
 
+  # Spark computes what the formula does, too.
+  formula <- kind ~ log(a) + scale(b) + I(c^2) + d
+  arguments <- list("local", dense_model(), iris_rows()[-1], formula, workers = 1, verbose = 0)
+  computing <- suppressMessages(do.call(barrier_train, arguments))
+  scored <- dplyr::collect(dplyr::arrange(augment_sql(table, computing), id))
+  expected <- predict(computing, iris_rows())
+  expect_equal(scored$.pred_setosa, expected$.pred_setosa, tolerance = 1e-5)
+  expect_identical(scored$.pred_class, as.character(expected$.pred_class))
+
   binary <- fit
   binary$levels <- c("no", "yes")
   binary$decoded <- rlang::env(model = binary_model())
