@@ -146,8 +146,16 @@ class Failure:
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """Order failures by time, consequences last, whatever the clocks of two hosts say."""
-    return sorted(failures, key=lambda f: (f.is_consequence, f.time))
+    """Order failures by time, consequences last, whatever the clocks of two hosts say.
+
+    Beside a process that was lost, TensorFlow's errors about others are consequences.
+    """
+    are_lost = any(failure.is_loss for failure in failures)
+
+    def is_later(failure: Failure) -> bool:
+        return failure.may_be_consequence if are_lost else failure.is_consequence
+
+    return sorted(failures, key=lambda failure: (is_later(failure), failure.time))
 
 
 class WorkerFailedError(TfdistError):

@@ -21,7 +21,7 @@ from pybackend.engine.step_difference import compare_changes, is_divided_roundin
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
 layers = keras.layers
 _RNG = np.random.default_rng(5)

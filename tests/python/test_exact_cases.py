@@ -13,7 +13,8 @@ from replicas import Case, check_equal, named
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(420)
+# Of all cases, which are trained together, on a busy machine.
+pytestmark = pytest.mark.timeout(1200)
 
 _RNG = np.random.default_rng(5)
 X = _RNG.normal(size=(101, 8)).astype("float32")

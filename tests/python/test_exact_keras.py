@@ -16,7 +16,7 @@ from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
 layers = keras.layers
 _RNG = np.random.default_rng(9)

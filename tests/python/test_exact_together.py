@@ -23,7 +23,7 @@ from test_loss_trial import (
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
 layers = keras.layers
 _RNG = np.random.default_rng(8)

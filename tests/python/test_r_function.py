@@ -110,7 +110,7 @@ def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:
 
 def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-X", "faulthandler", "-c", code],
         capture_output=True,
         text=True,
         check=False,

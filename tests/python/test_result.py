@@ -92,7 +92,11 @@ def test_a_report_travels_as_json(report: WorkerReport) -> None:
 def test_the_root_cause_comes_first(found: list[Failure]) -> None:
     ordered = root_cause_first(found)
     assert sorted(map(repr, ordered)) == sorted(map(repr, found))
-    consequences = [f.exception_type in ("PeerLostError", "Stopped") for f in ordered]
+    late = {"PeerLostError", "Stopped"}
+    if any(f.is_loss for f in ordered):  # TensorFlow's errors are about the lost process
+        late |= {"AbortedError", "CancelledError", "InternalError"}
+        late |= {"PSUnavailableError", "UnavailableError"}
+    consequences = [f.exception_type in late for f in ordered]
     assert consequences == sorted(consequences)
     for kind in (False, True):
         times = [f.time for f, c in zip(ordered, consequences, strict=True) if c == kind]
@@ -103,6 +107,14 @@ def test_a_lost_peer_is_no_root_cause_even_where_its_clock_is_early() -> None:
     lost = Failure(0, "a", "PeerLostError", "lost worker 1", time=1.0)
     cause = Failure(1, "b", "MemoryError", "", time=99.0)
     assert root_cause_first([lost, cause]) == [cause, lost]
+
+
+def test_beside_a_lost_process_tensorflows_errors_are_no_root_cause() -> None:
+    early = Failure(0, "a", "UnavailableError", "Socket closed", time=1.0)
+    lost = Failure(1, "b", "ProcessDied", "SIGKILL", time=2.0)
+    own = Failure(1, "b", "ValueError", "", time=2.0)
+    assert root_cause_first([early, lost]) == [lost, early]
+    assert root_cause_first([own, early]) == [early, own]
 
 
 def test_the_model_is_decoded_once_and_only_when_asked_for() -> None:
