@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
+import gc
 import importlib
+import io
 import os
 import random
 import shutil
@@ -174,6 +178,7 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
     r.initr()
     # At the interpreter's end rpy2 would shut R down, which crashes if reticulate ran in it.
     atexit.unregister(r.endr)
+    atexit.register(_keep_objects)
     callbacks: Any = importlib.import_module("rpy2.rinterface_lib.callbacks")
     # Otherwise R's messages and warnings come as warnings of rpy2's logger.
     callbacks.consolewrite_warnerror = sys.stderr.write
@@ -185,6 +190,20 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
         )
     function: Callable[[], object] = r.evalr(read_glue())
     return function
+
+
+def _keep_objects() -> None:
+    """Leave all objects to the end of the process.
+
+    Some hold functions of R. Python would take them apart when R cannot run any more, which ends
+    the process by a signal now and then. What files still hold is written, as it is without R.
+    """
+    kept = gc.get_objects()
+    for item in kept:
+        if issubclass(type(item), io.IOBase):
+            with contextlib.suppress(Exception):  # closed, or its disk is full
+                item.flush()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _check_code(code: Any) -> str | bytes:
