@@ -38,6 +38,7 @@ __all__ = [
     "capture",
     "capture_shown",
     "check_inputs",
+    "check_levels",
     "connect_dbi",
     "copy_model",
     "describe_sql",
@@ -185,6 +186,13 @@ def predict_columns(
         "columns": predictions.columns(outputs),
         "levels": found,
     }
+
+
+def check_levels(model: Any, levels: list[str]) -> None:
+    """Reject levels of a label that the model's loss cannot tell apart, or takes for numbers."""
+    from pybackend.model.labels import check_levels
+
+    check_levels(model, levels, "data")
 
 
 def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:

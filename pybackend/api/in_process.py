@@ -59,6 +59,7 @@ def evaluate_here(
     else:
         found = read_data(launcher_for("local"), data, "data", columns, job)
         model = _find_compiled(find_model, job)
+        _check_labels(model, found)
         parts = ("x", "y", "sample_weight")
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
@@ -144,6 +145,14 @@ def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
     model = find_model()
     check_model(model, job)
     return model
+
+
+def _check_labels(model: Any, found: Any) -> None:
+    from pybackend.model.labels import check_labels
+
+    columns = found.columns if isinstance(found, FrameRows) else found
+    if isinstance(columns, dict):
+        check_labels(model, columns, "data")
 
 
 def _read_inputs(x: Any, columns: ColumnSpec, job: Job, *, skips_incomplete: bool) -> Any:

@@ -115,7 +115,17 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
     """Reject labels by other names than those of a model's outputs; as `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
-    by_name = isinstance(outputs, Mapping) and not any(name.startswith("#") for name in given)
+    if not isinstance(outputs, Mapping):
+        if outputs is None or isinstance(outputs, list | tuple):
+            return
+        own = list(getattr(model, "output_names", None) or [])
+        if given and not any(name.startswith("#") for name in given) and given != set(own):
+            raise InputError(
+                f"the model has one output, but y has arrays named {', '.join(sorted(given))}: "
+                "pass the labels themselves"
+            )
+        return
+    by_name = not any(name.startswith("#") for name in given)
     if given and by_name and given != set(outputs):
         raise InputError(
             f"the model has the outputs {', '.join(outputs)}, but y has arrays named "

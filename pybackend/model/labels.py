@@ -85,6 +85,8 @@ def check_labels(
         labels = columns.get(key)
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "fiub":
             _check_range(loss, labels, columns.get("sample_weight"), name, key, names_rows)
+            if key == "y":
+                _check_one_hot(model, loss, labels, name)
     classes, labels = _count_sparse_classes(model), columns.get("y")
     if classes is None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
         return
@@ -110,8 +112,23 @@ def check_labels(
         )
 
 
+def _check_one_hot(model: Any, loss: Any, labels: Any, name: str) -> None:
+    """Reject one number per row for a loss that compares every output with one of its own."""
+    units = _count_units(model)
+    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or units is None or units < 2:
+        return
+    if labels.size == len(labels):
+        raise InputError(
+            f"`{name}` has one label per row, but the loss {_name_loss(loss)} compares each of the "
+            f"model's {units} outputs with a label of its own: for the numbers of classes compile "
+            "with SparseCategoricalCrossentropy, or give a model of two classes one output"
+        )
+
+
 def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     """Reject text labels of more values than the only output of a model has classes.
+
+    A loss of numbers would take the places of the values in their order for numbers.
 
     Raises
     ------
@@ -123,12 +140,22 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     if classes is None and loss is not None and _find_range(loss) is _BINARY:
         classes = 2
     if classes is not None and len(levels) > classes:
-        shown = ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
         raise InputError(
-            f"`{name}` has labels of {len(levels)} values ({shown}), but the model tells "
-            f"{classes} classes apart: give it an output for every class, and a loss such as "
+            f"`{name}` has labels of {len(levels)} values ({shown_values(levels)}), but the model "
+            f"tells {classes} classes apart: give it an output for every class, and a loss such as "
             "SparseCategoricalCrossentropy"
         )
+    if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
+        raise InputError(
+            f"`{name}` has labels of text ({shown_values(levels)}), but the loss "
+            f"{_name_loss(loss)} takes numbers: make numbers of the column if it holds some; for "
+            "classes give the model an output for each, and SparseCategoricalCrossentropy"
+        )
+
+
+def shown_values(levels: Sequence[Any]) -> str:
+    """The first of some values, for messages."""
+    return ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
 
 
 Range = tuple[float, float, str]
@@ -162,17 +189,37 @@ _RANGES: Mapping[str, Range] = {
 }
 
 
+_OF_NUMBERS = {
+    "huber",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "poisson",
+}
+
+
 def _find_range(loss: Any) -> Range | None:
-    """What Keras's own losses take; one that is derived from them may read labels otherwise."""
+    """What Keras's own losses take."""
+    return _RANGES.get(_name_function(loss))
+
+
+def _name_function(loss: Any) -> str:
+    """Name of the function of Keras's own loss; a derived one may read labels otherwise."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
         except ValueError:  # "crossentropy", which is chosen by the shapes
-            return None
+            return ""
     if not inspect.isfunction(loss):  # Keras's classes keep their function
         loss = getattr(loss, "fn", None) if is_of_keras(type(loss)) else None
-    name = getattr(loss, "__name__", "")
-    return _RANGES.get(name) if getattr(keras.losses, name, None) is loss else None
+    name: str = getattr(loss, "__name__", "")
+    return name if getattr(keras.losses, name, None) is loss else ""
+
+
+def _name_loss(loss: Any) -> str:
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
 def _is_usual(model: Any) -> bool:
@@ -194,7 +241,7 @@ def _match_losses(model: Any) -> dict[str, Any]:
 
 
 def _name_row(row: int, names_rows: bool) -> str:
-    return f" in row {row}" if names_rows else ""
+    return f" in row {row} (counting from 0)" if names_rows else ""
 
 
 def _check_range(
@@ -213,10 +260,9 @@ def _check_range(
     row = int(np.argmax(is_wrong))
     label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
     of = f" of the output {key[2:]!r}" if len(key) > 1 else ""
-    kind = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     raise InputError(
-        f"`{name}` has the label {label:g}{of}{_name_row(row, names_rows)}, but the loss {kind} "
-        f"takes {taken}"
+        f"`{name}` has the label {label:g}{of}{_name_row(row, names_rows)}, but the loss "
+        f"{_name_loss(loss)} takes {taken}"
     )
 
 
@@ -224,6 +270,11 @@ def _count_sparse_classes(model: Any) -> int | None:
     losses = flatten(getattr(model, "loss", None))
     if not _is_usual(model) or len(losses) != 1 or not _is_sparse(losses[0]):
         return None
+    return _count_units(model)
+
+
+def _count_units(model: Any) -> int | None:
+    """Numbers of a row of the only output; None if there are several, or of other shapes."""
     try:
         outputs = list_outputs(model)
     except InputError:  # not known before it runs

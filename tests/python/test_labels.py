@@ -12,7 +12,7 @@ from conftest import build_dense
 
 import pybackend
 from pybackend.errors import InputError
-from pybackend.model.labels import check_has_labels, check_labels
+from pybackend.model.labels import check_has_labels, check_labels, check_levels
 
 X = np.zeros((6, 8), "float32")
 GOOD = np.array([0, 1, 2, 0, 1, 2])
@@ -34,7 +34,7 @@ def replaced(value: Any) -> Any:
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
 def test_a_label_that_is_no_class_is_named_with_its_row(value: float, shape: Any) -> None:
     data = (X, replaced(value).reshape(shape))
-    with pytest.raises(InputError, match=rf"label {value:g} in row 4, .* classes 0 to 2"):
+    with pytest.raises(InputError, match=rf"label {value:g} in row 4 .*, .* classes 0 to 2"):
         pybackend.barrier_train(None, build_dense(), data, workers=2, verbose=0)
 
 
@@ -101,7 +101,7 @@ def test_validation_data_is_named() -> None:
         (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), replaced(-1)),
         ("mse", replaced(7.5)),
         ("categorical_crossentropy", np.eye(3)[GOOD]),
-        ("binary_crossentropy", replaced(0.5) / 2),
+        ("binary_crossentropy", np.eye(3)[GOOD] / 2),
         (keras.losses.Hinge(), 1 - 2 * (GOOD % 2)),
         ("crossentropy", GOOD),
         (lambda y_true, y_pred: keras.ops.mean(y_pred, -1), replaced(9)),
@@ -111,23 +111,46 @@ def test_what_other_losses_take_is_theirs_to_say(loss: Any, labels: Any) -> None
     check_labels(model_with(loss), {"x": X, "y": labels}, "data")
 
 
+@pytest.mark.parametrize("loss", ["binary_crossentropy", keras.losses.CategoricalCrossentropy()])
+def test_one_label_for_several_outputs_is_named(loss: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"one label per row, but .* each of the model's 3 outputs"
+    ):
+        check_labels(model_with(loss), {"x": X, "y": GOOD % 2}, "data")
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.Huber(), "mean_absolute_error"])
+def test_text_is_no_number(loss: Any) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss=loss)
+    with pytest.raises(
+        InputError, match=r"labels of text \('10', '100', '9'\), but the loss .* numbers"
+    ):
+        check_levels(model, ["10", "100", "9"], "data")
+    check_levels(model, ["no", "yes"], "data")  # 0 and 1
+
+
 BINARY = GOOD % 2
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "codes 1 and 2": ("binary_crossentropy", BINARY + 1, "label 2 in row 1, .* 0 and 1, or prob"),
+    "codes 1 and 2": (
+        "binary_crossentropy",
+        BINARY + 1,
+        "label 2 in row 1 .*, .* 0 and 1, or prob",
+    ),
     "signs": (
         keras.losses.BinaryCrossentropy(True),
         1 - 2 * BINARY,
-        "label -1 in row 1, .* 0 and 1",
+        "label -1 in row 1 .*, .* 0 and 1",
     ),
     "bytes": (
         keras.losses.BinaryFocalCrossentropy(),
         np.full((6, 3), 255, "uint8"),
         "label 255 in row 0",
     ),
-    "codes": ("categorical_crossentropy", GOOD, "label 2 in row 2, .* one-hot labels"),
-    "counts": (keras.losses.Poisson(), replaced(-2), "label -2 in row 4, .* numbers from 0 on"),
+    "codes": ("categorical_crossentropy", GOOD, "label 2 in row 2 .*, .* one-hot labels"),
+    "counts": (keras.losses.Poisson(), replaced(-2), "label -2 in row 4 .*, .* numbers from 0 on"),
     "logarithms": ("msle", replaced(-0.5), "label -0.5 in row 4"),
-    "hinge": (keras.losses.hinge, GOOD, "label 2 in row 2, but the loss hinge takes -1 and 1"),
+    "hinge": (keras.losses.hinge, GOOD, "label 2 in row 2 .*, but the loss hinge takes -1 and 1"),
 }
 
 
@@ -138,8 +161,9 @@ def test_labels_that_a_loss_takes_for_something_else_are_named(name: str) -> Non
         check_labels(model_with(loss), {"x": X, "y": labels}, "data")
     # Rows that do not count may have any label.
     weights = np.zeros(6, "float32")
+    columns = {"x": X, "y": labels, "sample_weight": weights}
     if loss != "categorical_crossentropy":
-        check_labels(model_with(loss), {"x": X, "y": labels, "sample_weight": weights}, "data")
+        check_labels(model_with(loss, np.size(labels) // 6), columns, "data")
 
 
 def test_labels_of_one_output_of_several_are_named() -> None:
