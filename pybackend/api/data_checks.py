@@ -88,6 +88,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             keys = [group.key for group in data.column_groups] if is_table else columns
             trains = job.kind == "train" and name == "train"
             check_has_labels(model, keys, argument, trains=trains)
+            check_output_names(model, keys)
             if is_table and (levels := data.summary["levels"]):
                 check_levels(model, levels, argument)
         if isinstance(columns, dict):
@@ -97,7 +98,6 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             try:
                 if not isinstance(data, TableRows):
                     check_input_names(model, columns)
-                    check_output_names(model, columns)
                     check_text(model, ragged)
                 rows = None if ragged else reshape_rows(to_rows(columns), model)
             except InputError as error:

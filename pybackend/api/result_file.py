@@ -53,6 +53,11 @@ def read_result(
         text = path.read_bytes()
     except OSError as error:
         raise InputError(f"`path` cannot be read: {error}") from error
+    if text.startswith((b"\x89HDF", b"PK")):
+        raise InputError(
+            f"{path} is a model's file, not a result's, which `result.save('fit.json')` writes: "
+            "load_model(path) reads the model"
+        )
     try:
         return _read(kind, json.loads(text), custom_objects, safe_mode)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

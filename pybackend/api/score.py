@@ -154,7 +154,10 @@ class _InputReader:
             self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
         )
         if not rows.columns:
-            raise InputError("`x` has no rows without a missing value")
+            raise InputError(
+                "`x` has no rows without a missing value for workers to compute: "
+                "result.predict(x) gives missing predictions, or none, here"
+            )
         self.complete = rows.complete
         return {"train": rows.columns}
 

@@ -8,6 +8,7 @@ named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -164,7 +165,10 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     except ValueError as error:  # a ragged list
         raise InputError(f"`{key}` of `{name}` is not a rectangular array: {error}") from error
     if array.ndim == 0:
-        raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row")
+        path = (
+            "; a path is for barrier_train, evaluate and result.predict" if _is_path(value) else ""
+        )
+        raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
         return cast(Array, _to_text(array, key, name))
     if array.dtype.kind == "f" and array.dtype != np.dtype(floatx):
@@ -220,6 +224,10 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
         )
     dense: Array = matrix.astype(dtype).toarray()
     return dense
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
 
 
 def _is_text(array: Array) -> bool:

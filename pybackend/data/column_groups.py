@@ -47,11 +47,11 @@ def group_columns(
     InputError
         Names the column and what is expected.
     """
-    for argument in ("tensors", "categories"):
-        for column in getattr(spec, argument) or {}:
-            _check_known(column, kinds, name, f"`{argument}` names it")
     targets = list_groups("y", spec.label)
     used = [column for columns in targets.values() for column in columns]
+    for argument in ("tensors", "categories"):
+        for column in set(getattr(spec, argument) or {}) - set(used):
+            _check_known(column, kinds, name, f"`{argument}` names it")
     if spec.weight is not None:
         targets["sample_weight"] = [spec.weight]
         used.append(spec.weight)
@@ -63,7 +63,8 @@ def group_columns(
             raise InputError(f"{column!r} is named both as the {what} and as a feature")
     for column in used:
         is_default = column == DEFAULT_LABEL
-        hint = "the label, unless `label` names another, or is None" if is_default else ""
+        hint = "the label, unless `label` names another, or is None" if is_default else "the label"
+        hint = "the weight" if column == spec.weight else hint
         _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ def compare_changes(
     before: Values,
     found: Values,
     expected: Values,
-    disturb: Callable[[Sequence[int]], Sequence[Values]],
+    disturb: Callable[[Sequence[int]], Iterable[Values]],
     precision: float,
 ) -> Comparison:
     """Compare what has become of variables with what should have.
@@ -73,8 +74,8 @@ def compare_changes(
     Parameters
     ----------
     disturb
-        What becomes of some of them a second time, and if what they are computed from is moved by
-        about its rounding; called only if there is a difference.
+        What becomes of some of them a second time, and then, again and again, if what they are
+        computed from is moved by about its rounding; as many are taken as are needed.
     precision
         By which part of a number the type rounds that the model computes in.
     """
@@ -90,7 +91,8 @@ def compare_changes(
     numbers = [key for key in suspects if is_number(found[key])]
     differing = [key for key in suspects if key not in numbers]
     if numbers:
-        again, *moved = disturb(numbers)
+        draws = iter(disturb(numbers))
+        again = next(draws)
         # Threads add up in another order each time; but what is random changes most variables.
         unsteady = sum(measure(again, key) > tolerance for key in numbers)
         moved_by_step = [
@@ -100,11 +102,12 @@ def compare_changes(
         ]
         if unsteady and 2 * unsteady >= len(moved_by_step):
             return Comparison(0.0, [], is_repeatable=False)
-        differing += [
-            key
-            for key in numbers
-            if not sizes[key] <= _MARGIN * max(measure(one, key) for one in [again, *moved])
-        ]
+        # A saturated activation shows what rounding does to it in some draws only.
+        for one in itertools.chain([again], draws):
+            numbers = [key for key in numbers if not sizes[key] <= _MARGIN * measure(one, key)]
+            if not numbers:
+                break
+        differing += numbers
     # Of a variable that is nothing but rounding errors the size says nothing, unless all are.
     equal = [size for key, size in sizes.items() if key not in suspects]
     equal = equal or [size for key, size in sizes.items() if key not in differing]

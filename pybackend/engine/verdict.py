@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from pybackend.engine.step_difference import Comparison, compare_changes, is_div
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.model.layers import find_layers, find_optimizers
 
-_DISTURBED = 3
+_DRAWS = 10
 _MOST_NAMED = 3
 
 
@@ -101,9 +101,9 @@ class Judge:
         precision = self._read_precision()
         compute = partial(self._compute, before, changed, steps)
 
-        def move(which: Sequence[int]) -> list[Values]:
-            noises = [0.0, *[precision] * _DISTURBED]
-            return [compute(noise, n, which) for n, noise in enumerate(noises)]
+        def move(which: Sequence[int]) -> Iterator[Values]:
+            for draw in range(_DRAWS + 1):
+                yield compute(precision if draw else 0.0, draw, which)
 
         compared = self._list_compared(before, found)
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))

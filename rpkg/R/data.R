@@ -210,6 +210,9 @@ abort_data <- function(data, allow_null, arg, call) {
 # Data whose labels, if they are a factor, have the codes of the training, whatever the order of
 # their own levels.
 match_levels <- function(data, trained, arg = "data", call = caller_env()) {
+  if (reads_numbers_as_levels(data$y, trained)) {
+    data$y <- factor(data$y)
+  }
   given <- levels(data$y)
   if (is.null(given) || identical(given, trained)) {
     return(data)
@@ -243,6 +246,30 @@ as_label <- function(y) if (is.logical(y) && is.null(dim(y))) factor(y, c(FALSE,
 
 # What the codes 0, 1, 2, ... of the label mean, as far as that is known without Python.
 label_levels <- function(data) levels(data$y) %||% data$levels
+
+# Does the model's loss tell the levels of the label apart, and not take their codes for numbers?
+check_label_levels <- function(model, y, call) {
+  known <- levels(y)
+  if (is.null(known)) {
+    return(invisible())
+  }
+  tryCatch(
+    call_python(pybackend(call)$bridge$check_levels, model, as.list(known), call = call),
+    tfdist_error_input = function(error) {
+      unused <- setdiff(known, as.character(y))
+      if (!length(unused)) {
+        rlang::cnd_signal(error)
+      }
+      abort_input(
+        c(
+          conditionMessage(error),
+          i = sprintf("`droplevels()` drops levels without rows: %s.", list_names(unused))
+        ),
+        call = call
+      )
+    }
+  )
+}
 
 inform_levels <- function(levels) {
   if (is.null(levels)) {

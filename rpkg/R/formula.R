@@ -124,6 +124,7 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   terms <- attr(frame, "terms")
   predictors <- as.list(frame)[-attr(terms, "response")]
   check_predictors(predictors, call)
+  check_by_row(terms, data, predictors, call)
   is_text <- vapply(predictors, function(column) is.factor(column) || is.character(column), NA)
   levels <- lapply(predictors[is_text], column_values)
   given <- intersect(names(levels), names(categories))
@@ -139,6 +140,41 @@ prepare_formula <- function(terms, data, computed, categories, call) {
     ),
     class = "tfdist_formula"
   )
+}
+
+# A term that depends on all rows, such as rank(a), would be another one for later rows.
+check_by_row <- function(terms, data, predictors, call) {
+  rows <- unique(round(seq(1, nrow(data), length.out = 5L)))
+  if (nrow(data) < 2L * length(rows)) {
+    return(invisible())
+  }
+  some <- suppressWarnings(as.list(formula_frame(
+    stats::delete.response(terms),
+    data[rows, , drop = FALSE],
+    "data",
+    call
+  )))
+  for (name in names(predictors)) {
+    whole <- predictors[[name]]
+    whole <- if (is.matrix(whole)) whole[rows, , drop = FALSE] else whole[rows]
+    one <- some[[name]]
+    are_text <- is.factor(whole) || is.character(whole)
+    is_same <- if (are_text) {
+      identical(as.character(whole), as.character(one))
+    } else {
+      isTRUE(all.equal(as.double(whole), as.double(one), tolerance = 1e-6))
+    }
+    if (!is_same) {
+      abort_input(
+        c(
+          sprintf("`%s` of `formula` depends on all rows: of some of them it is another.", name),
+          i = "Predictions of a row would depend on the others.",
+          i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
+        ),
+        call = call
+      )
+    }
+  }
 }
 
 # A date is a number to model.matrix(), and the user has not said which.

@@ -267,7 +267,11 @@ check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) 
   check_string(path, arg = arg, call = call)
   if (!grepl("\\.(h5|keras)$", path)) {
     abort_input(
-      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(path)),
+      sprintf(
+        "`%s` must end in .h5 or .keras, or, for all of a fit, in .json, not be %s.",
+        arg,
+        describe(path)
+      ),
       call = call
     )
   }

@@ -22,6 +22,7 @@ tfdist_shape <- function(
   ...,
   label = "label",
   features = NULL,
+  weight = NULL,
   data_options = NULL
 ) {
   check_dots_empty(...)
@@ -32,7 +33,8 @@ tfdist_shape <- function(
   columns <- choose_columns(
     list(
       label = if (!missing(label)) rlang::enquo(label),
-      features = if (!missing(features)) rlang::enquo(features)
+      features = if (!missing(features)) rlang::enquo(features),
+      weight = if (!missing(weight)) rlang::enquo(weight)
     ),
     formula,
     data_options,

@@ -24,6 +24,7 @@ prepare_query <- function(rows, key, fit, call) {
     dplyr::select(rows, !!!shown)
   }
   used <- used_variables(fit$preparation)
+  check_columns(key, colnames(rows), "table", "the `key`", call)
   absent <- setdiff(used, colnames(rows))
   if (length(absent)) {
     abort_input(

@@ -51,7 +51,8 @@
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, `label = Species`; for a model of several outputs a named list of them,
 #'   `label = list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order, unless `data_options`
-#'   lists its values as `categories`; the fit keeps them as `levels`. If `model` is a fit, the
+#'   lists its values as `categories`; the fit keeps them as `levels`, those of several labels as
+#'   `categories`. If `model` is a fit, the
 #'   label of its training need not be named again. `NULL`: the rows have no labels.
 #' @param features The feature columns, which side by side form one input of the model: strings, or
 #'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
@@ -422,6 +423,7 @@ run_training <- function(training, fn) {
   }
   if (!runs_r) {
     check_inputs(model, data$feature_names, call)
+    check_label_levels(model, data$y, call)
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
   settings <- lapply(settings, null_if_empty)

@@ -67,8 +67,10 @@ class_codes <- function(classes, levels, call) {
     known <- if (is.null(levels)) Inf else length(levels)
     codes <- suppressWarnings(as.integer(classes))
     unknown <- which(!is_code | codes >= known)
+    # Beside levels, one that is not.
+    strange <- setdiff(unknown, which(classes %in% levels))
     if (length(unknown)) {
-      abort_class(classes[[unknown[[1L]]]], levels, call)
+      abort_class(classes[[c(strange, unknown)[[1L]]]], levels, call)
     }
   }
   if (anyDuplicated(codes)) {

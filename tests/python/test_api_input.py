@@ -239,11 +239,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "validation_split of files": (
         train(data="rows.parquet", validation_split=0.5),
-        "and `data` is files: use other files for the validation data",
+        "memory; `data` is files: use other files for the validation data",
     ),
     "validation_split of a function": (
         train(data=lambda context: None, validation_split=0.5),
-        "and `data` is a function: use another function for the validation data",
+        "memory; `data` is a function: use another function for the validation data",
     ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),

@@ -109,7 +109,7 @@ def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (ColumnSpec(label="zz"), "`data` has no column 'zz': its columns are a, label"),
+        (ColumnSpec(label="zz"), "`data` has no column 'zz' (the label): its columns are a, label"),
         (ColumnSpec(tfrecord_spec={"a": "int64"}), "`tfrecord_spec` is given, but"),
     ],
 )

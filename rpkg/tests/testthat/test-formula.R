@@ -121,3 +121,15 @@ test_that("formulas that cannot be applied are errors", {
   expect_error(of(log(y) ~ day, days), "`day` of `formula` is of class Date", fixed = TRUE)
   expect_error(of(y ~ log(size), "rows.parquet"), "computes `log(size)` with R", fixed = TRUE)
 })
+
+test_that("a term that depends on all rows is named", {
+  prepare <- function(formula) formula_columns(formula, mtcars, NULL, NULL, NULL)$preparation
+  expect_snapshot(error = TRUE, {
+    prepare(mpg ~ rank(hp) + wt)
+    prepare(mpg ~ I(hp - mean(hp)))
+    prepare(mpg ~ cut(hp, 3))
+  })
+  for (formula in c(mpg ~ scale(hp), mpg ~ poly(hp, 2) + wt, mpg ~ cut(hp, c(0, 100, 400)))) {
+    expect_s3_class(prepare(formula), "tfdist_formula")
+  }
+})

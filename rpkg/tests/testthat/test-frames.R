@@ -89,3 +89,18 @@ test_that("each named input is a matrix, of integers if all its columns are", {
     list(left = matrix(c(1L, 0L, 1:2), 2), right = matrix(c(1, 2, 0.5, 1.5), 2))
   )
 })
+
+test_that("numbers are the levels of a training whose label was a factor of numbers", {
+  rows <- data.frame(a = 1:4, k = c(2L, 1L, 3L, 2L))
+  columns <- column_spec("k", NULL, NULL, NULL)
+  columns$levels <- c("1", "2", "3")
+  columns$finds_levels <- FALSE
+  expect_identical(as.character(check_frame(rows, columns, "data", NULL)$y), c("2", "1", "3", "2"))
+  expect_identical(levels(check_frame(rows[1:2, ], columns, "data", NULL)$y), columns$levels)
+  given <- list(y = c(2, 1))
+  expect_identical(match_levels(given, columns$levels)$y, factor(c("2", "1"), columns$levels))
+  # Of other levels they are the codes.
+  columns$levels <- c("no", "yes", "perhaps")
+  expect_identical(check_frame(rows, columns, "data", NULL)$y, rows$k)
+  expect_identical(match_levels(given, columns$levels), given)
+})

@@ -462,3 +462,24 @@ test_that("several outputs have their labels from several columns", {
     train(rows, label = list(species, width))
   })
 })
+
+test_that("levels that the loss cannot tell apart are an error", {
+  skip_if_no_pybackend()
+  numbers <- function(units, loss) {
+    keras <- reticulate::import("keras")
+    layers <- list(keras$Input(reticulate::tuple(1L)), keras$layers$Dense(units))
+    model <- keras$Sequential(layers)
+    model$compile("sgd", loss)
+    model
+  }
+  rows <- data.frame(a = 1:6, text = rep(c("9", "10", "100"), 2))
+  rows$k <- factor(rep(c("p", "q"), 3), c("p", "q", "z"))
+  train <- function(model, formula) {
+    suppressMessages(barrier_train("local", model, rows, formula, workers = 1, verbose = 0))
+  }
+  expect_snapshot(error = TRUE, {
+    train(numbers(1L, "mse"), text ~ a)
+    train(numbers(2L, "sparse_categorical_crossentropy"), k ~ a)
+    train(numbers(2L, "binary_crossentropy"), k ~ a)
+  })
+})
