@@ -236,7 +236,7 @@ test_full("a model written to a URI is read from there", {
   expect_equal(fit_weights(fit), fit_weights(sent))
   write_model(fit, "copy.h5")
   expect_identical(tools::md5sum("copy.h5")[[1L]], tools::md5sum("model.h5")[[1L]])
-  expect_output(summary(fit), "model.h5, SHA-256")
+  expect_output(print(summary(fit)), "model.h5, SHA-256")
 
   # As a fit that another session has saved.
   rm("model", "result", envir = .subset2(fit, "decoded"))
