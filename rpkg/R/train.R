@@ -52,8 +52,8 @@
 #'   dplyr, `label = Species`; for a model of several outputs a named list of them, `label =
 #'   list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order, unless
 #'   `data_options` lists its values as `categories`; the fit keeps them as `levels`, those of
-#'   several labels as `categories`. If `model` is a fit, the label of its training need not be named
-#'   again. `NULL`: the rows have no labels.
+#'   several labels as `categories`. If `model` is a fit, the label of its training need not be
+#'   named again. `NULL`: the rows have no labels.
 #' @param features The feature columns, which side by side form one input of the model: strings, or
 #'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
 #'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
