@@ -53,11 +53,12 @@
 #'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
 #'   [tidy.tfdist_fit], [export_fit].
-#' @return `summary()` returns a list of class `summary.tfdist_fit`, whose `history` has one row per
-#'   epoch and one column per metric, beside `workers`, `audit` and what else it prints. `print()`
-#'   returns its argument, invisibly. `as.data.frame()` returns one row per epoch and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"`
-#'   or `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument
-#'   if R's own graphics have drawn the plot.
+#' @return `summary()` returns a list of class `summary.tfdist_fit`, whose `history` has one row
+#'   per epoch and one column per metric, beside `workers`, `audit` and what else it prints.
+#'   `print()` returns its argument, invisibly. `as.data.frame()` returns one row per epoch and
+#'   metric with the columns `epoch`, `metric`, `value` and `data` (`"training"` or
+#'   `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
+#'   R's own graphics have drawn the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

@@ -134,7 +134,7 @@ how_to_install <- function() {
   chosen <- Sys.getenv("RETICULATE_PYTHON")
   if (nzchar(chosen)) {
     return(sprintf(
-      "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, and run `tfdist::install_tfdist()`",
+      "Unset `RETICULATE_PYTHON` (%s; in .Renviron?), restart R, run `tfdist::install_tfdist()`",
       chosen
     ))
   }

@@ -6,8 +6,8 @@
 #' @inheritParams barrier_train
 #' @param data A data frame.
 #'
-#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` of several
-#'   inputs a list of them, by the names of the inputs. The columns' names are its attribute
+#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` of
+#'   several inputs a list of them, by the names of the inputs. The columns' names are its attribute
 #'   `feature_names`.
 #' @section Errors:
 #' As those of [barrier_train()] about columns.

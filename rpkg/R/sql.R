@@ -16,9 +16,9 @@
 #' PostgreSQL, for the SQL of `to_sql()`, cast booleans and vectors of pgvector to numbers in a
 #' view.
 #'
-#' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels of the
-#' training: arithmetic, logarithms, powers, `scale()`, conditions, factors and interactions of a
-#' formula; the steps of a recipe that the package orbital translates. What cannot become SQL is
+#' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels of
+#' the training: arithmetic, logarithms, powers, `scale()`, conditions, factors and interactions of
+#' a formula; the steps of a recipe that the package orbital translates. What cannot become SQL is
 #' named. Before anything is made, up to 50 rows of the table are compared with what R computes of
 #' them, and a difference is an error. `to_sql()` needs a connection for this, not just a dialect.
 #'
