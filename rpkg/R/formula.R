@@ -167,7 +167,10 @@ check_by_row <- function(terms, data, predictors, call) {
     if (!is_same) {
       abort_input(
         c(
-          sprintf("`%s` of `formula` depends on all rows: of some of them it is another.", name),
+          sprintf(
+            "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
+            name
+          ),
           i = "Predictions of a row would depend on the others.",
           i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
         ),

@@ -318,7 +318,7 @@ check_prepared <- function(rows, used, names, fit, call) {
             feature,
             format(wanted[[row]], digits = 6L)
           ),
-          x = sprintf("Of %s.", describe_values(given[row, , drop = FALSE])),
+          x = sprintf("The row has %s.", describe_values(given[row, , drop = FALSE])),
           i = "Compute the column in the database, and pass the columns' names as `features`."
         ),
         call = call
