@@ -32,6 +32,10 @@ _INSTEAD = {
     "cpus": "pass `resources=Resources(cpus=4)`, the number of each worker",
     "memory": "pass `resources=Resources(memory='4GB')`, that of each worker",
     "spark_context": "pass a SparkSession as `spark`",
+    **{
+        name: f"pass `data_options=DataOptions({name}=...)`"
+        for name in ("tensors", "categories", "encode", "tfrecord_spec", "repartition", "in_memory")
+    },
 }
 
 
