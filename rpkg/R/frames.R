@@ -23,7 +23,7 @@ check_frame <- function(data, columns, arg, call) {
   }
   if (nrow(data) == 0L) {
     abort_input(
-      c(sprintf("`%s` has no rows.", arg), i = "Training needs at least one row per worker."),
+      c(sprintf("`%s` has no rows.", arg), i = "Pass at least one row."),
       call = call
     )
   }

@@ -67,10 +67,10 @@ check_update_names <- function(names, call) {
     } else {
       "The arguments of `update()` are given by name."
     }
-    abort_input(
-      c(what, i = "For example `update(fit, epochs = 10)` or `update(fit, data = rows)`."),
-      call = call
-    )
+    is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
+    near <- if (!is_other) name_near(unknown[[1L]], takes)
+    example <- "For example `update(fit, epochs = 10)` or `update(fit, data = rows)`."
+    abort_input(c(what, i = near %||% example), call = call)
   }
 }
 
