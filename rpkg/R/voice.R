@@ -36,7 +36,7 @@ phrases <- c(
   "\\bpredict_spark\\(" = "predict(",
   "\\b(is|are) a Spark DataFrame\\b" = "\\1 a Spark table",
   "\\b(a )?Spark DataFrames?\\b" = "\\1Spark table",
-  "\\bpandas (data frame|DataFrame)" = "data frame",
+  "\\bpandas (or polars )?(data frame|DataFrame)" = "data frame",
   "\\bDataFrames\\b" = "Spark tables",
   "\\bDataFrame\\b" = "Spark table",
   "\\bdf\\.repartition\\(([0-9]+)\\)" = "sparklyr::sdf_repartition(data, \\1)",
