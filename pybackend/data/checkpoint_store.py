@@ -128,14 +128,18 @@ class CheckpointStore:
             It cannot be read at this time.
         """
         self._own |= {name for name in self._list() if _OWN.fullmatch(name)}
-        known = set()
-        for name in self.names():
+        known, manifests = set[str](), self.names()
+        for name in manifests:
             with suppress(ValueError, FileNotFoundError), _reading(self._folder.path(name)):
                 manifest = self._read_manifest(name)
                 self._runs.add(manifest.run)
                 known |= {manifest.state.name, manifest.model.name}
         # They may be a killed training's, or those of one that is about to write its manifest.
-        self._orphans = {n for n in self._own - known if not _MANIFEST.fullmatch(n)}
+        self._orphans = {
+            name
+            for name in self._own - known
+            if not _MANIFEST.fullmatch(name) and f"{name.rpartition('-')[0]}.json" not in manifests
+        }
 
     def names(self) -> list[str]:
         """Names of the manifests, oldest first."""
