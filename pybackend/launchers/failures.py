@@ -14,8 +14,8 @@ from pybackend.job.report import WorkerReport
 
 # After the first failure: time for the others to report one that came before it.
 GRACE_SECONDS = 5.0
-# If the first one is a cause by itself.
-_SHORT_GRACE_SECONDS = 2.0
+# If the first one is a cause by itself; a member that is gone counts as lost after two.
+_SHORT_GRACE_SECONDS = 3.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:

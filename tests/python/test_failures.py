@@ -36,8 +36,8 @@ def test_events_pass_and_failures_are_kept() -> None:
 @pytest.mark.parametrize(
     ("kinds", "seconds"),
     [
-        (["ProcessDied"], 2),
-        (["KeyError", "PeerLostError"], 2),
+        (["ProcessDied"], 3),
+        (["KeyError", "PeerLostError"], 3),
         (["PeerLostError"], 5),
         (["PeerLostError", "UnavailableError"], 5),
     ],
