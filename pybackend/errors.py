@@ -144,6 +144,10 @@ class Failure:
         """Whether another worker's failure may have come first, as errors of TensorFlow's can."""
         return self.is_consequence or self.exception_type in _LOST_SERVERS
 
+    def follows(self, are_lost: bool) -> bool:
+        """Whether another's failure came first, if one knows whether processes were lost."""
+        return self.may_be_consequence if are_lost else self.is_consequence
+
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
     """Order failures by time, consequences last, whatever the clocks of two hosts say.
@@ -151,11 +155,7 @@ def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
     Beside a process that was lost, TensorFlow's errors about others are consequences.
     """
     are_lost = any(failure.is_loss for failure in failures)
-
-    def is_later(failure: Failure) -> bool:
-        return failure.may_be_consequence if are_lost else failure.is_consequence
-
-    return sorted(failures, key=lambda failure: (is_later(failure), failure.time))
+    return sorted(failures, key=lambda failure: (failure.follows(are_lost), failure.time))
 
 
 class WorkerFailedError(TfdistError):
@@ -197,7 +197,7 @@ class WorkerFailedError(TfdistError):
         lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
         return all(
-            is_lost or failure.is_consequence or (are_lost and failure.may_be_consequence)
+            is_lost or failure.follows(are_lost)
             for failure, is_lost in zip(self.failures, lost, strict=True)
         )
 

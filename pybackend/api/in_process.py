@@ -59,7 +59,6 @@ def evaluate_here(
     else:
         found = read_data(launcher_for("local"), data, "data", columns, job)
         model = _find_compiled(find_model, job)
-        _check_labels(model, found)
         parts = ("x", "y", "sample_weight")
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
@@ -147,14 +146,6 @@ def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
     return model
 
 
-def _check_labels(model: Any, found: Any) -> None:
-    from pybackend.model.labels import check_labels
-
-    columns = found.columns if isinstance(found, FrameRows) else found
-    if isinstance(columns, dict):
-        check_labels(model, columns, "data")
-
-
 def _read_inputs(x: Any, columns: ColumnSpec, job: Job, *, skips_incomplete: bool) -> Any:
     if isinstance(x, (str, os.PathLike)):
         if not skips_incomplete:
@@ -170,13 +161,15 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
     import keras
 
     from pybackend.model.inputs import check_input_names, reshape_rows
-    from pybackend.model.labels import check_has_labels
+    from pybackend.model.labels import check_has_labels, check_labels
 
     columns = found.columns if isinstance(found, FrameRows) else found
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         rows = _open_rows(columns, Path(folder))
         if name == "data":
             check_has_labels(model, rows.spec, name, trains=False)
+            if isinstance(columns, dict):
+                check_labels(model, columns, name)
         try:
             if isinstance(found, dict):
                 check_input_names(model, found)

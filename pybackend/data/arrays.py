@@ -8,7 +8,6 @@ named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.data.files import is_path
 from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import deal
 from pybackend.errors import InputError
@@ -166,7 +166,7 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         raise InputError(f"`{key}` of `{name}` is not a rectangular array: {error}") from error
     if array.ndim == 0:
         path = (
-            "; a path is for barrier_train, evaluate and result.predict" if _is_path(value) else ""
+            "; a path is for barrier_train, evaluate and result.predict" if is_path(value) else ""
         )
         raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
@@ -224,10 +224,6 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
         )
     dense: Array = matrix.astype(dtype).toarray()
     return dense
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
 
 
 def _is_text(array: Array) -> bool:

@@ -65,13 +65,11 @@ def drop_views(column: Any) -> Any:
     """
     import pyarrow as pa
 
-    if isinstance(column, pa.ChunkedArray):
-        if not _has_views(column.type):
-            return column
-        chunks = [drop_views(chunk) for chunk in column.chunks]
-        return pa.chunked_array(chunks) if chunks else pa.chunked_array([], pa.large_string())
-    if not _has_views(column.type):
+    if not has_views(column.type):
         return column
+    if isinstance(column, pa.ChunkedArray):
+        chunks = column.chunks or [pa.array([], column.type)]
+        return pa.chunked_array([drop_views(chunk) for chunk in chunks])
     if isinstance(column.type, pa.DictionaryType):
         return pa.DictionaryArray.from_arrays(
             column.indices, drop_views(column.dictionary), ordered=column.type.ordered
@@ -87,14 +85,15 @@ def drop_views(column: Any) -> Any:
     return pa.LargeListArray.from_arrays(offsets, drop_views(column.flatten()), mask=mask)
 
 
-def _has_views(kind: Any) -> bool:
+def has_views(kind: Any) -> bool:
+    """Whether a type is a view, or made of some."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
     return (
         is_list
         or _is_view(kind, "string")
         or _is_view(kind, "binary")
-        or (inner is not None and _has_views(inner))
+        or (inner is not None and has_views(inner))
     )
 
 

@@ -20,6 +20,7 @@ from pybackend.data.arrow import TensorReader, Tensors, describe_schema, drop_vi
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     DEFAULT_LABEL,
+    ColumnGroup,
     ColumnKind,
     ColumnSpec,
     TableRows,
@@ -98,26 +99,36 @@ class FrameRows(TableRows):
 
         spec = find_categories(spec, kinds, distinct)
         groups, _ = group_columns(spec, kinds, floatx, name)
-        reader = TensorReader(groups)
-        parts: list[Tensors] = []
-        complete: list[Array] = []
-        first = 0
-        for batch in arrow.select(list_columns(groups)).to_batches(_BATCH_ROWS):
-            rows = np.arange(first, first + batch.num_rows)
-            first += batch.num_rows
-            if skips_incomplete:
-                complete.append(reader.find_complete(batch))
-                rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
-            if batch.num_rows:
-                parts.append(reader.read(batch, partial(_name_row, rows)))
-        tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
-        kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
-        return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=kept)
+        tensors, complete = _read_tensors(arrow, groups, skips_incomplete)
+        return cls(tuple(groups), spec, tensors, left_out=tuple(left_out), complete=complete)
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return len(next(iter(self.columns.values())))
+
+
+def _read_tensors(
+    table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
+) -> tuple[Columns, Array | None]:
+    """The tensors of a table's rows; if incomplete ones are left out, also which rows these are."""
+    import pyarrow as pa
+
+    reader = TensorReader(groups)
+    parts: list[Tensors] = []
+    complete: list[Array] = []
+    first = 0
+    for batch in table.select(list_columns(groups)).to_batches(_BATCH_ROWS):
+        rows = np.arange(first, first + batch.num_rows)
+        first += batch.num_rows
+        if skips_incomplete:
+            complete.append(reader.find_complete(batch))
+            rows, batch = rows[complete[-1]], batch.filter(pa.array(complete[-1]))
+        if batch.num_rows:
+            parts.append(reader.read(batch, partial(_name_row, rows)))
+    tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
+    kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
+    return tensors, kept
 
 
 def is_frame(data: Any) -> bool:

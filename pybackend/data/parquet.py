@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
-from pybackend.data.arrow import drop_views
+from pybackend.data.arrow import drop_views, has_views
 from pybackend.data.files import Places, find_files, find_root, open_file
 from pybackend.errors import InputError
 
@@ -194,14 +194,17 @@ def _read_ranges(
                 f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when the "
                 "training began: it was replaced, or is another file on this host"
             )
+        viewed = any(map(has_views, parquet.schema_arrow.types))
         begin = 0
         for number, rows in enumerate(groups):
             if any(a < begin + rows and begin < b for a, b in ranges):
                 size = _choose_batch_rows(metadata.row_group(number).total_byte_size, rows)
                 place = begin
                 for batch in parquet.iter_batches(size, [number], columns=list(columns)):
-                    plain = [drop_views(batch.column(column)) for column in columns]
-                    batch = pa.RecordBatch.from_arrays(plain, list(columns))
+                    batch = batch.select(list(columns))
+                    if viewed:
+                        plain = map(drop_views, batch.columns)
+                        batch = pa.RecordBatch.from_arrays(list(plain), list(columns))
                     yield from _cut_ranges(batch, place, ranges)
                     place += batch.num_rows
             begin += rows

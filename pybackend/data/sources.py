@@ -80,10 +80,8 @@ class FileRows(TableRows):
         InputError
             Names the file, or the column, and what is expected.
         """
-        files = open_row_files(as_places(path), spec.tfrecord_spec, name)
-        reject_duplicate_columns(files.schema.names, name)
+        files, left_out = _open(path, spec, name)
         kinds = describe_schema(files.schema)
-        left_out = find_index(spec, kinds, files.index)
         kinds = {column: kind for column, kind in kinds.items() if column not in left_out}
 
         def distinct(column: str) -> Iterable[Any]:
@@ -169,15 +167,20 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
     """A ``pyarrow.Table`` of the columns of files that a spec uses, as `FileRows.at` reads them."""
     import pyarrow as pa
 
-    files = open_row_files(as_places(path), spec.tfrecord_spec, name)
-    reject_duplicate_columns(files.schema.names, name)
-    left_out = find_index(spec, files.schema.names, files.index)
+    files, left_out = _open(path, spec, name)
     used = set(files.schema.names if spec.features is None else spec.named_columns)
     columns = [column for column in files.schema.names if column in used - set(left_out)]
     pieces = files.pieces([(0, files.rows)], columns) if files.rows else ()
     schema = pa.schema([files.schema.field(column) for column in columns])
     batches = [batch for _, batch in pieces]
     return pa.Table.from_batches(batches) if batches else schema.empty_table()
+
+
+def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
+    """Files, and their columns that hold an index."""
+    files = open_row_files(as_places(path), spec.tfrecord_spec, name)
+    reject_duplicate_columns(files.schema.names, name)
+    return files, find_index(spec, files.schema.names, files.index)
 
 
 def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:

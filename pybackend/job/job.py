@@ -330,13 +330,10 @@ def code_classes(job: Job, levels: Sequence[Any] | None) -> Job:
     if job.class_weight is None:
         return job
     known = [str(level) for level in levels or ()]
-    strange = [k for k, _ in job.class_weight if not (isinstance(k, str) and k in known)]
-    are_levels = not strange
-    if len(strange) < len(job.class_weight) and not all(map(_is_number, strange)):
-        # The others are levels: name one that is not.
-        _class_number(next(key for key in strange if not _is_number(key)), known)
-    codes = {}
-    for key, weight in job.class_weight:
+    are_levels = all(key in known for key, _ in job.class_weight)
+    codes: dict[int, float] = {}
+    # Beside levels, an error names one that is not.
+    for key, weight in sorted(job.class_weight, key=lambda pair: pair[0] in known):
         code = known.index(str(key)) if are_levels else _class_number(key, known)
         if code in codes:
             raise InputError(f"`class_weight` names the class {key!r} twice")
@@ -357,10 +354,6 @@ def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
             raise InputError(f"`class_weight` has the weight {weight!r} for the class {key!r}")
         pairs.append((key if isinstance(key, str) else _class_number(key), number))
     return tuple(pairs)
-
-
-def _is_number(key: Any) -> bool:
-    return not isinstance(key, str) or key.isdecimal()
 
 
 def _class_number(key: Any, levels: Sequence[str] = ()) -> int:

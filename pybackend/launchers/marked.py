@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
+from functools import partial
 from pathlib import Path
 
-_LOOK_SECONDS = 0.01
+from pybackend.launchers.script.descendants import kill_all
+from pybackend.launchers.stall import read_main_thread
+
 _LIMIT_SECONDS = 2.0
 
 
@@ -18,24 +18,15 @@ def end_marked(variable: str, value: str) -> None:
     A child may have left its parent's process group (``setsid``), and its parent be gone. Linux
     only: elsewhere process groups have to do. A process that hangs in the system is left to it.
     """
-    mark = f"{variable}={value}".encode()
-    deadline = time.monotonic() + _LIMIT_SECONDS
-    while (found := _find(mark)) and time.monotonic() < deadline:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_SECONDS)
+    kill_all(partial(_find, f"{variable}={value}".encode()), _LIMIT_SECONDS)
 
 
 def _find(mark: bytes) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of other users, or just gone
-            if mark in (entry / "environ").read_bytes().split(b"\0") and not _has_ended(entry):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-    return found
-
-
-def _has_ended(entry: Path) -> bool:
-    """Whether a process waits for its parent to take note of its end."""
-    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
+    # One that has ended may wait for its parent to take note.
+    states = {pid: read_main_thread(pid) for pid in found}
+    return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

@@ -141,19 +141,19 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
         classes = 2
     if classes is not None and len(levels) > classes:
         raise InputError(
-            f"`{name}` has labels of {len(levels)} values ({shown_values(levels)}), but the model "
+            f"`{name}` has labels of {len(levels)} values ({_show_values(levels)}), but the model "
             f"tells {classes} classes apart: give it an output for every class, and a loss such as "
             "SparseCategoricalCrossentropy"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
-            f"`{name}` has labels of text ({shown_values(levels)}), but the loss "
+            f"`{name}` has labels of text ({_show_values(levels)}), but the loss "
             f"{_name_loss(loss)} takes numbers: make numbers of the column if it holds some; for "
             "classes give the model an output for each, and SparseCategoricalCrossentropy"
         )
 
 
-def shown_values(levels: Sequence[Any]) -> str:
+def _show_values(levels: Sequence[Any]) -> str:
     """The first of some values, for messages."""
     return ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
 

@@ -20,14 +20,8 @@ check_label <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is.list(x)) {
     return(check_string(x, allow_null = TRUE, arg = arg, call = call))
   }
-  if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
-    expected <- "the name of a column, or a named list of them such as `list(left = \"a\")`"
-    abort_expected(x, expected, TRUE, arg, call)
-  }
-  for (name in names(x)) {
-    check_string(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
-  }
-  invisible(x)
+  expected <- "the name of a column, or a named list of them such as `list(left = \"a\")`"
+  check_named_parts(x, check_string, expected, arg, call)
 }
 
 # One input is a vector of columns, several are a named list of such vectors.
@@ -35,12 +29,16 @@ check_features <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is.list(x)) {
     return(invisible(unname(check_strings(x, allow_null = TRUE, arg = arg, call = call))))
   }
+  expected <- "names of columns, or a named list of them such as `list(left = c(\"a\", \"b\"))`"
+  check_named_parts(x, check_strings, expected, arg, call)
+}
+
+check_named_parts <- function(x, check, expected, arg, call) {
   if (!has_unique_names(x) || any(grepl("/", names(x), fixed = TRUE))) {
-    expected <- "names of columns, or a named list of them such as `list(left = c(\"a\", \"b\"))`"
     abort_expected(x, expected, TRUE, arg, call)
   }
   for (name in names(x)) {
-    check_strings(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
+    check(x[[name]], arg = sprintf("%s$%s", arg, name), call = call)
   }
   invisible(lapply(x, unname))
 }

@@ -241,6 +241,13 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   data
 }
 
+# Numbers, where the training had a factor of numbers: they are its levels, not their codes.
+reads_numbers_as_levels <- function(y, levels) {
+  is_plain <- is.numeric(y) && !is.factor(y) && is.null(dim(y))
+  numbers <- suppressWarnings(as.numeric(levels))
+  is_plain && length(levels) > 0L && !anyNA(numbers)
+}
+
 # TRUE and FALSE are classes, as the levels of a factor are.
 as_label <- function(y) if (is.logical(y) && is.null(dim(y))) factor(y, c(FALSE, TRUE)) else y
 

@@ -67,22 +67,12 @@ frame_label <- function(data, columns, arg, call) {
     # Sorted as Python sorts, whatever the locale.
     values <- columns$levels %||% sort(unique(y), method = "radix")
   }
-  if (is.null(values) && reads_numbers_as_levels(y, columns$levels)) {
-    values <- columns$levels
-  }
   if (is.null(values)) {
     check_array(y, at, call, label = TRUE)
     return(as_label(y))
   }
   codes <- category_codes(data, columns$label, values, arg, call)
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
-}
-
-# Numbers, where the training had a factor of numbers: they are its levels, not their codes.
-reads_numbers_as_levels <- function(y, levels) {
-  is_plain <- is.numeric(y) && !is.factor(y) && is.null(dim(y))
-  numbers <- suppressWarnings(as.numeric(levels))
-  is_plain && length(levels) > 0L && !anyNA(numbers)
 }
 
 # The levels of each of several labels, by which later data are coded.

@@ -1,6 +1,15 @@
 # Columns chosen as with tidyselect: `label = Species`, `features = c(a, starts_with("x"))`, `-id`.
 # Strings, and variables that hold them, name columns, too.
 
+# The arguments of a call that may be bare names of columns, as quosures; NULL for those left out.
+named_columns <- function(frame) {
+  names <- c("label", "features", "weight")
+  lapply(rlang::set_names(names), function(name) {
+    is_left_out <- eval(call("missing", as.symbol(name)), frame)
+    if (!is_left_out) eval(rlang::call2(rlang::enquo, as.symbol(name)), frame)
+  })
+}
+
 # The strings that `label`, `features` and `weight` stand for; `given` are quosures by these names.
 # `options` are data_options().
 select_columns <- function(given, data, options, call) {
@@ -44,23 +53,19 @@ read_columns <- function(data, options, call) {
 
 # One column, or, for a model of several outputs, a named list of one for each.
 select_labels <- function(quo, columns, read, call) {
-  expr <- if (rlang::is_quosure(quo)) rlang::quo_get_expr(quo) else quo
-  parts <- if (is.list(expr)) {
-    expr
-  } else if (rlang::is_call(expr, "list")) {
-    rlang::call_args(expr)
+  select <- function(part, name) select_one(part, columns, read, name, call)
+  select_parts(quo, "label", select) %||% select(quo, "label")
+}
+
+# What each part of `list(a = x, b = y)` selects; NULL if it is another expression.
+select_parts <- function(quo, arg, select) {
+  if (!rlang::is_quosure(quo) || !rlang::quo_is_call(quo, "list")) {
+    return(NULL)
   }
-  if (is.null(parts)) {
-    return(select_one(quo, columns, read, "label", call))
-  }
-  env <- if (rlang::is_quosure(quo)) rlang::quo_get_env(quo) else rlang::empty_env()
-  Map(
-    function(part, name) {
-      select_one(rlang::as_quosure(part, env), columns, read, sprintf("label$%s", name), call)
-    },
-    parts,
-    rlang::names2(parts)
-  )
+  parts <- rlang::call_args(quo)
+  env <- rlang::quo_get_env(quo)
+  names <- sprintf("%s$%s", arg, rlang::names2(parts))
+  Map(function(part, name) select(rlang::as_quosure(part, env), name), parts, names)
 }
 
 select_one <- function(quo, columns, read, arg, call) {
@@ -81,18 +86,11 @@ select_one <- function(quo, columns, read, arg, call) {
 
 # `others`, the label and the weight, are meant by a selection of "all but" only if it names them.
 select_features <- function(quo, columns, read, others, call, arg = "features") {
-  if (rlang::is_quosure(quo) && rlang::quo_is_call(quo, "list")) {
-    parts <- rlang::call_args(quo)
-    env <- rlang::quo_get_env(quo)
-    names <- sprintf("%s$%s", arg, rlang::names2(parts))
-    return(Map(
-      function(part, name) {
-        part <- rlang::as_quosure(part, env)
-        select_features(part, columns, read, others, call, name)
-      },
-      parts,
-      names
-    ))
+  parts <- select_parts(quo, arg, function(part, name) {
+    select_features(part, columns, read, others, call, name)
+  })
+  if (!is.null(parts)) {
+    return(parts)
   }
   plain <- evaluate_strings(quo, column_names(columns))
   if (plain$found) {

@@ -31,11 +31,7 @@ tfdist_shape <- function(
     abort_expected(data, "a data frame", FALSE, "data", call)
   }
   columns <- choose_columns(
-    list(
-      label = if (!missing(label)) rlang::enquo(label),
-      features = if (!missing(features)) rlang::enquo(features),
-      weight = if (!missing(weight)) rlang::enquo(weight)
-    ),
+    named_columns(call),
     formula,
     data_options,
     data

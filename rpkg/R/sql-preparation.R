@@ -10,7 +10,7 @@ prepare_query <- function(rows, key, fit, call) {
   names <- rlang::set_names(sprintf(".feature_%d", seq_along(features)), features)
   made <- features
   if (!inherits(fit$preparation, "tfdist_recipe")) {
-    # `I(a^2)` is no name that all databases take.
+    # Not all databases accept a name such as `I(a^2)`.
     names(expressions) <- made <- unname(names)
   }
   prepare <- function(rows, key) {
@@ -25,16 +25,7 @@ prepare_query <- function(rows, key, fit, call) {
   }
   used <- used_variables(fit$preparation)
   check_columns(key, colnames(rows), "table", "the `key`", call)
-  absent <- setdiff(used, colnames(rows))
-  if (length(absent)) {
-    abort_input(
-      c(
-        sprintf("The rows have no column \"%s\", of which the training computed.", absent[[1L]]),
-        i = sprintf("Their columns are %s.", list_names(colnames(rows)))
-      ),
-      call = call
-    )
-  }
+  check_columns(used, colnames(rows), "table", "a feature of the training", call)
   found <- dplyr::collect(prepare(utils::head(rows, 50L), used))
   check_prepared(as.data.frame(found), used, names, fit, call)
   list(
@@ -291,11 +282,10 @@ check_prepared <- function(rows, used, names, fit, call) {
     return(invisible())
   }
   given <- rows[used]
-  expected <- if (inherits(fit$preparation, "tfdist_recipe")) {
-    suppressWarnings(bake_rows(fit$preparation, given, "table", call, with_label = FALSE))
-  } else {
-    apply_formula(fit$preparation, given, "table", call, FALSE, keeps_missing = TRUE)
-  }
+  # A recipe warns of levels that the training did not have.
+  expected <- suppressWarnings(
+    prepare_rows(fit$preparation, given, "table", call, keeps_missing = TRUE)
+  )
   for (feature in names(names)) {
     wanted <- expected[[feature]]
     got <- rows[[names[[feature]]]]

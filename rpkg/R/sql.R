@@ -176,14 +176,13 @@ to_sql <- function(
   call <- rlang::current_env()
   check_string(weights)
   table <- check_table_name(table, dialect, call)
-  given <- dialect
-  if (rlang::is_string(dialect)) {
+  con <- if (!rlang::is_string(dialect)) dialect
+  if (is.null(con)) {
     known <- c("duckdb", "postgresql", "sqlite", "spark", "oracle")
     check_one_of(dialect, known, call = call)
   } else {
     dialect <- find_dialect(dialect, "dialect", call)
   }
-  con <- if (!rlang::is_string(given)) given
   asked <- check_question(model, table, key, features, type, levels, call, con)
   made <- call_python(
     pybackend(call)$to_sql,

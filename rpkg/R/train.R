@@ -258,11 +258,7 @@ barrier_train <- function(
   timeout = 300
 ) {
   check_dots_empty(...)
-  training <- prepare_training(
-    label = if (!missing(label)) rlang::enquo(label),
-    features = if (!missing(features)) rlang::enquo(features),
-    weight = if (!missing(weight)) rlang::enquo(weight)
-  )
+  training <- prepare_training()
   kept <- keep_builder(model, model_fn)
   columns <- training$columns
   settings <- training$settings
@@ -318,18 +314,14 @@ plan <- rlang::new_function(
   formals(barrier_train),
   quote({
     check_dots_empty(...)
-    training <- prepare_training(
-      label = if (!missing(label)) rlang::enquo(label),
-      features = if (!missing(features)) rlang::enquo(features),
-      weight = if (!missing(weight)) rlang::enquo(weight)
-    )
+    training <- prepare_training()
     new_plan(run_training(training, pybackend(rlang::current_env())$plan))
   }),
   environment(barrier_train)
 )
 
-# The arguments of a training, checked; those that may be bare names of columns come as quosures.
-prepare_training <- function(label, features, weight, frame = caller_env()) {
+# The arguments of a training, in the frame of its call, checked.
+prepare_training <- function(frame = caller_env()) {
   names <- c("sc", "model", "model_fn", "data", "formula", "data_options", "validation_data")
   args <- mget(c(names, "exchange", "shuffle", "class_weight"), envir = frame)
   model <- args$model
@@ -338,11 +330,12 @@ prepare_training <- function(label, features, weight, frame = caller_env()) {
   check_options(args$exchange, c("exchange", "local_steps"), arg = "exchange", call = frame)
   is_fit <- inherits(model, "tfdist_fit")
   check_no_formula(args$formula, is_fit, call = frame)
-  if (is.null(label) && is_fit) {
-    label <- scored_label(model, args$data)
+  named <- named_columns(frame)
+  if (is.null(named$label) && is_fit) {
+    named$label <- scored_label(model, args$data)
   }
   given <- choose_columns(
-    list(label = label, features = features, weight = weight),
+    named,
     args$formula,
     args$data_options,
     args$data,

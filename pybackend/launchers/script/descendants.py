@@ -42,12 +42,27 @@ def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     generation deeper. A process that hangs in the system is left to it after some seconds, and
     ``spared`` children are left alone.
     """
+    kill_all(lambda: set(children()) - set(spared), seconds, reap)
+
+
+def kill_all(
+    find: Callable[[], Collection[int]],
+    seconds: float,
+    after: Callable[[Collection[int]], object] = lambda pids: None,
+) -> None:
+    """Kill the processes that are found until there are none, for some seconds at most.
+
+    Parameters
+    ----------
+    after
+        Called with those that were just killed.
+    """
     deadline = time.monotonic() + seconds
-    while (found := set(children()) - set(spared)) and time.monotonic() < deadline:
+    while (found := find()) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        reap(found)
+        after(found)
         time.sleep(_LOOK_SECONDS)
 
 
