@@ -402,6 +402,14 @@ def _advice(error: BaseException) -> str:
         return RESTARTS
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
+    text = str(error)
+    if "cudaSetDevice" in text and "out of memory" in text:
+        return (
+            "other processes hold the memory of this GPU (`nvidia-smi` shows which): a session "
+            "that uses it itself sets TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
+        )
+    if "NCCL" in text:
+        return "NCCL wants one GPU for each worker: start fewer, or leave out transport='tf'"
     # TensorFlow's, of a GPU's memory or of the machine's.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"
@@ -415,7 +423,7 @@ def _advice(error: BaseException) -> str:
         return ""  # its message says what to do
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "a disk is full: free space where the traceback shows, or set TMPDIR to a larger one"
-    if "label value" in str(error):
+    if "label value" in text:
         return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
     return "fix the error in the traceback, then start again"
 

@@ -70,7 +70,6 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (
-        check_feature_names,
         check_features,
         check_input_names,
         check_output_names,
@@ -91,9 +90,10 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             check_output_names(model, keys)
             if is_table and (levels := data.summary["levels"]):
                 check_levels(model, levels, argument)
+        if isinstance(data, TableRows):
+            names = data.feature_names
+            check_features(model, None if list(names) == [""] else names, names)
         if isinstance(columns, dict):
-            if isinstance(data, TableRows):
-                check_feature_names(model, data.feature_names)
             ragged = [key for key, column in columns.items() if isinstance(column, Ragged)]
             try:
                 if not isinstance(data, TableRows):
@@ -105,9 +105,6 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             check_labels(model, columns, argument)
             if rows is not None and name == "train":
                 some = arrays.nest(rows.take(np.arange(min(len(rows), job.batch_size, _TRIED))))
-        elif isinstance(data, TableRows):
-            names = data.feature_names
-            check_features(model, None if list(names) == [""] else names, names)
     return some
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pybackend.api.datasets import read_data
 from pybackend.api.in_process import spread_outputs
+from pybackend.api.model import is_keras_model
 from pybackend.api.prediction_columns import check_on_missing
 from pybackend.api.request import prepare
 from pybackend.api.signatures import explain_arguments
@@ -132,6 +133,8 @@ def barrier_predict(
     arguments["workers"] = count_workers(launcher, workers)
     reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
     request = prepare("predict", arguments, reader.read)
+    if not request.datasets:
+        return spread_outputs(_predict_nothing(request.model), reader.complete)
     outcome = request.run(launcher)
     parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
     outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
@@ -147,19 +150,27 @@ class _InputReader:
         self.complete: Any = None
 
     def read(self, columns: ColumnSpec, job: Job) -> dict[str, Any]:
-        """Columns as launchers take them."""
-        if not is_frame(self._x):
-            return {"train": arrays.flatten_inputs(self._x, job.floatx)}
-        rows = FrameRows.of(
-            self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
-        )
-        if not rows.columns:
-            raise InputError(
-                "`x` has no rows without a missing value for workers to compute: "
-                "result.predict(x) gives missing predictions, or none, here"
+        """Columns as launchers take them; no data set if there is nothing to compute."""
+        if is_frame(self._x):
+            rows = FrameRows.of(
+                self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
             )
-        self.complete = rows.complete
-        return {"train": rows.columns}
+            self.complete, found = rows.complete, rows.columns
+        else:
+            found = arrays.flatten_inputs(self._x, job.floatx, may_be_empty=True)
+        return {"train": found} if found and arrays.count_rows(found) else {}
+
+
+def _predict_nothing(model: Any) -> Any:
+    """Outputs of no rows."""
+    if not is_keras_model(model):
+        raise InputError(
+            "`x` has no rows to compute, so no worker calls the function `model`, and the shapes "
+            "of its outputs are not known: pass the model itself"
+        )
+    from pybackend.model.outputs import empty_outputs
+
+    return empty_outputs(model)
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:

@@ -298,6 +298,12 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
     return pc.index_in(column, value_set=known)
 
 
+def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
+    """Whether each value of a column is one of its categories."""
+    known: Array = _look_up(_decode(column), name, categories).is_valid()
+    return np.asarray(known)
+
+
 def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> Array:
     import pyarrow.compute as pc
 
@@ -305,8 +311,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
     missing = pc.is_null(column, nan_is_null=True)
     found: Array = ~missing.to_numpy(zero_copy_only=False)
     if categories is not None:
-        known: Array = _look_up(column, name, categories).is_valid().to_numpy(zero_copy_only=False)
-        return found & known
+        return found & find_known(column, name, categories)
     if hasattr(column.type, "value_type"):
         inner = _find_complete(pc.list_flatten(column), name, None)
         if not inner.all():

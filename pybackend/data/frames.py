@@ -7,6 +7,7 @@ DuckDB); labels and weights may be arrays beside it.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, to_array
-from pybackend.data.arrow import TensorReader, Tensors, describe_schema, drop_views
+from pybackend.data.arrow import (
+    TensorReader,
+    Tensors,
+    describe_schema,
+    drop_views,
+    find_known,
+)
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     DEFAULT_LABEL,
@@ -34,6 +41,7 @@ from pybackend.errors import InputError
 
 Array = npt.NDArray[Any]
 _BATCH_ROWS = 65_536
+_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,24 @@ def _read_tensors(
             parts.append(reader.read(batch, partial(_name_row, rows)))
     tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
     kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
+    if kept is not None and len(kept) and not kept.any():
+        _warn_of_other_values(table, groups)
     return tensors, kept
+
+
+def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
+    """Say so if a column has not one value of those that it had in the training."""
+    for group in groups:
+        for name, values in group.categories.items():
+            column = table[name].drop_null().unique()
+            if len(column) and not find_known(column, name, values).any():
+                known = ", ".join(str(value) for value in values[:_LISTED])
+                warnings.warn(
+                    f"column {name!r} has none of its categories ({known}"
+                    f"{', ...' if len(values) > _LISTED else ''}) but {column[0].as_py()!r}, say: "
+                    "no row has a prediction",
+                    stacklevel=2,
+                )
 
 
 def is_frame(data: Any) -> bool:

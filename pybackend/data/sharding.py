@@ -173,7 +173,8 @@ def replay_batches(
     Parameters
     ----------
     rows
-        Rows of the array.
+        How many there are: of arrays and data frames in their order, of files one after the other,
+        as their paths sort or are listed. Those of a Spark DataFrame have no order.
     workers, batch_size, seed, shuffle
         As in `barrier_train`; the seed of a training without one is ``result.seed``.
     epoch

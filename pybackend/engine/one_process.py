@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -125,13 +126,20 @@ class OneProcess:
         self._traced: dict[float, dict[Any, Any]] = {}
         self.place = PLACES[0]
 
-    def take(self, step: Callable[[Any], Any], batch: Any) -> None:
+    def take(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        move: Callable[[Array], Array] | None = None,
+    ) -> None:
         """Take a step by a batch of arrays.
 
         Parameters
         ----------
         step
             The model's ``train_step``, as it is or with an exchange.
+        move
+            What becomes of each layer's outputs, and so of their gradients.
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault(self.place, {})
@@ -140,7 +148,10 @@ class OneProcess:
             stack.enter_context(running_functions(eagerly=True))
             stack.enter_context(_multiplying_exactly())
             stack.enter_context(self._average_as_traced())
+            stack.enter_context(_without_cudnn(self._model))
             stack.enter_context(trace_loops(self._model, traced))
+            if move is not None:
+                stack.enter_context(_moving_outputs(self._model, move))
             step(data)
 
     def take_all(
@@ -158,17 +169,19 @@ class OneProcess:
         moved
             Called before each step.
         noise
-            Move the numbers among the rows by so much of their size, at random.
+            Move the numbers among the rows, and what layers make of them, by so much of their size,
+            at random.
         generator
             Draws it.
         """
+        move = partial(disturb, noise=noise, generator=generator) if noise else None
         for rows, before in zip(steps, moved, strict=True):
             before()
             batch = rows.batch
-            if noise:
-                batch = keras.tree.map_structure(lambda a: disturb(a, noise, generator), batch)
+            if move is not None:
+                batch = keras.tree.map_structure(move, batch)
             with self._normalize_by_parts(rows):
-                self.take(step, batch)
+                self.take(step, batch, move)
 
     @contextmanager
     def _average_as_traced(self) -> Iterator[None]:
@@ -218,6 +231,41 @@ def _multiplying_exactly() -> Iterator[None]:
         yield
     finally:
         settings.enable_tensor_float_32_execution(before)
+
+
+@contextmanager
+def _without_cudnn(model: Any) -> Iterator[None]:
+    """Meanwhile no recurrent layer is computed by cuDNN, which keeps to its first digits."""
+    with ExitStack() as stack:
+        for layer in find_layers(model):
+            if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
+                stack.enter_context(override(layer, "use_cudnn", False))
+        yield
+
+
+@contextmanager
+def _moving_outputs(model: Any, move: Callable[[Array], Array]) -> Iterator[None]:
+    """Meanwhile what layers compute is moved, as rounding moves it, and its gradients as well."""
+
+    def move_tensor(outputs: Any) -> Any:
+        is_real = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
+        # Within the loop of a recurrent layer there are no values yet.
+        if not is_real or not tf.executing_eagerly():
+            return outputs
+        return outputs * move(np.ones(outputs.shape, outputs.dtype.as_numpy_dtype))
+
+    def watch(call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **options: Any) -> Any:
+            return keras.tree.map_structure(move_tensor, call(*args, **options))
+
+        return watched
+
+    with ExitStack() as stack:
+        for layer in find_layers(model):
+            # What holds other layers may give back a tensor of theirs, and with it the mask.
+            if isinstance(layer, keras.layers.RNN) or not find_layers(layer):
+                stack.enter_context(override(layer, "call", watch(layer.call)))
+        yield
 
 
 def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:

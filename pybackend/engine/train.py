@@ -47,7 +47,12 @@ from pybackend.job.report import Audit, StepTimes
 from pybackend.model.callbacks import check_callbacks
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
-from pybackend.model.inputs import build_by_batch, reshape_rows
+from pybackend.model.inputs import (
+    build_by_batch,
+    check_input_names,
+    check_output_names,
+    reshape_rows,
+)
 from pybackend.model.labels import check_has_labels, check_some_labels
 from pybackend.model.layers import find_synchronized
 from pybackend.model.load import load_job_model
@@ -317,6 +322,8 @@ def build_variables(model: Any, rows: Rows) -> Any:
     Returns what describes the inputs.
     """
     check_has_labels(model, rows.spec, "data", trains=True)
+    check_input_names(model, rows.spec)
+    check_output_names(model, rows.spec)
     inputs = build_by_batch(model, nest(make_zero_row(rows)))
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)

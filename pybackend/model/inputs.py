@@ -105,16 +105,18 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
         hint = f". ({listed}) is read as ({targets}); if all are inputs, pass (({listed}),)"
     if len(inputs) == 1:
         raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
+    example = f"{{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
     raise InputError(
-        f"the model has the inputs {', '.join(inputs)}, but x has {found}: "
-        f"pass {{{', '.join(f'{name!r}: ...' for name in inputs)}}}{hint}"
+        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or of a "
+        f"table features={example}{hint}"
     )
 
 
 def check_output_names(model: Any, columns: Collection[str]) -> None:
-    """Reject labels by other names than those of a model's outputs; as `check_input_names`."""
+    """Reject labels of other outputs than those of a model; as `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
+    _check_output_count(model, len(given) + ("y" in columns))
     if not isinstance(outputs, Mapping):
         if outputs is None or isinstance(outputs, list | tuple):
             return
@@ -130,6 +132,23 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
         raise InputError(
             f"the model has the outputs {', '.join(outputs)}, but y has arrays named "
             f"{', '.join(sorted(given))}: pass {{{', '.join(f'{n!r}: ...' for n in outputs)}}}"
+        )
+
+
+def _check_output_count(model: Any, count: int) -> None:
+    """Reject fewer labels than outputs, where all outputs have one loss."""
+    kind, loss = type(model), getattr(model, "loss", None)
+    has_one = isinstance(loss, str) or callable(loss)
+    if not has_one or not is_of_keras(kind.train_step) or not is_of_keras(kind.compute_loss):
+        return
+    outputs = getattr(model, "output", None)
+    if isinstance(outputs, Mapping | list | tuple) and 0 < count < len(outputs):
+        names = list(outputs if isinstance(outputs, Mapping) else model.output_names)
+        example = ", ".join(f"{name!r}: ..." for name in names)
+        raise InputError(
+            f"the model has the outputs {', '.join(names)}, but there are labels of {count}: pass "
+            f"{{{example}}} as y, or as `label` of a table; or compile the model with a list of "
+            "losses, None for an output without labels"
         )
 
 

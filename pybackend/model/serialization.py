@@ -168,6 +168,8 @@ def _decode(
         except SerializationError:
             raise
         except Exception as error:
+            if _is_of_device(error):
+                raise
             # Keras shows the whole configuration around its reason: the cause has it all.
             reason = str(error).rpartition("Exception encountered: ")[2]
             reason = reason.partition("Full object config")[0].strip(" .\n")
@@ -176,6 +178,13 @@ def _decode(
                 "Name custom layers, losses and metrics in `custom_objects`; "
                 "only for a file you trust, `safe_mode=False` lets it run code that it carries."
             ) from error
+
+
+def _is_of_device(error: Exception) -> bool:
+    """Whether a GPU has failed or is full, which is no fault of the file."""
+    from tensorflow import errors
+
+    return isinstance(error, errors.InternalError | errors.ResourceExhaustedError)
 
 
 def _read_file(

@@ -228,10 +228,30 @@ complete_cases <- function(data, features, categories) {
       # Refused as a feature, by its kind.
       return(TRUE)
     }
-    values <- categories[[name]]
-    complete_rows(column) & (is.null(values) | !is.na(match_values(column, values)))
+    has_value <- complete_rows(column)
+    if (is.null(values <- categories[[name]])) {
+      return(has_value)
+    }
+    is_known <- !is.na(match_values(column, values))
+    if (any(has_value) && !any(is_known)) {
+      warn_of_other_values(name, column[has_value][[1L]], values)
+    }
+    has_value & is_known
   }
   Reduce(`&`, lapply(unlist(features), is_complete), rep(TRUE, nrow(data)))
+}
+
+warn_of_other_values <- function(name, value, values) {
+  rlang::warn(
+    c(
+      sprintf(
+        "Column \"%s\" has none of its categories, but %s, say: no row has a prediction.",
+        name,
+        encodeString(as.character(value), quote = "\"")
+      ),
+      i = sprintf("The categories are %s.", list_names(as.character(values)))
+    )
+  )
 }
 
 # The positions, from 0, of a column's values among its categories.

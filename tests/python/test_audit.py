@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, su
 
 import pybackend
 from pybackend.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
+from pybackend.engine.one_process import OneProcess, disturb
 from pybackend.engine.step_difference import compare_changes, is_divided_rounding
 from pybackend.job.options import Exchange
 
@@ -720,6 +722,50 @@ def test_a_saturated_activation_is_no_difference(seed: int) -> None:
     )
     assert result.audit is not None
     assert result.audit.steps > 3
+
+
+@pytest.mark.full
+def test_gradients_that_cancel_in_half_precision_are_no_difference() -> None:
+    rng = np.random.default_rng(7)
+    x, y = rng.integers(1, 1000, (500, 20)).astype("int32"), rng.integers(0, 10, 500)
+    half = {"dtype": "mixed_bfloat16"}
+    layers = [
+        keras.Input((20,), dtype="int32"),
+        keras.layers.Embedding(1000, 32, **half),
+        keras.layers.LSTM(32, **half),
+        keras.layers.Dense(10, **half),
+    ]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(layers)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    result = pybackend.barrier_train(
+        None, model, (x, y), workers=2, batch_size=32, epochs=2, seed=3, verbose=0
+    )
+    assert result.audit is not None
+    assert result.audit.steps == 3
+
+
+def test_what_rounding_does_to_outputs_it_does_to_gradients() -> None:
+    x = np.arange(12).reshape(4, 3)
+    inputs = keras.Input((3,), dtype="int32")
+    embedded = keras.layers.Embedding(12, 4, mask_zero=True)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.GRU(5)(embedded)))
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    bias = model.layers[-1].bias
+    process, weights = OneProcess(model, None), model.get_weights()
+
+    def step(move: Any) -> Any:
+        model.set_weights(weights)
+        process.take(model.train_step, (x, np.ones((4, 2), "float32")), move)
+        return bias.numpy().copy()
+
+    plain, halves = step(None), step(lambda ones: ones / 2)
+    assert not np.allclose(plain, halves, rtol=1e-2)
+    generator = np.random.default_rng(0)
+    moved = step(partial(disturb, noise=1e-3, generator=generator))
+    assert np.allclose(plain, moved, rtol=1e-2)
+    assert not np.allclose(plain, moved, rtol=1e-6)
+    assert np.array_equal(plain, step(None))
 
 
 def test_rounding_is_told_from_a_difference() -> None:

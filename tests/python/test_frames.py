@@ -168,6 +168,8 @@ def test_incomplete_rows_can_be_left_out() -> None:
     assert read(frame[1:3]).columns == {}
     assert read(frame[:0]).columns == {}
     assert read(frame.assign(c=None)).complete.tolist() == [False] * 5  # type: ignore[union-attr]
+    with pytest.warns(UserWarning, match=r"'c' has none of its categories \(x, y\) but 'X', say"):
+        assert read(frame.assign(c="X")).columns == {}
     # Rows are named by their numbers in the frame.
     long = frame.assign(v=[[1.0, 2.0]] * 3 + [[1.0]] * 2)
     with pytest.raises(InputError, match="'v' holds 1 numbers in row 3 "):

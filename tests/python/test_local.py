@@ -339,10 +339,15 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
 
 
 def test_the_end_of_memory_has_advice() -> None:
-    from tensorflow.errors import ResourceExhaustedError
+    from tensorflow.errors import InternalError, ResourceExhaustedError
 
     for error in (MemoryError(), ResourceExhaustedError(None, None, "OOM when allocating")):
         assert "lower batch_size" in worker_failure(1, "host", error).advice
+    full = "cudaSetDevice() on GPU:0 failed. Status: out of memory"
+    failure = worker_failure(1, "host", InternalError(None, None, full))
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" in failure.advice
+    shared = InternalError(None, None, "aborted by: NCCL: invalid usage")
+    assert "one GPU for each worker" in worker_failure(1, "host", shared).advice
 
 
 @pytest.mark.launcher(False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -74,6 +75,19 @@ def test_fewer_rows_than_workers(rows: Any) -> None:
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_no_rows_have_no_predictions(rows: Any) -> None:
+    model = build_dense()
+    width = model.output_shape[-1]
+    assert barrier_predict(None, model, rows[0][:0], verbose=0).shape == (0, width)
+    frame = pd.DataFrame(rows[0][:2])
+    frame.columns = [f"c{name}" for name in frame.columns]
+    frame.iloc[:, 0] = np.nan
+    predicted = barrier_predict(None, model, frame, verbose=0)
+    assert predicted.shape == (2, width)
+    assert np.isnan(predicted).all()
+    assert barrier_predict(None, model, frame[:0], verbose=0).shape == (0, width)
+
+
 def test_half_precision_outputs(rows: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, dtype="bfloat16")])
     found = barrier_predict(None, model, rows[0][:5], workers=2, verbose=0)
@@ -112,7 +126,6 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
     ("arguments", "message"),
     [
         ({"x": np.ones((4, 5))}, r"shape \(5,\).*shape \(8,\)"),
-        ({"x": np.ones((0, 8))}, "no rows"),
         ({"x": [["a"]]}, "`x`: x is text, but the model's input takes float32"),
         ({"workers": 0}, "`workers` must be"),
         ({"batch_size": 1.5}, "`batch_size` must be a whole number"),

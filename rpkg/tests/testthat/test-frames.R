@@ -105,3 +105,11 @@ test_that("numbers are the levels of a training whose label was a factor of numb
   expect_identical(read(rows), rows$k)
   expect_identical(match_levels(given, columns$levels), given)
 })
+
+test_that("a column without one of its categories is a warning, as no row has a prediction", {
+  expect_warning(
+    found <- complete_cases(data.frame(k = 1:3), "k", list(k = c("a", "b"))),
+    "Column \"k\" has none of its categories, but \"1\", say"
+  )
+  expect_false(any(found))
+})
