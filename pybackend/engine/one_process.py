@@ -95,9 +95,9 @@ class StepState:
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        """Of all values."""
-        found = self.find().values()
-        return sum(int(np.prod(v.shape)) * v.dtype.size for v in found)
+        """Of all values, those of the variables that are known."""
+        found = self.variables or self.find()
+        return sum(int(np.prod(v.shape)) * v.dtype.size for v in found.values())
 
     def write(self, values: Mapping[int, Array]) -> None:
         """Give variables their values."""
