@@ -144,9 +144,11 @@ expect_worker_error <- function(sc) {
 # A test that `make test` leaves out and `make test-full` does not: exhaustive, or expensive for what
 # it finds. It is skipped, else testthat would remove its snapshots; scripts/r-test.R does not count it.
 test_full <- function(desc, code) {
-  if (identical(Sys.getenv("TFDIST_TEST_FULL"), "0")) {
-    test_that(desc, skip("run by make test-full"))
-  } else {
+  if (runs_full()) {
     eval.parent(substitute(test_that(desc, code)))
+  } else {
+    test_that(desc, skip("run by make test-full"))
   }
 }
+
+runs_full <- function() !identical(Sys.getenv("TFDIST_TEST_FULL"), "0")
