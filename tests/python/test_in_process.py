@@ -71,9 +71,11 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
         False,
     ]
     assert classes.drop(columns=".pred_class").isna().all(axis=1).sum() == 3
-    for few in (frame[:0], frame.iloc[[1, 3]]):
+    assert list(result.predict(frame[:0])[".pred_class"]) == []
+    with pytest.warns(UserWarning, match=r"'c0' has none of its categories"):
+        assert list(result.predict(frame.iloc[[1, 3]])[".pred_class"]) == [None, None]
+    for few in (frame[:0], frame.iloc[[1]]):
         assert result.predict(few, type="raw").shape == (len(few), 3)
-        assert list(result.predict(few)[".pred_class"]) == [None] * len(few)
     assert result.predict(arrays_of(rows)[:0]).shape == (0, 3)
     path = tmp_path / "rows.parquet"
     frame.to_parquet(path)

@@ -79,7 +79,7 @@ def test_no_rows_have_no_predictions(rows: Any) -> None:
     model = build_dense()
     width = model.output_shape[-1]
     assert barrier_predict(None, model, rows[0][:0], verbose=0).shape == (0, width)
-    frame = pd.DataFrame(rows[0][:2])
+    frame = pd.DataFrame(rows[0][:2].copy())
     frame.columns = [f"c{name}" for name in frame.columns]
     frame.iloc[:, 0] = np.nan
     predicted = barrier_predict(None, model, frame, verbose=0)
