@@ -57,7 +57,8 @@ class TrainResult:
         What the numbers of each input are called, in their order, if each comes from a column:
         a list, or a list by each input's name. One-hot columns have the names ``column_value``.
     levels
-        The values of the label whose codes are 0, 1, 2, ..., if its column has categories.
+        The values of the label whose codes are 0, 1, 2, ..., if its column has categories. Those of
+        several labels are among the `categories`.
     features
         The columns that were the inputs: a list, or a list by each input's name.
     gangs

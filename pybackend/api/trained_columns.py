@@ -49,12 +49,16 @@ def choose_columns(
 
 def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
     """Read columns as the training did, unless the call says otherwise."""
-    categories = known.categories if columns.categories is None else columns.categories
+    named = replace(columns, features=columns.features or known.features).named_columns
+    categories = columns.categories
+    if categories is None:
+        inputs = ColumnSpec(features=known.features, label=None).named_columns
+        found = (known.categories or {}).items()
+        categories = {column: v for column, v in found if column in (*inputs, *named)} or None
     if known.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: known.levels, **(categories or {})}
     encode = columns.encode
     if encode is None:
-        named = replace(columns, features=columns.features or known.features).named_columns
         encode = {column: how for column, how in (known.encode or {}).items() if column in named}
     return replace(
         columns,

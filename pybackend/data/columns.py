@@ -41,12 +41,17 @@ class ColumnSpec:
     finds_levels: bool = True
 
     @property
+    def label_columns(self) -> list[str]:
+        """The columns that hold labels."""
+        labels = self.label.values() if isinstance(self.label, Mapping) else [self.label]
+        return [label for label in labels if label]
+
+    @property
     def named_columns(self) -> list[str]:
         """All columns that the arguments name."""
         groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
         names = [name for group in groups if group is not None for name in list_names(group)]
-        labels = self.label.values() if isinstance(self.label, Mapping) else [self.label]
-        return [*names, *(label for label in labels if label), *([self.weight] * bool(self.weight))]
+        return [*names, *self.label_columns, *([self.weight] if self.weight else [])]
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ class TableRows:
         """What a `pybackend.api.result.TrainResult` says about the columns, by its names."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
+        several = [] if isinstance(label, str) else self.spec.label_columns
         groups = {input_name(group.key): list(group.columns) for group in self._list_inputs()}
         names = self.feature_names
         return {
@@ -141,7 +147,7 @@ class TableRows:
             "features": groups.get("", groups),
             "tensors": self._select_inputs(self.spec.tensors),
             "categories": self._select_inputs(
-                {name: as_plain(values) for name, values in categories.items()}
+                {name: as_plain(values) for name, values in categories.items()}, several
             ),
             "encode": self._select_inputs(self.spec.encode),
             "feature_names": names.get("", names) if any(names.values()) else None,
@@ -155,8 +161,8 @@ class TableRows:
             for group in self._list_inputs()
         }
 
-    def _select_inputs(self, given: Any) -> dict[str, Any] | None:
-        used = {column for group in self._list_inputs() for column in group.columns}
+    def _select_inputs(self, given: Any, also: Sequence[str] = ()) -> dict[str, Any] | None:
+        used = {column for group in self._list_inputs() for column in group.columns} | {*also}
         if not isinstance(given, Mapping):
             return None
         return {column: value for column, value in given.items() if column in used} or None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pybackend.data.columns import ColumnKind, ColumnSpec, as_plain, list_groups, list_inputs
+from pybackend.data.columns import ColumnKind, ColumnSpec, as_plain, list_inputs
 from pybackend.errors import InputError
 
 ONE_HOT = "one_hot"
@@ -23,7 +23,7 @@ Distinct = Callable[[str], Iterable[Any]]
 def find_categories(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
 ) -> ColumnSpec:
-    """Add the categories of a text label, and of features that are encoded.
+    """Add the categories of text labels, and of features that are encoded.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def keep_categories(
     if not spec.finds_levels:
         return spec
     categories, encode = dict(spec.categories or {}), spec.encode
-    for column in [c for group in list_groups("y", spec.label).values() for c in group]:
+    for column in spec.label_columns:
         if column in kinds and column not in categories and (found := find(column)):
             categories[column] = as_plain(found)
     for group in list_inputs(spec, kinds).values():
@@ -164,21 +164,23 @@ def _choose_encoding(
 def _add_label_categories(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], distinct: Distinct
 ) -> ColumnSpec:
-    label = spec.label
-    kind = kinds.get(label) if isinstance(label, str) else None
-    if kind is None or kind.holds != "text" or kind.depth or label in (spec.categories or {}):
-        return spec
-    if not spec.finds_levels:
-        raise InputError(_explain_missing(f"the label column {label!r}", label))
-    values = _sort_values(distinct(label))
-    if len(values) > MOST_CATEGORIES:
-        raise InputError(
-            f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
-            "it is not a label"
-        )
-    if not values:
-        raise InputError(_explain_empty(f"the label column {label!r}"))
-    return replace(spec, categories={**(spec.categories or {}), label: values})
+    categories = dict(spec.categories or {})
+    for label in spec.label_columns:
+        kind = kinds.get(label)
+        if kind is None or kind.holds != "text" or kind.depth or label in categories:
+            continue
+        if not spec.finds_levels:
+            raise InputError(_explain_missing(f"the label column {label!r}", label))
+        values = _sort_values(distinct(label))
+        if len(values) > MOST_CATEGORIES:
+            raise InputError(
+                f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
+                "it is not a label"
+            )
+        if not values:
+            raise InputError(_explain_empty(f"the label column {label!r}"))
+        categories[label] = values
+    return replace(spec, categories=categories or None)
 
 
 def _explain_missing(what: str, column: str) -> str:

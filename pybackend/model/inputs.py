@@ -136,13 +136,19 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
 
 
 def _check_output_count(model: Any, count: int) -> None:
-    """Reject fewer labels than outputs, where all outputs have one loss."""
+    """Reject fewer labels than outputs, where each output has a loss."""
     kind, loss = type(model), getattr(model, "loss", None)
-    has_one = isinstance(loss, str) or callable(loss)
-    if not has_one or not is_of_keras(kind.train_step) or not is_of_keras(kind.compute_loss):
+    if not is_of_keras(kind.train_step) or not is_of_keras(kind.compute_loss):
         return
     outputs = getattr(model, "output", None)
-    if isinstance(outputs, Mapping | list | tuple) and 0 < count < len(outputs):
+    if not isinstance(outputs, Mapping | list | tuple):
+        return
+    losses = list(loss.values()) if isinstance(loss, Mapping) else loss
+    if isinstance(losses, list | tuple):
+        has_all = len(losses) == len(outputs) and None not in losses
+    else:
+        has_all = isinstance(loss, str) or callable(loss)
+    if has_all and 0 < count < len(outputs):
         names = list(outputs if isinstance(outputs, Mapping) else model.output_names)
         example = ", ".join(f"{name!r}: ..." for name in names)
         raise InputError(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.model.layers import flatten, is_of_keras
 from pybackend.model.outputs import list_outputs
 
@@ -113,16 +114,22 @@ def check_labels(
 
 
 def _check_one_hot(model: Any, loss: Any, labels: Any, name: str) -> None:
-    """Reject one number per row for a loss that compares every output with one of its own."""
+    """Reject other numbers of labels per row than outputs for a loss that compares each with one.
+
+    Keras spreads a single one over all outputs, or fails in the first step.
+    """
     units = _count_units(model)
-    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or units is None or units < 2:
+    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or units is None or not len(labels):
         return
-    if labels.size == len(labels):
-        raise InputError(
-            f"`{name}` has one label per row, but the loss {_name_loss(loss)} compares each of the "
-            f"model's {units} outputs with a label of its own: for the numbers of classes compile "
-            "with SparseCategoricalCrossentropy, or give a model of two classes one output"
-        )
+    count = labels.size // len(labels)
+    if labels.ndim > 2 or count == units:
+        return
+    raise InputError(
+        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the loss "
+        f"{_name_loss(loss)} compares each of the model's {counted(units, 'output')} with a label "
+        "of its own: for the numbers of classes compile with SparseCategoricalCrossentropy, or "
+        "give a model of two classes one output"
+    )
 
 
 def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:

@@ -130,6 +130,7 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   given <- intersect(names(levels), names(categories))
   levels[given] <- categories[given]
   used <- all.vars(stats::delete.response(terms))
+  inform_variables(setdiff(used, names(data)))
   structure(
     list(
       terms = terms,
@@ -144,39 +145,54 @@ prepare_formula <- function(terms, data, computed, categories, call) {
 
 # A term that depends on all rows, such as rank(a), would be another one for later rows.
 check_by_row <- function(terms, data, predictors, call) {
-  rows <- unique(round(seq(1, nrow(data), length.out = 5L)))
-  if (nrow(data) < 2L * length(rows)) {
+  count <- nrow(data)
+  if (count < 10L) {
     return(invisible())
   }
-  some <- suppressWarnings(as.list(formula_frame(
-    stats::delete.response(terms),
-    data[rows, , drop = FALSE],
-    "data",
-    call
-  )))
-  for (name in names(predictors)) {
-    whole <- predictors[[name]]
-    whole <- if (is.matrix(whole)) whole[rows, , drop = FALSE] else whole[rows]
-    one <- some[[name]]
-    are_text <- is.factor(whole) || is.character(whole)
-    is_same <- if (are_text) {
-      identical(as.character(whole), as.character(one))
-    } else {
-      isTRUE(all.equal(as.double(whole), as.double(one), tolerance = 1e-6))
-    }
-    if (!is_same) {
-      abort_input(
-        c(
-          sprintf(
-            "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
-            name
+  # The smallest value may stand first or last: some without these, and one alone.
+  spread <- function(from, to) unique(round(seq(from, to, length.out = 5L)))
+  subsets <- list(spread(1, count), spread(0.3 * count, 0.7 * count), ceiling(0.6 * count))
+  for (rows in subsets) {
+    some <- suppressWarnings(as.list(formula_frame(
+      stats::delete.response(terms),
+      data[rows, , drop = FALSE],
+      "data",
+      call
+    )))
+    for (name in names(predictors)) {
+      if (!has_same_rows(predictors[[name]], rows, some[[name]])) {
+        abort_input(
+          c(
+            sprintf(
+              "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
+              name
+            ),
+            i = "Predictions of a row would depend on the others.",
+            i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
           ),
-          i = "Predictions of a row would depend on the others.",
-          i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
-        ),
-        call = call
-      )
+          call = call
+        )
+      }
     }
+  }
+}
+
+has_same_rows <- function(whole, rows, some) {
+  whole <- if (is.matrix(whole)) whole[rows, , drop = FALSE] else whole[rows]
+  if (is.factor(whole) || is.character(whole)) {
+    return(identical(as.character(whole), as.character(some)))
+  }
+  isTRUE(all.equal(as.double(whole), as.double(some), tolerance = 1e-6))
+}
+
+# What is no column is looked up in the session again whenever rows are computed.
+inform_variables <- function(names) {
+  names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
+  if (length(names)) {
+    rlang::inform(c(
+      sprintf("`formula` uses %s of this session, which the fit does not keep.", list_names(names)),
+      i = "Predictions take the value of that time. Write the value itself into the formula."
+    ))
   }
 }
 

@@ -43,6 +43,8 @@ phrases <- c(
   "\\bdata\\.take\\(([0-9]+)\\)" = "its first \\1 batches",
   "\\bmodel\\.predict\\(\\)" = "`predict()`",
   "\\bmodel\\.save\\b" = "write_model()",
+  "\\bresult\\.save\\(" = "write_model(fit, ",
+  "\\bload_model\\(path\\)" = "keras3::load_model(path)",
   " of trainOptions\\b" = "",
   "\\bkeras\\.callbacks\\.Callback\\b" = "callback of keras3",
   "\\bkeras\\.losses\\.MeanSquaredError\\(\\)" = "keras3::loss_mean_squared_error()",

@@ -69,6 +69,9 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
     check_output_names(model, ["x"])
     model.compile("sgd", {"p": "mse"})  # labels of p alone
     check_output_names(model, ["x", "y"])
+    model.compile("sgd", {"p": "mse", "q": "mae"})
+    with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):
+        check_output_names(model, ["x", "y"])
     with pytest.raises(InputError, match="x is text, but the model's input takes float32"):
         check_text(model, ["x"])
     check_text(keras.Sequential([keras.Input((1,), dtype="string")]), ["x"])

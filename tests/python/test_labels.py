@@ -214,3 +214,14 @@ def test_a_model_whose_shapes_are_unknown_is_left_to_the_workers() -> None:
     model = keras.Sequential([keras.layers.Dense(3)])
     model.compile("sgd", "sparse_categorical_crossentropy")
     check_labels(model, {"x": X, "y": replaced(9)}, "data")
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "count"),
+    [("categorical_crossentropy", 3, 2), ("binary_crossentropy", 1, 2)],
+)
+def test_more_or_fewer_labels_than_outputs_are_refused(loss: str, outputs: int, count: int) -> None:
+    labels = {"y": np.eye(count)[GOOD % count]}
+    with pytest.raises(InputError, match=f"{count} labels per row, .* {outputs} output"):
+        check_labels(model_with(loss, outputs), labels, "data")
+    check_labels(model_with(loss, count), labels, "data")

@@ -18,6 +18,7 @@ from pybackend import (
     barrier_evaluate,
     barrier_predict,
     barrier_train,
+    to_sql,
 )
 
 LEVELS = ["cat", "dog", "owl"]
@@ -233,3 +234,27 @@ def test_a_batch_that_no_model_takes_has_two_readings(rows: Any) -> None:
     message = r"neither its first part, the x of \(x, y\), nor all of it as 3 inputs: "
     with pytest.raises(WorkerFailedError, match=message):
         barrier_train(None, build, data, workers=2, verbose=0)
+
+
+def test_several_labels_keep_their_levels() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(16, 3)), columns=list("abc")).astype("float32")
+    frame["kind"] = np.where(frame.a > 0, "yes", "no")
+    frame["size"] = pd.Categorical(np.where(frame.b > 0, "low", "high"), ["low", "high"])
+    label = {"p": "kind", "q": "size"}
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(2, name=name)(inputs) for name in "pq"})
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    options: dict[str, Any] = {"label": label, "workers": 1, "shuffle": False, "verbose": 0}
+    result = barrier_train(None, model, frame, **options)
+    assert result.levels is None
+    assert result.categories == {"kind": ["no", "yes"], "size": ["low", "high"]}
+
+    turned = frame.assign(size=pd.Categorical(frame["size"].astype(str), ["high", "low"]))
+    figures = [result.evaluate(data, label=label) for data in (frame, turned)]
+    assert figures[0] == figures[1]
+    again = [barrier_train(None, result, data, **options) for data in (frame, turned)]
+    assert again[0].workers[0].weights_sha256 == again[1].workers[0].weights_sha256
+    assert again[1].categories == result.categories
+    assert len(result.predict(frame.drop(columns=["kind", "size"]))) == 16
+    assert "kind" not in str(to_sql(result, "duckdb", table="t", key="a", type="raw"))
