@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,12 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
     if (folder / MODEL_OBJECTS).exists():
         content = (folder / MODEL_OBJECTS).read_bytes()
         model, callbacks, custom_objects = read_objects(content)
+        _register(custom_objects)
         reseed(model, job.seed)
         found = {"callbacks": callbacks, "custom_objects": custom_objects}
         return LoadedModel(model, found, False, True, lambda: read_objects(content)[0])
     extras = _unpickle(folder / EXTRAS) or {}
+    _register(extras.get("custom_objects") or {})
     if job.model_source == "function":
         function = _unpickle(folder / MODEL_FUNCTION)
         model = _build(function)
@@ -61,6 +63,14 @@ def load_job_model(job: Job, folder: Path) -> LoadedModel:
         safe_mode=job.safe_mode,
     )
     return LoadedModel(model, extras, False)
+
+
+def _register(custom_objects: Mapping[str, Any]) -> None:
+    """Register what the driver has registered, so that files of the model have the same names."""
+    for key, value in custom_objects.items():
+        package, is_registered, name = key.partition(">")
+        if is_registered:
+            keras.saving.register_keras_serializable(package, name)(value)
 
 
 def configure_keras(job: Job) -> None:

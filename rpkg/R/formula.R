@@ -190,7 +190,10 @@ inform_variables <- function(names) {
   names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
   if (length(names)) {
     rlang::inform(c(
-      sprintf("`formula` uses %s of this session, which the fit does not keep.", list_names(names)),
+      sprintf(
+        "`formula` uses %s of this session, which the fit does not keep.",
+        toString(sprintf("`%s`", names))
+      ),
       i = "Predictions take the value of that time. Write the value itself into the formula."
     ))
   }

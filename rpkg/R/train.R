@@ -154,7 +154,8 @@
 #' frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
 #' `model.matrix()`. What the training data fix (levels, the mean in `scale()`) is kept in the fit,
 #' and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
-#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused:
+#' Variables of this session are not kept: write their values. Predictions of `log(y)` are on that
+#' scale. On a Spark table a formula that computes is refused:
 #' use `dplyr::mutate()` first.
 #'
 #' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,

@@ -84,3 +84,26 @@ def test_what_is_no_result_is_refused(tmp_path: Path, result: TrainResult) -> No
         _ = TrainResult.load(path).model
     with pytest.raises(InputError, match="`path` cannot be read"):
         TrainResult.load(tmp_path / "absent.json")
+
+
+def test_files_have_the_names_that_classes_are_registered_under(tmp_path: Path) -> None:
+    import keras
+
+    @keras.saving.register_keras_serializable("mine")
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    x, model = np.ones((8, 3), "float32"), Net()
+    model(x)
+    model.compile("sgd", "mse")
+    result = barrier_train(None, model, (x, x[:, :2]), workers=1, verbose=0)
+    wanted = result.predict(x)
+    loaded = keras.saving.load_model(result.save(tmp_path / "net.keras"))
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), wanted)
+    again = TrainResult.load(result.save(tmp_path / "fit.json"))
+    np.testing.assert_array_equal(again.predict(x), wanted)

@@ -133,3 +133,25 @@ test_that("a term that depends on all rows is named", {
     expect_s3_class(prepare(formula), "tfdist_formula")
   }
 })
+
+test_that("a term that depends on all rows is named whatever their order", {
+  prepare <- function(formula) formula_columns(formula, sorted, NULL, NULL, NULL)$preparation
+  sorted <- data.frame(y = 1:40, day = 1:40, kind = rep(c("x", "b", "a", "c"), 10))
+  for (formula in list(
+    y ~ I(day - min(day)),
+    y ~ I(day / max(day)),
+    y ~ as.integer(factor(kind)),
+    y ~ I(day > quantile(day, 0.01))
+  )) {
+    expect_error(prepare(formula), "depends on all rows", info = format(formula))
+  }
+  expect_no_error(prepare(y ~ poly(day, 2) + factor(kind) + log(day)))
+})
+
+test_that("a variable of the session is said not to be kept", {
+  threshold <- 3
+  rows <- data.frame(y = 1:4, a = 1:4)
+  prepare <- function(formula) formula_columns(formula, rows, NULL, NULL, NULL)$preparation
+  expect_message(prepare(y ~ I(a > threshold)), "`formula` uses `threshold` of this session")
+  expect_no_message(prepare(y ~ I(a > pi)))
+})
