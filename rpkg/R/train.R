@@ -165,8 +165,8 @@
 #'
 #' The columns are expanded in their order, a one-hot column into `column_level` for each of its
 #' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
-#' refused before the training, with these names. A value that the training did not have is an error
-#' later.
+#' refused before the training, with these names. A row with a value that the training did not have
+#' is predicted as missing later, and is an error in a training or an evaluation.
 #'
 #' @section Runs of tfruns:
 #' In a script that `tfruns::training_run()` has started, the run is told the figures of each epoch,
