@@ -104,7 +104,7 @@ def predict_here(
 def _predict_rows(model: Any, found: Any, job: Job) -> Any:
     """A model's outputs for rows, of which there may be none."""
     columns = found.columns if isinstance(found, FrameRows) else found
-    if isinstance(columns, dict) and not (columns and arrays.count_rows(columns)):
+    if isinstance(columns, dict) and not arrays.count_rows(columns):
         from pybackend.model.outputs import empty_outputs
 
         return empty_outputs(model)

@@ -158,11 +158,11 @@ class _InputReader:
             self.complete, found = rows.complete, rows.columns
         else:
             found = arrays.flatten_inputs(self._x, job.floatx, may_be_empty=True)
-        return {"train": found} if found and arrays.count_rows(found) else {}
+        return {"train": found} if arrays.count_rows(found) else {}
 
 
 def _predict_nothing(model: Any) -> Any:
-    """Outputs of no rows."""
+    """Return a model's outputs for no rows."""
     if not is_keras_model(model):
         raise InputError(
             "`x` has no rows to compute, so no worker calls the function `model`, and the shapes "

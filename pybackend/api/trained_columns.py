@@ -50,16 +50,14 @@ def choose_columns(
 def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
     """Read columns as the training did, unless the call says otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
-    categories = columns.categories
-    if categories is None:
-        inputs = ColumnSpec(features=known.features, label=None).named_columns
-        found = (known.categories or {}).items()
-        categories = {column: v for column, v in found if column in (*inputs, *named)} or None
+
+    def select(given: Any) -> dict[str, Any] | None:
+        return {column: v for column, v in (given or {}).items() if column in named} or None
+
+    categories = select(known.categories) if columns.categories is None else columns.categories
     if known.levels is not None and isinstance(columns.label, str):
         categories = {columns.label: known.levels, **(categories or {})}
-    encode = columns.encode
-    if encode is None:
-        encode = {column: how for column, how in (known.encode or {}).items() if column in named}
+    encode = select(known.encode) if columns.encode is None else columns.encode
     return replace(
         columns,
         features=known.features if columns.features is None else columns.features,

@@ -99,8 +99,8 @@ def flatten(batch: Any) -> dict[str, Any]:
 
 
 def count_rows(columns: Columns) -> int:
-    """Number of rows: the common length of all columns."""
-    return len(next(iter(columns.values())))
+    """Number of rows: the common length of all columns; 0 if there are no columns."""
+    return len(next(iter(columns.values()), ()))
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:

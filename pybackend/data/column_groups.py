@@ -48,7 +48,7 @@ def group_columns(
         Names the column and what is expected.
     """
     targets = list_groups("y", spec.label)
-    used = [column for columns in targets.values() for column in columns]
+    used = spec.label_columns
     for argument in ("tensors", "categories"):
         for column in set(getattr(spec, argument) or {}) - set(used):
             _check_known(column, kinds, name, f"`{argument}` names it")

@@ -43,8 +43,7 @@ class ColumnSpec:
     @property
     def label_columns(self) -> list[str]:
         """The columns that hold labels."""
-        labels = self.label.values() if isinstance(self.label, Mapping) else [self.label]
-        return [label for label in labels if label]
+        return [column for group in list_groups("y", self.label).values() for column in group]
 
     @property
     def named_columns(self) -> list[str]:

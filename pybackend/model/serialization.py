@@ -181,7 +181,7 @@ def _decode(
 
 
 def _is_of_device(error: Exception) -> bool:
-    """Whether a GPU has failed or is full, which is no fault of the file."""
+    """Tell errors of a GPU that failed, or ran out of memory, from errors of the file."""
     from tensorflow import errors
 
     return isinstance(error, errors.InternalError | errors.ResourceExhaustedError)

@@ -10,7 +10,6 @@ from typing import Any
 from pybackend.api.predict import check_model
 from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.result import TrainResult
-from pybackend.data.columns import ColumnSpec
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions, check_data_options
@@ -199,10 +198,7 @@ def ask(
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
     if features is None:
         features = features_of(model)
-        if categories is None:  # a model of several outputs has those of its labels, too
-            used = ColumnSpec(features=features, label=None).named_columns
-            found = (model.categories or {}).items()
-            categories = {column: values for column, values in found if column in used} or None
+        categories = model.categories if categories is None else categories
         encode = model.encode if encode is None else encode
     keras_model = model.model if isinstance(model, TrainResult) else model
 

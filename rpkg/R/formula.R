@@ -159,20 +159,19 @@ check_by_row <- function(terms, data, predictors, call) {
       "data",
       call
     )))
-    for (name in names(predictors)) {
-      if (!has_same_rows(predictors[[name]], rows, some[[name]])) {
-        abort_input(
-          c(
-            sprintf(
-              "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
-              name
-            ),
-            i = "Predictions of a row would depend on the others.",
-            i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
+    is_same <- \(name) has_same_rows(predictors[[name]], rows, some[[name]])
+    for (name in Filter(Negate(is_same), names(predictors))) {
+      abort_input(
+        c(
+          sprintf(
+            "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
+            name
           ),
-          call = call
-        )
-      }
+          i = "Predictions of a row would depend on the others.",
+          i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
+        ),
+        call = call
+      )
     }
   }
 }
@@ -185,13 +184,13 @@ has_same_rows <- function(whole, rows, some) {
   isTRUE(all.equal(as.double(whole), as.double(some), tolerance = 1e-6))
 }
 
-# What is no column is looked up in the session again whenever rows are computed.
+# Each prediction looks up variables that are not columns in the session again.
 inform_variables <- function(names) {
   names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
   if (length(names)) {
     rlang::inform(c(
       sprintf(
-        "`formula` uses %s of this session, which the fit does not keep.",
+        "`formula` uses %s of this session, which the fit does not store.",
         toString(sprintf("`%s`", names))
       ),
       i = "Predictions take the value of that time. Write the value itself into the formula."

@@ -50,12 +50,12 @@ def kill_all(
     seconds: float,
     after: Callable[[Collection[int]], object] = lambda pids: None,
 ) -> None:
-    """Kill the processes that are found until there are none, for some seconds at most.
+    """Kill the processes that are found, again and again until no more are found or time is up.
 
     Parameters
     ----------
     after
-        Called with those that were just killed.
+        Called with the processes that were just killed.
     """
     deadline = time.monotonic() + seconds
     while (found := find()) and time.monotonic() < deadline:
