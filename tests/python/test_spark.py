@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,8 @@ from pybackend.launchers.spark import log
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.launchers.spark.barrier import SparkLauncher
+from pybackend.net import rendezvous
+from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer
 
 
@@ -494,38 +496,48 @@ def test_a_task_whose_python_is_killed_is_named(spark: Any) -> None:
 
 
 class Watched(MeetingServer):
-    """Notes how the workers met; ``rejected`` ranks do not get through to it."""
+    """Notes how the workers met."""
 
-    rejected: tuple[int, ...] = ()
     answers: ClassVar[list[bytes | None]] = []
-
-    def _welcome(self, stream: Any, rank: int) -> None:
-        if rank in self.rejected:
-            stream.close()
-        else:
-            super()._welcome(stream, rank)
 
     def __exit__(self, *error: object) -> None:
         self.answers.append(self._answer)
         super().__exit__(*error)
 
 
-class Halved(Watched):
-    rejected = (1,)
+def greet_all_but(rejected: Sequence[int]) -> Callable[..., int]:
+    """A `greet_as_server` that some ranks never get through: their proof is not answered.
 
+    To close the connection behind the greeting would be too late: the member may have joined.
+    """
 
-class Closed(Watched):
-    rejected = (0, 1)
+    def greet(stream: Any, *arguments: Any) -> int:
+        read = stream.read_exactly
+
+        def read_proof(count: int, seconds: float) -> bytes:
+            message = bytes(read(count, seconds))
+            if int.from_bytes(message[32:36], "big") in rejected:
+                raise ConnectionError("rejected")
+            return message
+
+        stream.read_exactly = read_proof
+        try:
+            return greet_as_server(stream, *arguments)
+        finally:
+            del stream.read_exactly
+
+    return greet
 
 
 @pytest.mark.launcher
 @pytest.mark.parametrize(
-    ("server", "answer"), [(Watched, b"Everyone"), full(Halved, b"MeetElsewhere"), (Closed, None)]
+    ("rejected", "answer"), [((), b"Everyone"), full((1,), b"MeetElsewhere"), ((0, 1), None)]
 )
 def test_workers_meet_at_the_driver_or_all_by_spark(
-    spark: Any, monkeypatch: Any, server: Any, answer: bytes | None
+    spark: Any, monkeypatch: Any, rejected: Sequence[int], answer: bytes | None
 ) -> None:
-    monkeypatch.setattr(spark_launcher, "MeetingServer", server)
+    monkeypatch.setattr(rendezvous, "greet_as_server", greet_all_but(rejected))
+    monkeypatch.setattr(spark_launcher, "MeetingServer", Watched)
     monkeypatch.setattr(spark_launcher, "_MEET_SECONDS", 5.0)
     assert barrier_run(spark, lambda context: context.rank, workers=2, verbose=0) == [0, 1]
     found = Watched.answers.pop()
