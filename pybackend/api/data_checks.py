@@ -76,7 +76,12 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
         check_text,
         reshape_rows,
     )
-    from pybackend.model.labels import check_has_labels, check_labels, check_levels
+    from pybackend.model.labels import (
+        check_class_weight,
+        check_has_labels,
+        check_labels,
+        check_levels,
+    )
 
     some = None
     for name, data in datasets.items():
@@ -103,6 +108,9 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)
+            if job.class_weight is not None and name == "train":
+                classes = [int(code) for code, _ in job.class_weight]
+                check_class_weight(model, classes, columns, argument)
             if rows is not None and name == "train":
                 some = arrays.nest(rows.take(np.arange(min(len(rows), job.batch_size, _TRIED))))
     return some

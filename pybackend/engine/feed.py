@@ -14,6 +14,7 @@ from pybackend.data.sharding import Visits, count_steps, cut_rows, order_dealt, 
 from pybackend.engine.arrivals import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
+from pybackend.model.labels import check_are_classes
 
 # What is read at once; some such blocks are in memory at a time.
 _BLOCK_BYTES = 2 << 20
@@ -102,7 +103,9 @@ class Feed:
         else:
             for first in range(0, len(self._columns), _LABELS_AT_ONCE):
                 places = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
-                last = max(last, int(self._columns.take(places)["y"].max()))
+                labels = self._columns.take(places)["y"]
+                check_are_classes(labels, "data", names_rows=False)
+                last = max(last, int(labels.max()))
         return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
 
     @property

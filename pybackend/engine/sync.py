@@ -28,6 +28,7 @@ from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, EpochEnded, Note
+from pybackend.model.callbacks import find_unmonitored
 from pybackend.model.layers import is_of_keras
 
 _ABOUT_DRIFT = (
@@ -69,6 +70,7 @@ class EpochSync(keras.callbacks.Callback):
         # Places that steps of this epoch move; None: not known yet.
         self._moving: list[int] | None = None
         self._has_reported_metrics = False
+        self._has_reported_monitors = False
         self._began = 0.0
         self._steps = 0
         self.steps_done = 0
@@ -128,6 +130,8 @@ class EpochSync(keras.callbacks.Callback):
             combined.update({f"val_{name}": value for name, value in figures.items()})
         logs.clear()
         logs.update(combined)
+        if self._held_out is None or self._job.validates(epoch):
+            self._report_unmonitored(logs)
         seconds = time.monotonic() - self._began
         self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
 
@@ -138,6 +142,18 @@ class EpochSync(keras.callbacks.Callback):
             text = (
                 f"metric {name!r} is of a custom class: its variables are summed over the "
                 "workers, which is right for sums and counts only"
+            )
+            self._emit(Note(text))
+
+    def _report_unmonitored(self, logs: Mapping[str, Any]) -> None:
+        if self._has_reported_monitors:
+            return
+        self._has_reported_monitors = True
+        for kind, monitor in find_unmonitored(self.evaluated_by, logs):
+            lacks = " without validation data" if self._held_out is None else ""
+            text = (
+                f"{kind} monitors {monitor!r}, which epochs{lacks} do not have: it does nothing. "
+                f"They have {', '.join(map(repr, logs))}"
             )
             self._emit(Note(text))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +16,12 @@ _RANK_0_ONLY = (
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.RemoteMonitor,
+)
+# Keras says on the worker's standard error that they do nothing.
+_MONITORING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
 )
 
 
@@ -42,6 +48,17 @@ def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     ``rank_0_only`` that is true.
     """
     return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
+
+
+def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
+    """Callbacks that act on a figure which epochs do not have, by class, and the figure's name."""
+    return [
+        (type(callback).__name__, callback.monitor)
+        for callback in callbacks
+        if isinstance(callback, _MONITORING)
+        and getattr(callback, "save_best_only", True)  # others save after each epoch
+        and callback.monitor not in names
+    ]
 
 
 def _is_rank_0_only(callback: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -56,7 +57,12 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
 def check_some_labels(model: Any, rows: Any) -> None:
     """As `check_labels`, for some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
     _, y, weights = keras.utils.unpack_x_y_sample_weight(rows)
-    named = {f"y/{name}": one for name, one in y.items()} if isinstance(y, Mapping) else {"y": y}
+    if isinstance(y, Mapping):
+        named = {f"y/{name}": one for name, one in y.items()}
+    elif isinstance(y, (list, tuple)):
+        named = {f"y/#{place}": one for place, one in enumerate(y)}
+    else:
+        named = {"y": y}
     check_labels(model, {**named, "sample_weight": weights}, "data", names_rows=False)
 
 
@@ -71,7 +77,7 @@ def check_labels(
     Parameters
     ----------
     columns
-        Arrays by name; the labels are ``y``, or ``y/`` and the name of an output.
+        Arrays by name, as `pybackend.data.arrays` flattens them.
     name
         The argument that they are of.
     names_rows
@@ -82,44 +88,125 @@ def check_labels(
     InputError
         Names a label, its row, and what the loss takes.
     """
+    weights = columns.get("sample_weight")
+    shapes = _find_shapes(model)
     for key, loss in _match_losses(model).items():
-        labels = columns.get(key)
-        if isinstance(labels, np.ndarray) and labels.dtype.kind in "fiub":
-            _check_range(loss, labels, columns.get("sample_weight"), name, key, names_rows)
-            if key == "y":
-                _check_one_hot(model, loss, labels, name)
-    classes, labels = _count_sparse_classes(model), columns.get("y")
-    if classes is None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
-        return
+        labels, shape = columns.get(key), shapes.get(key, ())
+        if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
+            continue
+        place = _Place(name, _name_output(model, key), names_rows)
+        _check_range(loss, labels, weights, place)
+        _check_weights(labels, weights, shape, name)
+        if len(shape) != 1 or shape[0] is None:
+            continue
+        if key == "y":
+            _check_one_hot(loss, labels, shape[0], name)
+        if _is_sparse(loss):
+            _check_classes(loss, labels, shape[0], place)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where labels are: the argument, the output in words, and whether rows have numbers."""
+
+    argument: str
+    output: str
+    names_rows: bool
+
+    def describe(self, label: float, row: int) -> str:
+        where = f" in row {row} (counting from 0)" if self.names_rows else ""
+        return f"`{self.argument}` has the label {label:g}{self.output}{where}"
+
+
+def _check_classes(loss: Any, labels: Any, classes: int, place: _Place) -> None:
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
-            f"`{name}` has labels of shape ({classes},), but the loss of the model takes the "
-            "number of a class: pass labels.argmax(axis=1), or compile with CategoricalCrossentropy"
+            f"`{place.argument}` has labels of shape ({classes},){place.output}, but the loss of "
+            "the model takes the number of a class: pass labels.argmax(axis=1), or compile with "
+            "CategoricalCrossentropy"
         )
     if labels.size != len(labels):
         return
     flat = labels.reshape(-1)
     is_class = (flat >= 0) & (flat < classes) & (flat == np.floor(flat))
-    ignored = getattr(flatten(model.loss)[0], "ignore_class", None)
+    ignored = getattr(loss, "ignore_class", None)
     if ignored is not None:
         is_class |= flat == ignored
     if not is_class.all():
         row = int(np.argmin(is_class))
+        outputs = "model's" if not place.output else "output's"
         raise InputError(
-            f"`{name}` has the label {flat[row]:g}{_name_row(row, names_rows)}, but the model's "
-            f"{classes} outputs "
-            f"are for the classes 0 to {classes - 1}: encode the labels so, or give the model an "
-            "output for every class"
+            f"{place.describe(flat[row], row)}, but the {outputs} {classes} "
+            f"{'outputs' if not place.output else 'numbers'} are for the classes 0 to "
+            f"{classes - 1}: encode the labels so, or give the model an output for every class"
         )
 
 
-def _check_one_hot(model: Any, loss: Any, labels: Any, name: str) -> None:
+def _check_weights(labels: Any, weights: Any, shape: tuple[int | None, ...], name: str) -> None:
+    """Reject several weights per row for an output that has one loss per row."""
+    if len(shape) != 1 or not isinstance(weights, np.ndarray) or weights.size == len(weights):
+        return
+    raise InputError(
+        f"`{name}` has sample weights of shape {weights.shape[1:]} per row, but the loss of the "
+        "model is one number per row: pass one weight for each row"
+    )
+
+
+def check_class_weight(
+    model: Any, class_weight: Collection[int], columns: Mapping[str, Any], name: str
+) -> None:
+    """Reject weights of classes for labels that are no classes, or of classes that cannot be.
+
+    Parameters
+    ----------
+    class_weight
+        The classes, by number.
+    columns
+        Arrays by name; only ``y`` is looked at, of shape (rows,), (rows, 1) or one-hot.
+    name
+        The argument that they are of.
+
+    Raises
+    ------
+    InputError
+        Names a label and its row, or a class.
+    """
+    labels = columns.get("y")
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
+        return
+    classes = _count_sparse_classes(model)
+    if labels.size > len(labels):
+        classes = labels.shape[-1]
+    else:
+        check_are_classes(labels, name)
+        if _find_range(_match_losses(model).get("y")) is _BINARY:
+            classes = 2
+    beyond = [code for code in class_weight if classes is not None and code >= classes]
+    if beyond:
+        raise InputError(
+            f"`class_weight` has the class {beyond[0]}, but the model tells the classes 0 to "
+            f"{classes - 1} apart"  # type: ignore[operator]
+        )
+
+
+def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> None:
+    """Reject labels that are no numbers of classes, as `check_class_weight` does."""
+    flat = labels.reshape(-1)
+    is_class = (flat >= 0) & (flat == np.floor(flat))
+    if not is_class.all():
+        row = int(np.argmin(is_class))
+        raise InputError(
+            f"{_Place(name, '', names_rows).describe(flat[row], row)}, but `class_weight` is for "
+            "classes, numbered from 0: pass a weight for each row instead"
+        )
+
+
+def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
     """Reject other numbers of labels per row than outputs for a loss that compares each with one.
 
     Keras spreads a single one over all outputs, or fails in the first step.
     """
-    units = _count_units(model)
-    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or units is None or not len(labels):
+    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or not len(labels):
         return
     count = labels.size // len(labels)
     if labels.ndim > 2 or count == units:
@@ -239,21 +326,38 @@ def _match_losses(model: Any) -> dict[str, Any]:
     loss = getattr(model, "loss", None)
     if loss is None or not _is_usual(model):
         return {}
-    if isinstance(loss, Mapping):
-        return {f"y/{name}": one for name, one in loss.items() if len(flatten(one)) == 1}
-    if not isinstance(loss, list | tuple):
+    if not isinstance(loss, (Mapping, list, tuple)):
         return {"y": loss}
-    names = getattr(model, "output_names", None) or []
-    return {f"y/{name}": one for name, one in zip(names, loss, strict=False)}
+    names = list(getattr(model, "output_names", None) or [])
+    if len(names) < 2 and len(flatten(loss)) == 1:
+        return {"y": flatten(loss)[0]}
+    pairs = loss.items() if isinstance(loss, Mapping) else zip(names, loss, strict=False)
+    by_name = {name: one for name, one in pairs if len(flatten(one)) == 1}
+    by_place = {f"y/#{place}": by_name[name] for place, name in enumerate(names) if name in by_name}
+    return {**{f"y/{name}": one for name, one in by_name.items()}, **by_place}
 
 
-def _name_row(row: int, names_rows: bool) -> str:
-    return f" in row {row} (counting from 0)" if names_rows else ""
+def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
+    """Shapes of a row of the outputs, by the keys of their labels; none if they are not known."""
+    try:
+        outputs = list_outputs(model)
+    except InputError:  # not known before it runs
+        return {}
+    if len(outputs) == 1:
+        return {"y": outputs[0].shape}
+    named = {f"y/{output.name}": output.shape for output in outputs}
+    return {**named, **{f"y/#{place}": output.shape for place, output in enumerate(outputs)}}
 
 
-def _check_range(
-    loss: Any, labels: Any, weights: Any, name: str, key: str, names_rows: bool
-) -> None:
+def _name_output(model: Any, key: str) -> str:
+    """In words, of which of several outputs the labels of a key are."""
+    name = key.partition("/")[2]
+    if name.startswith("#"):
+        name = model.output_names[int(name[1:])]
+    return f" of the output {name!r}" if name else ""
+
+
+def _check_range(loss: Any, labels: Any, weights: Any, place: _Place) -> None:
     found = _find_range(loss)
     if found is None or not len(labels):
         return
@@ -266,28 +370,15 @@ def _check_range(
         return
     row = int(np.argmax(is_wrong))
     label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
-    of = f" of the output {key[2:]!r}" if len(key) > 1 else ""
-    raise InputError(
-        f"`{name}` has the label {label:g}{of}{_name_row(row, names_rows)}, but the loss "
-        f"{_name_loss(loss)} takes {taken}"
-    )
+    raise InputError(f"{place.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
 
 
 def _count_sparse_classes(model: Any) -> int | None:
     losses = flatten(getattr(model, "loss", None))
     if not _is_usual(model) or len(losses) != 1 or not _is_sparse(losses[0]):
         return None
-    return _count_units(model)
-
-
-def _count_units(model: Any) -> int | None:
-    """Numbers of a row of the only output; None if there are several, or of other shapes."""
-    try:
-        outputs = list_outputs(model)
-    except InputError:  # not known before it runs
-        return None
-    shape = outputs[0].shape
-    return shape[0] if len(outputs) == 1 and len(shape) == 1 else None
+    shape = _find_shapes(model).get("y", ())
+    return shape[0] if len(shape) == 1 else None
 
 
 def _is_sparse(loss: Any) -> bool:

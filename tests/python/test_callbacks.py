@@ -73,6 +73,28 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
     assert keras.saving.load_model(tmp_path / "best.keras").count_params() > 0
 
 
+def test_a_figure_that_no_epoch_has_is_named(rows: Any, capsys: Any) -> None:
+    absent = [
+        keras.callbacks.EarlyStopping("val_loss"),
+        keras.callbacks.ReduceLROnPlateau("val_accurcy", mode="max"),
+        keras.callbacks.EarlyStopping("loss"),
+    ]
+    held_out = rows[0][:8], rows[1][:8]
+    given = {"workers": 2, "epochs": 2, "batch_size": 20, "verbose": 1}
+    data, model = (rows[0][:40], rows[1][:40]), build_dense()
+    barrier_train(None, model, data, callbacks=absent, **given)
+    barrier_train(None, model, data, callbacks=absent, validation_data=held_out, **given)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": it")[0] for line in lines if " monitors " in line] == [
+        "note: EarlyStopping monitors 'val_loss', which epochs without validation data do not have",
+        "note: ReduceLROnPlateau monitors 'val_accurcy', which epochs without validation data do "
+        "not have",
+        "note: ReduceLROnPlateau monitors 'val_accurcy', which epochs do not have",
+    ]
+    known = "They have 'loss', 'accuracy', 'val_loss', 'val_accuracy'"
+    assert [known in line for line in lines if " monitors " in line] == [False, False, True]
+
+
 class FailOnce(keras.callbacks.Callback):
     """Fails on one rank at the begin of the third epoch, the first time."""
 

@@ -12,7 +12,12 @@ from conftest import build_dense
 
 import pybackend
 from pybackend.errors import InputError
-from pybackend.model.labels import check_has_labels, check_labels, check_levels
+from pybackend.model.labels import (
+    check_class_weight,
+    check_has_labels,
+    check_labels,
+    check_levels,
+)
 
 X = np.zeros((6, 8), "float32")
 GOOD = np.array([0, 1, 2, 0, 1, 2])
@@ -175,6 +180,56 @@ def test_labels_of_one_output_of_several_are_named() -> None:
     check_labels(model, columns, "data")
     with pytest.raises(InputError, match="label 2 of the output 'b' in row 2"):
         check_labels(model, {**columns, "y/b": GOOD}, "data")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_class_that_one_output_of_several_has_not_is_named(named: bool) -> None:
+    inputs = keras.Input((8,))
+    outputs = [keras.layers.Dense(units, name=name)(inputs) for name, units in (("a", 3), ("b", 2))]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", ["sparse_categorical_crossentropy"] * 2)
+    keys = ("y/a", "y/b") if named else ("y/#0", "y/#1")
+    check_labels(model, dict(zip(keys, (GOOD, BINARY), strict=True)), "data")
+    message = "label 2 of the output 'b' in row 2 .*, but the output's 2 numbers .* classes 0 to 1"
+    with pytest.raises(InputError, match=message):
+        check_labels(model, dict(zip(keys, (GOOD, GOOD), strict=True)), "data")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_losses_in_a_list_for_one_output_are_known(listed: bool) -> None:
+    loss = "sparse_categorical_crossentropy"
+    model = model_with([loss] if listed else loss)
+    with pytest.raises(InputError, match="label 3 in row 4"):
+        check_labels(model, {"x": X, "y": replaced(3)}, "data")
+
+
+def test_several_weights_of_a_row_need_several_losses() -> None:
+    weights = np.ones((6, 2), "float32")
+    with pytest.raises(InputError, match=r"weights of shape \(2,\) per row, .* one number per row"):
+        pybackend.barrier_train(None, build_dense(), (X, GOOD, weights), workers=2, verbose=0)
+    steps = keras.Sequential([keras.Input((2, 8)), keras.layers.Dense(3)])
+    steps.compile("sgd", "sparse_categorical_crossentropy")
+    labels = np.stack([GOOD, GOOD], axis=1)
+    check_labels(steps, {"x": X, "y": labels, "sample_weight": weights}, "data")
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "message"),
+    [
+        ("mse", 1, replaced(0.5), "label 0.5 in row 4 .*, but `class_weight` is for classes"),
+        ("mse", 1, replaced(-1), "label -1 in row 4 .*, but `class_weight` is for classes"),
+        ("sparse_categorical_crossentropy", 3, GOOD, "the class 3, but .* classes 0 to 2 apart"),
+        ("categorical_crossentropy", 3, np.eye(3)[GOOD], "class 3, but .* classes 0 to 2 apart"),
+        ("binary_crossentropy", 1, GOOD % 2, "the class 3, but .* classes 0 to 1 apart"),
+    ],
+)
+def test_class_weights_are_for_classes(loss: str, outputs: int, labels: Any, message: str) -> None:
+    model = model_with(loss, outputs)
+    with pytest.raises(InputError, match=message):
+        pybackend.barrier_train(
+            None, model, (X, labels), class_weight={0: 1.0, 3: 2.0}, workers=2, verbose=0
+        )
+    check_class_weight(model_with("mse", 1), [0, 3], {"y": GOOD}, "data")
 
 
 def test_text_of_more_values_than_there_are_classes_is_named(tmp_path: Any) -> None:
