@@ -119,7 +119,8 @@ check_formula_encoding <- function(encode, computed, call) {
 prepare_formula <- function(terms, data, computed, categories, call) {
   # An intercept is the model's bias, and all levels of factors have columns, with or without one.
   attr(terms, "intercept") <- 1L
-  attr(terms, "factors") <- pmin(attr(terms, "factors"), 1L)
+  factors <- attr(terms, "factors")
+  attr(terms, "factors") <- pmin(factors, 1L)
   frame <- formula_frame(terms, data, "data", call)
   terms <- attr(frame, "terms")
   predictors <- as.list(frame)[-attr(terms, "response")]
@@ -127,6 +128,9 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   check_by_row(terms, data, predictors, call)
   is_text <- vapply(predictors, function(column) is.factor(column) || is.character(column), NA)
   levels <- lapply(predictors[is_text], column_values)
+  # A logical column is 0 or 1, but for `flag:a` without `a`, where FALSE has a slope of its own.
+  is_flag <- vapply(predictors, is.logical, NA) & apply(factors == 2L, 1L, any)[names(predictors)]
+  levels[names(predictors)[is_flag]] <- list(c(FALSE, TRUE))
   given <- intersect(names(levels), names(categories))
   levels[given] <- categories[given]
   used <- all.vars(stats::delete.response(terms))

@@ -91,12 +91,26 @@ as_python_observing <- function(f, name) {
   # Called by its name, which is what an error shows.
   names <- c(name, observed(name), "logs")
   observing <- as.call(lapply(names, as.name))
+  has_warned <- FALSE
   function(number, logs) {
     values <- rlang::set_names(list(f, number, logs), names)
     # On its way through Python an error would lose its class.
-    withCallingHandlers(
-      isTRUE(keep_conditions(eval(observing, values))),
+    answer <- withCallingHandlers(
+      keep_conditions(eval(observing, values)),
       error = function(error) the$observer_error <- error
     )
+    if (identical(answer, logical()) && !has_warned) {
+      has_warned <<- TRUE
+      keep_conditions(warn_no_answer(name, names(logs)))
+    }
+    isTRUE(answer)
   }
+}
+
+# As of a figure that `logs` has not.
+warn_no_answer <- function(name, known) {
+  rlang::warn(c(
+    sprintf("`%s` of the observer returned `logical(0)`, which stops nothing.", name),
+    i = sprintf("`logs` has %s.", list_names(known))
+  ))
 }

@@ -131,6 +131,14 @@ variable_columns <- function(expr, label, levels, call) {
     }
     return(rlang::set_names(list(value), label))
   }
+  if (is_condition(expr)) {
+    condition <- as_sql_call(expr, call)
+    columns <- list(
+      rlang::expr(dplyr::if_else(!!condition, 0, 1)),
+      rlang::expr(dplyr::if_else(!!condition, 1, 0))
+    )
+    return(rlang::set_names(columns, paste0(label, "_", levels)))
+  }
   is_factor <- rlang::is_call(expr, c("factor", "as.factor", "as.character"), n = 1L)
   column <- if (is_factor) expr[[2L]] else expr
   if (!is.symbol(column)) {

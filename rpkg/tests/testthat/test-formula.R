@@ -61,6 +61,15 @@ test_that("what a formula computes is that of base R, with a column for each lev
   })
 })
 
+test_that("a logical column in an interaction has a column for FALSE where model.matrix() has one", {
+  numbers <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$x
+  names <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$feature_names
+  expect_identical(names(y ~ flag:size), c("flag_FALSE:size", "flag_TRUE:size"))
+  expect_equal(numbers(y ~ flag:size), model.matrix(~ flag:size - 1, rows), ignore_attr = TRUE)
+  expect_identical(names(y ~ flag * size), c("flag", "size", "flag:size"))
+  expect_identical(names(y ~ size + flag:size), c("size", "size:flag"))
+})
+
 test_that("a fit computes of later rows what the training has computed", {
   skip_if_no_pybackend()
   train <- function(...) {

@@ -37,6 +37,13 @@ test_that("an observer stops the training after an epoch, with the history of so
   expect_identical(losses, as.numeric(fit$history$loss))
 })
 
+test_that("a comparison with a figure that logs have not is said once", {
+  observing <- as_python_observing(function(epoch, logs) logs$error < 1, "on_epoch_end")
+  expect_false(observing(1L, list(loss = 0.5, val_loss = 0.6)))
+  expect_false(observing(2L, list(loss = 0.4, val_loss = 0.5)))
+  expect_snapshot(invisible(signal_kept_warnings()))
+})
+
 test_full("an error in an observer is the error of the training", {
   skip_if_no_pybackend()
   watch <- observer(on_epoch_end = function(epoch, logs) {

@@ -206,8 +206,10 @@ test_that("expressions of a formula give the columns of model.matrix()", {
       I((wt + 1)^3) +
       exp(drat) +
       I(ifelse(am > 0, hp, wt)),
-    mpg ~ I(gear %in% c("3", "4") & disp > 100) + I(!(am == 1)) + I(-wt) + floor(wt)
+    mpg ~ I(gear %in% c("3", "4") & disp > 100) + I(!(am == 1)) + I(-wt) + floor(wt),
+    mpg ~ heavy:disp + I(hp > 100):wt
   )
+  cars$heavy <- cars$wt > 3
   for (formula in formulas) {
     preparation <- formula_columns(formula, cars, NULL, NULL, NULL)$preparation
     expected <- apply_formula(preparation, cars, "data", NULL, FALSE, keeps_missing = TRUE)
