@@ -28,6 +28,10 @@ _NUMBERS_FOR_TEXT = (
     " or booleans: np.unique(labels, return_inverse=True) gives classes and their numbers; or pass "
     "a data frame and `label=`, whose text is encoded"
 )
+_DAYS = {
+    "M": "(times - times.min()) / np.timedelta64(1, 'D')",
+    "m": "times / np.timedelta64(1, 'D')",
+}
 # A sparse matrix becomes a dense one, which this process holds and sends.
 MOST_DENSE_BYTES = 2 << 30
 _PARTS = ("x", "y", "sample_weight")
@@ -47,6 +51,8 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
+        if type(data).__name__ == "LazyFrame":
+            raise InputError(f"`{name}` is a lazy frame, without rows yet: pass its collect()")
         raise InputError(
             f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark, "
             "pandas or polars, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
@@ -175,6 +181,8 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         array = narrow(array, floatx, lambda row: f"`{key}` of `{name}` in row {row}")
     if array.dtype.kind not in "fiub":
         expected = ", booleans or text" if key.startswith("x") else _NUMBERS_FOR_TEXT
+        if array.dtype.kind in "mM":
+            expected = ": e.g. days, " + _DAYS[array.dtype.kind]
         raise InputError(f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers{expected}")
     # TensorFlow takes the bytes as they are.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -27,7 +27,7 @@ from pybackend.job.options import Promise
 # A table of pixels has hundreds.
 _SHOWN_COLUMNS = 30
 # Dates, times and durations, as Arrow, pandas and Spark call their types.
-_TIMES = re.compile(r"date|time|duration|interval|period")
+_TIMES = re.compile(r"(extension<pandas\.)?(date|time|duration|interval|period)")
 
 
 def group_columns(
@@ -208,9 +208,8 @@ class _GroupBuilder:
             )
         if _TIMES.match(found):
             expected = (
-                "numbers: make them of its times, e.g. days since the first (pandas: "
-                f"(df[{column!r}] - df[{column!r}].min()).dt.days; Spark: datediff()), or the "
-                "month or weekday, or leave the column out of `features`"
+                f"numbers: make them of its times, e.g. {_suggest_number(column, found)}, or leave "
+                "the column out of `features`"
             )
         is_label = column in list_groups("y", self._spec.label).get("y", [])
         what = f"the label column {column!r}" if is_label else f"column {column!r}"
@@ -226,6 +225,25 @@ class _GroupBuilder:
         is_bytes = kinds[0].holds == "binary"
         dtype = "int64" if is_whole and not is_bytes else group.dtype
         return replace(group, dtype=dtype, is_flat=is_single and not is_bytes)
+
+
+def _suggest_number(column: str, found: str) -> str:
+    """A number that can be made of times of some type, and how."""
+    pandas, polars = f"df[{column!r}]", f"pl.col({column!r})"
+    if "period" in found:
+        return f"{pandas}.dt.year * 12 + {pandas}.dt.month, or make dates by .dt.to_timestamp()"
+    if "duration" in found or "interval" in found:
+        return (
+            f"seconds (pandas: {pandas}.dt.total_seconds(); polars: {polars}.dt.total_seconds(); "
+            "Spark: unix_timestamp() of the ends)"
+        )
+    if re.match(r"time(32|64)?(\[|$)", found):
+        return f"the hour (pandas: {pandas}.map(lambda t: t.hour); polars: {polars}.dt.hour())"
+    return (
+        f"days since the first (pandas: t = pd.to_datetime({pandas}), (t - t.min()).dt.days; "
+        f"polars: ({polars} - {polars}.min()).dt.total_days(); Spark: datediff()), or the month "
+        "or weekday"
+    )
 
 
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:

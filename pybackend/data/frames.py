@@ -158,8 +158,9 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
 
 def is_frame(data: Any) -> bool:
     """Whether data are a table in memory; no library is imported to find out."""
-    has_columns = hasattr(data, "columns") or hasattr(data, "schema")
-    is_arrow = hasattr(type(data), "__arrow_c_stream__") and has_columns
+    is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
+        hasattr(data, "columns") or hasattr(data, "schema")
+    )
     # A DataFrame of Spark exports a stream, too, by collecting all rows.
     return is_pandas(data) or (is_arrow and not type(data).__module__.startswith("pyspark."))
 

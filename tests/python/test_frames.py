@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -488,16 +490,42 @@ def test_sparse_columns_and_matrices_are_dense() -> None:
         flatten_data((huge, np.zeros(10**6)))
 
 
+DAYS = "t = pd.to_datetime(df['when']), (t - t.min()).dt.days; polars"
+MONTHS = "df['when'].dt.year * 12 + df['when'].dt.month, or"
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "made"),
     [
-        pd.to_datetime(["2026-01-01", "2026-02-01"]),
-        pd.to_timedelta([1, 2], "D"),
-        pd.to_datetime(["2026-01-01", "2026-02-01"]).date,
-        pd.to_datetime(["2026-01-01", "2026-02-01"]).tz_localize("UTC"),
+        (pd.to_datetime(["2026-01-01", "2026-02-01"]), DAYS),
+        (pd.to_datetime(["2026-01-01", "2026-02-01"]).date, DAYS),
+        (pd.to_datetime(["2026-01-01", "2026-02-01"]).tz_localize("UTC"), DAYS),
+        (pd.to_timedelta([1, 2], "D"), "df['when'].dt.total_seconds(); polars"),
+        ([datetime.time(1), datetime.time(2)], "df['when'].map(lambda t: t.hour); polars"),
+        (pd.period_range("2026-01", periods=2, freq="M"), MONTHS),
     ],
 )
-def test_times_say_how_they_become_numbers(values: Any) -> None:
+def test_times_say_how_they_become_numbers(values: Any, made: str) -> None:
     frame = pd.DataFrame({"when": values, "a": [1.0, 2.0], "label": [0, 1]})
-    with pytest.raises(InputError, match=r"'when'.*make them of its times.*\.dt\.days"):
+    with pytest.raises(InputError, match=r"'when'.*make them of its times") as caught:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    assert made in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "made"),
+    [
+        ("M8[D]", "(times - times.min()) / np.timedelta64(1, 'D')"),
+        ("m8[h]", "times / np.timedelta"),
+    ],
+)
+def test_arrays_of_times_say_how_they_become_numbers(dtype: str, made: str) -> None:
+    with pytest.raises(InputError, match="numbers: e.g. days, " + re.escape(made)):
+        flatten_data((np.zeros(2, dtype), np.zeros(2)))
+
+
+def test_a_lazy_frame_is_to_be_collected() -> None:
+    frame = pl.DataFrame({"a": [1.0, 2.0], "label": [0, 1]}).lazy()
+    with pytest.raises(InputError, match=r"pass its collect\(\)"):
+        flatten_data(frame)
+    assert not is_frame(frame)
