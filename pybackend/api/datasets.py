@@ -92,7 +92,7 @@ def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
         features = [
             c for group in trained_on.column_groups if group.key == "x" for c in group.columns
         ]
-    return replace(known, features=features, finds_levels=False)
+    return replace(known, features=features, finds_levels=False, known_from="`data`")
 
 
 def _read_batches(data: Any, name: str, job: Job) -> Batches:

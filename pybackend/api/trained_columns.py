@@ -64,4 +64,5 @@ def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
         tensors=known.tensors if columns.tensors is None else columns.tensors,
         categories=categories,
         encode=encode or None,
+        known_from=None if columns.features or not known.features else "the training",
     )

@@ -27,7 +27,7 @@ class ColumnSpec:
     """Which columns are used, and as what: arguments of `barrier_train` by the same names.
 
     With ``finds_levels`` False the codes of text are known already: its values must be among the
-    ``categories``.
+    ``categories``. ``known_from`` says in words what has fixed the types of the columns.
     """
 
     features: Any = None
@@ -39,6 +39,7 @@ class ColumnSpec:
     tfrecord_spec: Mapping[str, str] | None = None
     repartition: bool = True
     finds_levels: bool = True
+    known_from: str | None = None
 
     @property
     def label_columns(self) -> list[str]:

@@ -42,8 +42,8 @@ def find_categories(
     for column, encoding in encode.items():
         if column in categories:
             continue
-        if not spec.finds_levels:
-            raise InputError(_explain_missing(f"column {column!r}", column))
+        if not spec.finds_levels or spec.known_from is not None:
+            raise InputError(_explain_missing(f"column {column!r}", column, spec))
         values = _sort_values(distinct(column))
         check_count(column, values, encoding)
         if not values:
@@ -66,7 +66,7 @@ def keep_categories(
         Returns the categories of a column; None or nothing if it has none. Called only for columns
         whose categories are used.
     """
-    if not spec.finds_levels:
+    if not spec.finds_levels or spec.known_from is not None:
         return spec
     categories, encode = dict(spec.categories or {}), spec.encode
     for column in spec.label_columns:
@@ -169,8 +169,8 @@ def _add_label_categories(
         kind = kinds.get(label)
         if kind is None or kind.holds != "text" or kind.depth or label in categories:
             continue
-        if not spec.finds_levels:
-            raise InputError(_explain_missing(f"the label column {label!r}", label))
+        if not spec.finds_levels or spec.known_from is not None:
+            raise InputError(_explain_missing(f"the label column {label!r}", label, spec))
         values = _sort_values(distinct(label))
         if len(values) > MOST_CATEGORIES:
             raise InputError(
@@ -183,7 +183,9 @@ def _add_label_categories(
     return replace(spec, categories=categories or None)
 
 
-def _explain_missing(what: str, column: str) -> str:
+def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
+    if spec.known_from is not None:
+        return f"{what} holds text, but numbers in {spec.known_from}"
     return (
         f"{what} holds text, and its codes are those of the training: give their values in order, "
         f"DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as the model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from pybackend.api.datasets import narrow_columns
+from pybackend.api.trained_columns import choose_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows
 from pybackend.data.rows import SpooledRows
@@ -61,8 +63,29 @@ def test_validation_data_have_the_values_of_the_training() -> None:
     np.testing.assert_array_equal(rows.columns["x"][:, 1:], ONE_HOT[[0, 0, 1, 1]])
     with pytest.raises(InputError, match=r"column 'color' holds 'pink' in row 0 .*its categories"):
         FrameRows.of(FRAME.assign(color="pink"), rows.spec, "float32", "validation_data")
+    with pytest.raises(InputError, match="column 'size' holds text, but numbers in `data`"):
+        FrameRows.of(FRAME.assign(size="a"), rows.spec, "float32", "validation_data")
     with pytest.raises(InputError, match="its codes are those of the training"):
         read(features=["size", "color"], finds_levels=False)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "predict"])
+def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(kind: str) -> None:
+    result = SimpleNamespace(
+        features=["size", "color"],
+        tensors=None,
+        categories={"color": ["red", "green", "blue"]},
+        encode={"color": "one_hot"},
+        levels=None,
+    )
+    spec = choose_columns(kind, {"label": "year"}, DataOptions(), result)
+    rows = FrameRows.of(FRAME, spec, "float32", "data")
+    np.testing.assert_array_equal(rows.columns["x"][:, 1:].argmax(axis=1), [0, 2, 0, 1])
+    coded = FRAME.assign(size=FRAME["size"].astype("category"))
+    later = FrameRows.of(coded, spec, "float32", "data")
+    np.testing.assert_array_equal(later.columns["x"], rows.columns["x"])
+    with pytest.raises(InputError, match="column 'size' holds text, but numbers in the training"):
+        FrameRows.of(FRAME.assign(size="a"), spec, "float32", "data")
 
 
 def test_files_are_encoded_alike(tmp_path: Path) -> None:
