@@ -67,7 +67,7 @@ choose_encoding <- function(name, column, columns, is_text_input) {
 
 find_values <- function(column, name, encoding, columns, arg, call) {
   if (isFALSE(columns$finds_levels)) {
-    abort_unknown_codes(name, column, arg, call)
+    abort_unknown_codes(name, column, arg, columns$known_from, call)
   }
   is_whole <- is.numeric(column) && rlang::is_integerish(column)
   if (!is.factor(column) && !is.character(column) && !is_whole) {
@@ -101,10 +101,15 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   values
 }
 
-abort_unknown_codes <- function(name, column, arg, call) {
+# `known_from` says what has fixed the types of the columns, if anything has.
+abort_unknown_codes <- function(name, column, arg, known_from, call) {
+  problem <- sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column))
+  if (!is.null(known_from)) {
+    abort_input(c(problem, i = sprintf("It was numeric in %s.", known_from)), call = call)
+  }
   abort_input(
     c(
-      sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
+      problem,
       i = "The codes of its values are those of the training, and not known here.",
       i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
     ),
@@ -155,6 +160,7 @@ narrow_columns <- function(columns, data) {
   columns$categories <- data$categories %||% columns$categories
   columns$encode <- data$encode %||% columns$encode
   columns$finds_levels <- FALSE
+  columns$known_from <- if (!is.null(data$features)) "`data`"
   columns$rows <- NULL
   columns
 }

@@ -235,6 +235,13 @@ names.tfdist_fit <- function(x) {
   c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding")))
 }
 
+# By the names above, which are not those of the list.
+#' @exportS3Method utils::str
+str.tfdist_fit <- function(object, ...) {
+  fields <- unclass(object)
+  utils::str(fields[setdiff(names(object), "model")], ...)
+}
+
 abort_no_element <- function(name, known, call) {
   advice <- name_near(name, known) %||%
     sprintf("Its elements are %s.", list_names(known, length(known)))

@@ -62,7 +62,7 @@ frame_label <- function(data, columns, arg, call) {
   if (is.null(values) && is.character(y)) {
     check_no_missing(y, at, call)
     if (is.null(columns$levels) && isFALSE(columns$finds_levels)) {
-      abort_unknown_codes(columns$label, y, arg, call)
+      abort_unknown_codes(columns$label, y, arg, columns$known_from, call)
     }
     # Sorted as Python sorts, whatever the locale.
     values <- columns$levels %||% sort(unique(y), method = "radix")

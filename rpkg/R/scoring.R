@@ -179,7 +179,10 @@ complete_columns <- function(columns, model, call = caller_env()) {
     categories[[trained]] <- NULL
     categories[[columns$label]] <- values
   }
-  columns$features <- columns$features %||% fit_field(model, "features")
+  if (is.null(columns$features)) {
+    columns$features <- fit_field(model, "features")
+    columns$known_from <- if (!is.null(columns$features)) "the training"
+  }
   columns$feature_names <- fit_field(model, "feature_names")
   columns$preparation <- fit_field(model, "preparation")
   if (inherits(columns$preparation, "tfdist_recipe")) {

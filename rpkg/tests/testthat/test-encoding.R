@@ -39,6 +39,7 @@ test_that("later data have the values of the training", {
   expect_snapshot(error = TRUE, {
     check_frame(transform(rows, colour = "pink"), columns, "validation_data", NULL)
     check_frame(transform(rows, colour = NA), columns, "validation_data", NULL)
+    check_frame(transform(rows, a = "b"), columns, "validation_data", NULL)
     check_frame(rows, narrow_columns(columns_of(), table), "validation_data", NULL)
     check_frame(rows, columns_of(encode = c(a = "one_hot")), "data", NULL)
     check_frame(rows, columns_of(features = "a", encode = c(colour = "integer")), "data", NULL)

@@ -60,6 +60,14 @@ test_that("workers are a data frame", {
   expect_identical(workers$ok, c(TRUE, TRUE))
 })
 
+test_that("str() shows each field under its name", {
+  fit <- example_fit()
+  shown <- utils::capture.output(str(fit, max.level = 1))
+  named <- sub("^ \\$ (\\S+) *:.*", "\\1", shown[-1L])
+  expect_identical(named, setdiff(names(fit), "model"))
+  expect_match(grep("$ epochs ", shown, fixed = TRUE, value = TRUE), "int")
+})
+
 test_that("fields are accessed by name", {
   fit <- example_fit()
   expect_identical(fit[["epochs"]], 2L)

@@ -36,6 +36,10 @@ test_that("codes of text are those of a training, not of the rows", {
     barrier_evaluate("local", build, transform(rows, a = 1:2, label = a))
     barrier_evaluate("local", build, list(rows["a"], 0:1))
   })
+  # Also where the training has fixed them.
+  fit <- example_fit()
+  fit$features <- "a"
+  expect_snapshot(error = TRUE, barrier_evaluate("local", fit, rows))
 })
 
 test_that("what is given completes, column by column, what the fit knows", {
