@@ -116,6 +116,33 @@ def get_size(uri: str) -> int:
     return int(filesystem.size(path))
 
 
+def check_folder(uri: str, argument: str) -> None:
+    """Refuse a file of this machine for which no folder can be made; nothing is written.
+
+    Raises
+    ------
+    InputError
+        Names the argument and the folder.
+    """
+    if is_remote(uri):
+        return
+    folder = _find_folder(uri)
+    if not os.path.isdir(folder):
+        raise InputError(f"`{argument}`: {uri!r} cannot be written: {folder!r} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"`{argument}`: {uri!r} cannot be written: you may not write to the folder {folder!r}"
+        )
+
+
+def _find_folder(uri: str) -> str:
+    """The folder of a file, or that in which it is made when there is something to put there."""
+    folder = os.path.dirname(local_path(uri))
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
 def check_writable(uri: str) -> None:
     """Write a file beside the one to be written later, and remove it.
 
@@ -127,11 +154,7 @@ def check_writable(uri: str) -> None:
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
         if not is_remote(uri):
-            # Folders are made when there is something to put into them.
-            folder = os.path.dirname(local_path(uri))
-            while not os.path.lexists(folder):
-                folder = os.path.dirname(folder)
-            probe = os.path.join(folder, os.path.basename(probe))
+            probe = os.path.join(_find_folder(uri), os.path.basename(probe))
         with open_file(probe, "wb") as file:
             file.write(b"tfdist")
         remove_file(probe)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pybackend.data.arrays import Columns, count_rows, shard
+from pybackend.data.files import check_folder
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job
@@ -42,8 +43,12 @@ class LocalLauncher:
     why_fixed = None
 
     def check(self, job: Job) -> None:
-        """See `Checking`: are there the cores, the memory and the GPUs?"""
+        """See `Checking`: are there the cores, the memory, the GPUs and the folders?"""
         _check_machine(job)
+        if job.checkpoint is not None:
+            check_folder(f"{job.checkpoint.uri.rstrip('/')}/checkpoint", "checkpoint")
+        if job.model_uri is not None:
+            check_folder(job.model_uri, "model_uri")
 
     def describe(self, job: Job) -> Submission:
         """See `Describing`."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import build_dense
 
+import pybackend
 from pybackend.data.files import (
     check_writable,
     find_files,
@@ -77,6 +83,31 @@ def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         check_writable(str(tmp_path / "file" / "model.h5"))
+
+
+@pytest.mark.parametrize("argument", ["checkpoint", "model_uri"])
+def test_a_folder_of_this_machine_that_cannot_be_made_is_told_at_once(
+    argument: str, tmp_path: Path, rows: Any
+) -> None:
+    (tmp_path / "file").touch()
+    for name, is_good in (("new/model.h5", True), ("file/model.h5", False)):
+        given = {argument: str(tmp_path / name)}
+        with nullcontext() if is_good else pytest.raises(InputError) as caught:
+            pybackend.plan(None, build_dense(), rows, workers=2, **given)
+    assert f"`{argument}`: '{tmp_path}/file/model.h5" in str(caught.value)
+    assert f"'{tmp_path}/file' is no folder" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_folder_that_others_own_is_told() -> None:
+    program = (
+        "import os; from pybackend.data.files import check_folder\n"
+        "os.geteuid() or os.setuid(65534)\n"
+        "check_folder('/usr/new/model.h5', 'model_uri')"
+    )
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert "`model_uri`: '/usr/new/model.h5' cannot be written: you may not write to" in told
 
 
 @pytest.mark.parametrize("root", ["path", "memory://test_files/whole"])
