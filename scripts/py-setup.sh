@@ -14,13 +14,8 @@ fi
 
 extras=$(IFS=,; echo "$*")
 echo "Python packages into .venv: tfdist[$extras]"
-# Relative, because pip splits this variable at spaces; a variable, because it then also
-# holds in the environment that builds tfdist.
-export PIP_CONSTRAINT=constraints.txt
 # rpy2's other mode compiles against R, which need not be here yet.
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
-.venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
-  --progress-bar off --no-compile --editable ".[$extras]" </dev/null
-# pip compiles one file at a time, which takes longer than the rest. Some packages ship templates
-# that do not compile.
+scripts/py-install.sh --editable ".[$extras]"
+# On all cores. Some packages ship templates that do not compile.
 .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
