@@ -57,8 +57,7 @@ endif
 .PHONY: setup py-setup-run py-setup r-setup
 setup: ## fill .venv and .rlib with everything
 	scripts/apt-install.sh python java machines browser r
-	$(MAKE) --no-print-directory --jobs 2 $(DEV_STAMP) $(R_DEPENDENCIES_STAMP)
-	$(MAKE) --no-print-directory $(R_STAMP) $(ARCHIVE)
+	$(MAKE) --no-print-directory --jobs 2 $(R_STAMP) $(ARCHIVE)
 
 py-setup-run: $(RUN_STAMP) ## .venv with what `make mnist` needs
 py-setup: $(DEV_STAMP) ## .venv with everything

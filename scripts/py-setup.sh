@@ -17,5 +17,5 @@ echo "Python packages into .venv: tfdist[$extras]"
 # rpy2's other mode compiles against R, which need not be here yet.
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
 scripts/py-install.sh --editable ".[$extras]"
-# On all cores. Some packages ship templates that do not compile.
-.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+# Python keeps what it compiles: else each of several workers would at its first start.
+PYTHONDONTWRITEBYTECODE= .venv/bin/python -c 'import tensorflow, keras' 2>/dev/null
