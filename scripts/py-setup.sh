@@ -17,5 +17,3 @@ echo "Python packages into .venv: tfdist[$extras]"
 # rpy2's other mode compiles against R, which need not be here yet.
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
 scripts/py-install.sh --editable ".[$extras]"
-# Python keeps what it compiles: else each of several workers would at its first start.
-PYTHONDONTWRITEBYTECODE= .venv/bin/python -c 'import tensorflow, keras' 2>/dev/null
