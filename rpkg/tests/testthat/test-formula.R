@@ -61,7 +61,7 @@ test_that("what a formula computes is that of base R, with a column for each lev
   })
 })
 
-test_that("a logical column in an interaction has a column for FALSE where model.matrix() has one", {
+test_that("in an interaction FALSE has a column where model.matrix() has one", {
   numbers <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$x
   names <- function(formula) check_frame(rows, of(formula, rows), "data", NULL)$feature_names
   expect_identical(names(y ~ flag:size), c("flag_FALSE:size", "flag_TRUE:size"))
