@@ -281,7 +281,8 @@ class TrainResult:
         pandas.DataFrame
             With ``"class"`` and ``"prob"``, and by default for a data frame, whose index it has.
         numpy array, or a list or dict of arrays if the model has several outputs
-            Otherwise. One entry per row, in their order.
+            Otherwise. One entry per row, in their order; the numbers of each output are in the
+            order of its label's `categories`, if it had text.
 
         Raises
         ------

@@ -34,8 +34,8 @@ def save_file(
             )
     elif wanted is None:
         raise InputError(
-            f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, "
-            f"not {path.name!r}"
+            f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, or *.json "
+            f"for all of the result, not {path.name!r}"
         )
     elif wanted != kind:
         from pybackend.model.serialization import save_model

@@ -121,7 +121,8 @@ def barrier_predict(
     Returns
     -------
     numpy array, or a list or dict of arrays if the model has several outputs
-        One entry per row, in the order of ``x``.
+        One entry per row, in the order of ``x``: the model's numbers, also for a data frame, as
+        `TrainResult.predict` gives them with ``type="raw"``.
 
     Raises
     ------

@@ -15,7 +15,8 @@
 #'     or `.pred_<output>` for each of several outputs;
 #'   * `NULL`: `"raw"` for arrays. For data frames and tables, class and probabilities; the class
 #'     alone if the numbers tell classes apart but are no probabilities; and for regression `.pred`,
-#'     or `.pred_<output>` for each of several outputs.
+#'     or `.pred_<output>` for each of several outputs. If the label of one of these was a factor,
+#'     its numbers are in the order of `object$categories`.
 #' @param features,tensors,categories Which columns of a Spark table are used, and how; see
 #'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
 #' @param on_missing What becomes of a row with a missing value, or with one that is none of its

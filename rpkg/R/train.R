@@ -153,11 +153,10 @@
 #' one-hot, with a column for each level and no intercept, which is the model's bias. On a data
 #' frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
 #' `model.matrix()`; a logical column is 0 or 1, and has a column for each in an interaction such as
-#' `flag:a` without `a`. What the training data fix (levels, the mean in `scale()`) is kept in the fit,
-#' and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
+#' `flag:a` without `a`. What the training data fix (levels, the mean in `scale()`) is kept in the
+#' fit, and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
 #' Variables of this session are not kept: write their values. Predictions of `log(y)` are on that
-#' scale. On a Spark table a formula that computes is refused:
-#' use `dplyr::mutate()` first.
+#' scale. On a Spark table a formula that computes is refused: use `dplyr::mutate()` first.
 #'
 #' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
 #' unless it is prepared already; its outcome is the label, its predictors are the features, and
@@ -167,8 +166,9 @@
 #' The columns are expanded in their order, a one-hot column into `column_level` for each of its
 #' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
 #' refused before the training, with these names. A row with a value that the training did not have
-#' is predicted as missing later, and is an error in a training or an evaluation. What a recipe makes
-#' of such a value is what its steps say: `step_dummy()` gives a missing one, `step_integer()` 0.
+#' is predicted as missing later, and is an error in a training or an evaluation. What a recipe
+#' makes of such a value is what its steps say: `step_dummy()` gives a missing one,
+#' `step_integer()` 0.
 #'
 #' @section Runs of tfruns:
 #' In a script that `tfruns::training_run()` has started, the run is told the figures of each epoch,

@@ -48,6 +48,8 @@ phrases <- c(
   " of trainOptions\\b" = "",
   "\\bkeras\\.callbacks\\.Callback\\b" = "callback of keras3",
   "\\bkeras\\.losses\\.MeanSquaredError\\(\\)" = "keras3::loss_mean_squared_error()",
+  "\\bSparseCategoricalCrossentropy\\b(?!\\()" = "`loss_sparse_categorical_crossentropy()`",
+  "\\bCategoricalCrossentropy\\b(?!\\()" = "`loss_categorical_crossentropy()`",
   "\\bkeras\\.Sequential\\b" = "keras_model_sequential()",
   "\\bkeras\\.Model\\(inputs, outputs\\)" = "keras_model()",
   "\\bpass labels\\.argmax\\(axis=1\\)" = "pass `max.col(labels) - 1`",

@@ -150,7 +150,9 @@ def test_saving_writes_the_model_file_and_makes_its_folder(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["model", "model.txt"])
 def test_saving_under_another_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"name the file 'model\.h5', or \*\.h5 or \*\.keras, not"):
+    with pytest.raises(
+        InputError, match=r"name the file 'model\.h5', or \*\.h5 or \*\.keras, or \*\.json"
+    ):
         result().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
