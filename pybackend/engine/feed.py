@@ -105,7 +105,7 @@ class Feed:
                 places = np.arange(first, min(first + _LABELS_AT_ONCE, len(self._columns)))
                 labels = self._columns.take(places)["y"]
                 check_are_classes(labels, "data", names_rows=False)
-                last = max(last, int(labels.max()))
+                last = max(last, int(np.rint(labels.max())))
         return {number: class_weight.get(number, 1.0) for number in range(last + 1)}
 
     @property

@@ -172,7 +172,7 @@ def check_class_weight(
         Names a label and its row, or a class.
     """
     labels = columns.get("y")
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub" or labels.ndim > 2:
         return
     classes = _count_sparse_classes(model)
     if labels.size > len(labels):
@@ -190,9 +190,12 @@ def check_class_weight(
 
 
 def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> None:
-    """Reject labels that are no numbers of classes, as `check_class_weight` does."""
+    """Reject labels that are no numbers of classes, as `check_class_weight` does.
+
+    Keras rounds them to find the weight: 0.9 is a soft label of the class 1.
+    """
     flat = labels.reshape(-1)
-    is_class = (flat >= 0) & (flat == np.floor(flat))
+    is_class = np.rint(flat) >= 0
     if not is_class.all():
         row = int(np.argmin(is_class))
         raise InputError(
