@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 _LIBRARIES = {"keras", "numpy", "tensorflow"}
+_SIMPLE = frozenset({bool, float, int, str})
 
 
 def find_layers(model: Any) -> list[Any]:
@@ -101,10 +102,11 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
+    optimizer = getattr(model, "optimizer", None)
     waiting = [model]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen or part is getattr(model, "optimizer", None):
+        if type(part) in _SIMPLE or id(part) in seen or part is optimizer:
             continue
         seen.add(id(part))
         if isinstance(part, without):
@@ -120,7 +122,6 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
         elif inspect.isfunction(part):
             kept = _read_closure(part)
             waiting += [v for v in kept if isinstance(v, keras.Variable | tf.Variable)]
-    optimizer = getattr(model, "optimizer", None)
     numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
     return [*found.values(), *(v for v in numbers if id(v) not in found)]
 
@@ -218,8 +219,19 @@ def _derives_from_keras(kind: type) -> bool:
 
 def flatten(value: Any) -> list[Any]:
     """The leaves of nested lists, tuples and dicts; None is not a leaf."""
-    if isinstance(value, Mapping):
-        return [leaf for item in value.values() for leaf in flatten(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in flatten(item)]
-    return [] if value is None else [value]
+    leaves: list[Any] = []
+    _collect_leaves(value, leaves)
+    return leaves
+
+
+def _collect_leaves(value: Any, leaves: list[Any]) -> None:
+    if type(value) in _SIMPLE:  # most are; to ask for a mapping takes longer
+        leaves.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect_leaves(item, leaves)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _collect_leaves(item, leaves)
+    elif value is not None:
+        leaves.append(value)

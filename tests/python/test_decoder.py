@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from conftest import full
 
 import pybackend
 
@@ -56,7 +57,10 @@ def subclassed() -> Any:
     return model
 
 
-@pytest.mark.parametrize("model", [functional(), subclassed], ids=["a file", "a function"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(functional(), id="a file"), full(subclassed, id="a function")],
+)
 def test_a_pickled_result_has_its_model_in_another_process(model: Any, tmp_path: Path) -> None:
     result = pybackend.barrier_train(None, model, (X, Y), workers=2, verbose=0)
     expected = np.asarray(result.model(X))

@@ -125,9 +125,8 @@ def test_mnist_in_both_languages(tmp_path: Path) -> None:
     check_files(tmp_path, 2)
 
 
-@pytest.mark.parametrize(
-    "program", [IN_PYTHON, pytest.param(IN_R, marks=[needs_r, pytest.mark.full])]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("program", [IN_PYTHON, pytest.param(IN_R, marks=needs_r)])
 def test_mnist_by_tfdist_run(program: str, tmp_path: Path) -> None:
     FORGE.start()
     done = subprocess.run(

@@ -182,7 +182,8 @@ def test_a_data_set_without_labels_is_that_of_fit(rows: Any, build: Any, parts: 
     assert evaluated["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-5)
 
 
-@pytest.mark.parametrize("is_named", [False, full(True)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_named", [False, True])
 def test_a_function_may_return_inputs_alone(rows: Any, is_named: bool) -> None:
     x = rows[0][:64]
     given: Any = {"left": x, "right": x[::-1]} if is_named else x
