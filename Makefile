@@ -83,7 +83,7 @@ $(DEV_STAMP): $(PY_SETUP) scripts/apt-packages.txt
 
 # Python keeps what it compiles: else each of several workers would, at its first start.
 $(COMPILED_STAMP):
-	PYTHONDONTWRITEBYTECODE= $(PY) -c 'import tensorflow, keras' 2>/dev/null
+	PYTHONDONTWRITEBYTECODE= TF_CPP_MIN_LOG_LEVEL=3 $(PY) -c 'import tensorflow, keras'
 	@touch $@
 
 $(R_DEPENDENCIES_STAMP): rpkg/DESCRIPTION scripts/r-packages.R scripts/apt-packages.txt
@@ -159,6 +159,7 @@ py-lint: $(DEV_STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) scripts/house.py
 
 r-lint: $(R_STAMP)
 	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples

@@ -12,7 +12,7 @@ export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt
 pip=("$python" -m pip install --quiet --no-input --disable-pip-version-check --progress-bar off)
 index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
 uv=.venv/bin/uv
-if [[ -z $index ]] && { [[ -x $uv ]] || "${pip[@]}" uv </dev/null; }; then
+if [[ -z $index ]] && { [[ -x $uv ]] || "${pip[@]}" --only-binary uv uv </dev/null; }; then
   export UV_NATIVE_TLS=1
   "$uv" pip install --quiet --python "$python" "$@" </dev/null && exit
 fi

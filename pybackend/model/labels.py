@@ -96,7 +96,8 @@ def check_labels(
             continue
         place = _Place(name, _name_output(model, key), names_rows)
         _check_range(loss, labels, weights, place)
-        _check_weights(labels, weights, shape, name)
+        if _name_function(loss):
+            _check_weights(weights, shape, name)
         if len(shape) != 1 or shape[0] is None:
             continue
         if key == "y":
@@ -142,8 +143,8 @@ def _check_classes(loss: Any, labels: Any, classes: int, place: _Place) -> None:
         )
 
 
-def _check_weights(labels: Any, weights: Any, shape: tuple[int | None, ...], name: str) -> None:
-    """Reject several weights per row for an output that has one loss per row."""
+def _check_weights(weights: Any, shape: tuple[int | None, ...], name: str) -> None:
+    """Reject several weights per row for an output of which Keras's losses make one number."""
     if len(shape) != 1 or not isinstance(weights, np.ndarray) or weights.size == len(weights):
         return
     raise InputError(

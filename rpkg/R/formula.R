@@ -141,6 +141,7 @@ prepare_formula <- function(terms, data, computed, categories, call) {
       levels = levels,
       label = names(frame)[[attr(terms, "response")]],
       variables = intersect(used, names(data)),
+      label_variables = intersect(all.vars(attr(terms, "variables")[[2L]]), names(data)),
       computed = computed
     ),
     class = "tfdist_formula"

@@ -76,6 +76,10 @@ prepare_rows <- function(
   keeps_missing = FALSE
 ) {
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
+  if (with_label) {
+    # Else a variable of this session by that name would be the label.
+    check_columns(preparation$label_variables, names(data), arg, "part of the training's label", call)
+  }
   if (inherits(preparation, "tfdist_recipe")) {
     bake_rows(preparation, data, arg, call, with_label)
   } else {

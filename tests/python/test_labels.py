@@ -207,6 +207,8 @@ def test_several_weights_of_a_row_need_several_losses() -> None:
     weights = np.ones((6, 2), "float32")
     with pytest.raises(InputError, match=r"weights of shape \(2,\) per row, .* one number per row"):
         pybackend.barrier_train(None, build_dense(), (X, GOOD, weights), workers=2, verbose=0)
+    own = model_with(lambda y_true, y_pred: keras.ops.square(y_true - y_pred), 2)
+    check_labels(own, {"x": X, "y": weights, "sample_weight": weights}, "data")
     steps = keras.Sequential([keras.Input((2, 8)), keras.layers.Dense(3)])
     steps.compile("sgd", "sparse_categorical_crossentropy")
     labels = np.stack([GOOD, GOOD], axis=1)

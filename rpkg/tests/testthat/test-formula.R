@@ -70,6 +70,12 @@ test_that("in an interaction FALSE has a column where model.matrix() has one", {
   expect_identical(names(y ~ size + flag:size), c("size", "size:flag"))
 })
 
+test_that("later rows need the columns of a computed label, whatever this session has", {
+  y <- 1:6
+  columns <- narrow_columns(of(log(y) ~ sqrt(size), rows), list())
+  expect_snapshot(error = TRUE, check_frame(rows[c("size", "w")], columns, "data", NULL))
+})
+
 test_that("a fit computes of later rows what the training has computed", {
   skip_if_no_pybackend()
   train <- function(...) {
