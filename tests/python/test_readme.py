@@ -34,8 +34,10 @@ def test_the_first_python_example_trains_and_saves(tmp_path: Path) -> None:
         "example.py",
         "history.png",
         "model.keras",
+        "run.json",
         "served",
     }
+    assert pybackend.TrainResult.load(tmp_path / "run.json").epochs == 5
 
 
 @pytest.mark.full
