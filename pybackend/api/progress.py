@@ -30,7 +30,7 @@ from pybackend.launchers import Launcher
 # Workers that wait for the same one say so within seconds, and then not for a minute.
 _RECENT_SECONDS = 20.0
 _NO_NUMBER = (
-    "the loss is no finite number any more: look for missing or infinite values among the "
+    "the loss is no longer a finite number: look for missing or infinite values among the "
     "features, or lower the learning rate; keras.callbacks.TerminateOnNaN() among the `callbacks` "
     "ends such trainings"
 )

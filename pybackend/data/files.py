@@ -128,7 +128,7 @@ def check_folder(uri: str, argument: str) -> None:
         return
     folder = _find_folder(uri)
     if not os.path.isdir(folder):
-        raise InputError(f"`{argument}`: {uri!r} cannot be written: {folder!r} is no folder")
+        raise InputError(f"`{argument}`: {uri!r} cannot be written: {folder!r} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
             f"`{argument}`: {uri!r} cannot be written: you may not write to the folder {folder!r}"

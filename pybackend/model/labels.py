@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from pybackend.data import arrays
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import flatten, is_of_keras
@@ -56,14 +57,7 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
 
 def check_some_labels(model: Any, rows: Any) -> None:
     """As `check_labels`, for some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
-    _, y, weights = keras.utils.unpack_x_y_sample_weight(rows)
-    if isinstance(y, Mapping):
-        named = {f"y/{name}": one for name, one in y.items()}
-    elif isinstance(y, (list, tuple)):
-        named = {f"y/#{place}": one for place, one in enumerate(y)}
-    else:
-        named = {"y": y}
-    check_labels(model, {**named, "sample_weight": weights}, "data", names_rows=False)
+    check_labels(model, arrays.flatten(rows), "data", names_rows=False)
 
 
 def check_labels(

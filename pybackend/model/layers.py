@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 _LIBRARIES = {"keras", "numpy", "tensorflow"}
-_SIMPLE = frozenset({bool, float, int, str})
 
 
 def find_layers(model: Any) -> list[Any]:
@@ -106,7 +105,7 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
     waiting = [model]
     while waiting:
         part = waiting.pop()
-        if type(part) in _SIMPLE or id(part) in seen or part is optimizer:
+        if id(part) in seen or part is optimizer:
             continue
         seen.add(id(part))
         if isinstance(part, without):
@@ -219,19 +218,8 @@ def _derives_from_keras(kind: type) -> bool:
 
 def flatten(value: Any) -> list[Any]:
     """The leaves of nested lists, tuples and dicts; None is not a leaf."""
-    leaves: list[Any] = []
-    _collect_leaves(value, leaves)
-    return leaves
-
-
-def _collect_leaves(value: Any, leaves: list[Any]) -> None:
-    if type(value) in _SIMPLE:  # most are; to ask for a mapping takes longer
-        leaves.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_leaves(item, leaves)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect_leaves(item, leaves)
-    elif value is not None:
-        leaves.append(value)
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in flatten(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flatten(item)]
+    return [] if value is None else [value]

@@ -78,7 +78,8 @@ prepare_rows <- function(
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
   if (with_label) {
     # Else a variable of this session by that name would be the label.
-    check_columns(preparation$label_variables, names(data), arg, "part of the training's label", call)
+    label <- preparation$label_variables
+    check_columns(label, names(data), arg, "part of the training's label", call)
   }
   if (inherits(preparation, "tfdist_recipe")) {
     bake_rows(preparation, data, arg, call, with_label)

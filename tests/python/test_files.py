@@ -95,7 +95,7 @@ def test_a_folder_of_this_machine_that_cannot_be_made_is_told_at_once(
         with nullcontext() if is_good else pytest.raises(InputError) as caught:
             pybackend.plan(None, build_dense(), rows, workers=2, **given)
     assert f"`{argument}`: '{tmp_path}/file/model.h5" in str(caught.value)
-    assert f"'{tmp_path}/file' is no folder" in str(caught.value)
+    assert f"'{tmp_path}/file' is not a folder" in str(caught.value)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 

@@ -65,7 +65,7 @@ def test_a_loss_that_is_no_number_is_named_once(capsys: Any) -> None:
     for epoch in range(3):
         show(replace(EPOCH, epoch=epoch, logs={"loss": math.nan if epoch else 0.5}))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.startswith("note: the loss is no finite number") for line in lines] == [
+    assert [line.startswith("note: the loss is no longer a finite number") for line in lines] == [
         False,
         False,
         True,
