@@ -69,15 +69,26 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
     pass through.
     """
     try:
-        return {"ok": True, "value": fn(*args, **kwargs)}
+        return {"ok": True, "value": _show_nul(fn(*args, **kwargs))}
     except TfdistError as error:
-        return {"ok": False, "error": _describe(error)}
+        return {"ok": False, "error": _show_nul(_describe(error))}
 
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`capture`, of a call whose progress a function of R shows: see `Told`."""
-    with told_to(tell):
+    with told_to(lambda kind, fields: tell(kind, _show_nul(fields))):
         return capture(fn, *args, **kwargs)
+
+
+def _show_nul(value: Any) -> Any:
+    r"""Write ``\0`` for the NULs of texts, which R cannot hold: a call of R's would crash R."""
+    if isinstance(value, str):
+        return value.replace("\0", r"\0")
+    if type(value) is dict:
+        return {key: _show_nul(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_show_nul(item) for item in value]
+    return value
 
 
 def answer(request: str) -> str:

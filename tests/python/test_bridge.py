@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pybackend import bridge
-from pybackend.bridge import capture
+from pybackend.api.display_choice import choose_lines
+from pybackend.bridge import capture, capture_shown
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -30,6 +31,19 @@ def fail(error: BaseException) -> None:
 def test_a_value_arrives_in_an_envelope() -> None:
     assert capture(divmod, 17, 5) == {"ok": True, "value": (3, 2)}
     assert capture(sorted, [1, 3, 2], reverse=True) == {"ok": True, "value": [3, 2, 1]}
+
+
+def test_nul_which_r_cannot_hold_is_written_out() -> None:
+    shown: list[Any] = []
+
+    def work() -> dict[str, Any]:
+        choose_lines(1).line("one\0two")
+        return {"lines": ["a\0b", 3], "array": np.zeros(2)}
+
+    envelope = capture_shown(lambda kind, fields: shown.append(fields), work)
+    assert shown == [{"text": r"one\0two"}]
+    assert envelope["value"]["lines"] == [r"a\0b", 3]
+    assert capture(fail, InputError("\0"))["error"]["message"] == r"\0"
 
 
 @pytest.mark.parametrize("kind", [InputError, ClusterError, SerializationError])

@@ -33,6 +33,8 @@ TARGETS = [
     for group, targets in CHECKS.items()
     for target in targets
 ]
+# Of this process, which runs the whole group: the tarball is not built twice in vain.
+_failed: set[str] = set()
 # What `conftest` has set for this process and those that it starts.
 _OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
 
@@ -42,7 +44,11 @@ _OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_
 def test_make(target: str) -> None:
     if target == "vignettes" or target.startswith(("r-test", "r-check-python")):
         FORGE.start()  # for R's workers
+    if "vignettes" in _failed and target in CHECKS["tarball"]:
+        pytest.fail("without its vignettes there is no R package to check")
+    _failed.add(target)
     run(target, ["make", "--no-print-directory", target], ROOT)
+    _failed.remove(target)
 
 
 @pytest.mark.full

@@ -78,6 +78,8 @@ test_that("a call returns its value, and its failure as a condition", {
   skip_if_no_pybackend()
   builtins <- reticulate::import_builtins()
   expect_identical(call_python(builtins$len, list(1, 2)), 2L)
+  # Which R cannot hold: it would crash.
+  expect_identical(call_python(builtins$chr, 0L), "\\0")
   # From outside pybackend, as Keras's own.
   condition <- tryCatch(call_python(builtins$int, "x"), tfdist_error = identity)
   expect_s3_class(condition, "tfdist_error_python")
