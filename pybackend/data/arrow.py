@@ -146,7 +146,7 @@ class TensorReader:
 
     def _read_tensor(self, group: ColumnGroup) -> Array | Ragged:
         columns = [
-            _require_values(self._batch.column(place), name, self._name_row)
+            require_values(self._batch.column(place), name, self._name_row)
             for place, name in zip(group.places, group.columns, strict=True)
         ]
         if group.dtype == TEXT:
@@ -258,7 +258,7 @@ class TensorReader:
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
 
-        return _require_values(lists.flatten(), name, name_row)
+        return require_values(lists.flatten(), name, name_row)
 
     def _encode_categories(self, column: Any, name: str, categories: Sequence[Any]) -> Array:
         codes = _look_up(column, name, categories)
@@ -324,7 +324,7 @@ def _decode(column: Any) -> Any:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
-def _require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
+def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
     """A column without nulls or a dictionary."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])

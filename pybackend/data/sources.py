@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pybackend.data.arrow import TensorReader, describe_schema
+from pybackend.data.arrow import TensorReader, describe_schema, require_values
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     ColumnSpec,
@@ -58,6 +58,8 @@ class RowFiles(Protocol):
     def schema(self) -> Any: ...
     @property
     def index(self) -> tuple[str, ...]: ...
+    @property
+    def nulls(self) -> Mapping[str, int]: ...
 
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
@@ -97,7 +99,9 @@ class FileRows(TableRows):
         spec = keep_categories(spec, kinds, partial(_read_dictionary, files))
         spec = find_categories(spec, kinds, distinct)
         column_groups, _ = group_columns(spec, kinds, floatx, name)
-        return cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
+        rows = cls(tuple(column_groups), spec, files, left_out=tuple(left_out))
+        rows.reject_nulls()
+        return rows
 
     @property
     def rows(self) -> int:
@@ -113,16 +117,25 @@ class FileRows(TableRows):
         reader = TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
         ranges = [(0, self.rows)] if everything else self._deal_ranges(workers)[rank]
-        ends = list(itertools.accumulate(self.files.counts))
-
-        def name_row(place: int, row: int) -> str:
-            file = bisect.bisect_right(ends, place + row)
-            inside = place + row - (ends[file - 1] if file else 0)
-            return f"row {inside} (counting from 0) of {self.files.files[file]}"
-
         with SpoolWriter(folder) as writer:
             for place, batch in self.files.pieces(ranges, columns):
-                writer.append(reader.read(batch, partial(name_row, place)))
+                writer.append(reader.read(batch, partial(self._name_row, place)))
+
+    def reject_nulls(self) -> None:
+        """Raise `InputError` for the first null of a column that files say to hold some."""
+        ends = [0, *itertools.accumulate(self.files.counts)]
+        nulls = self.files.nulls
+        for column in filter(nulls.__contains__, list_columns(self.column_groups)):
+            number = nulls[column]
+            for place, batch in self.files.pieces([(ends[number], ends[number + 1])], [column]):
+                require_values(batch.column(0), column, partial(self._name_row, place))
+
+    def _name_row(self, place: int, row: int) -> str:
+        """A row of a batch that begins at a place, as a row of its file."""
+        ends = list(itertools.accumulate(self.files.counts))
+        file = bisect.bisect_right(ends, place + row)
+        inside = place + row - (ends[file - 1] if file else 0)
+        return f"row {inside} (counting from 0) of {self.files.files[file]}"
 
     def _deal_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
         """The ranges of rows of each worker, in order: a small one of each in turn."""

@@ -66,6 +66,11 @@ class RecordFiles:
         """Columns that are an index: nothing says so in these files."""
         return ()
 
+    @property
+    def nulls(self) -> Mapping[str, int]:
+        """Columns that are said to hold nulls: nor is that known before they are read."""
+        return {}
+
     @classmethod
     def at(
         cls, uri: Places, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
