@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pybackend
+from pybackend.api.calls import EvaluationCall, PredictionCall
 from pybackend.api.display import Tell
 from pybackend.api.display_choice import told_to
 from pybackend.api.in_process import evaluate_here, predict_here
@@ -158,17 +159,17 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 
 def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
     """Predict here: the model's outputs, of arrays that are checked as in a training."""
-    arguments = {"type": "raw", "levels": None, "on_missing": "error", "batch_size": batch_size}
+    call = PredictionCall(model=model, batch_size=batch_size, type="raw", on_missing="error")
     try:
-        return predict_here(lambda: model, None, rows, arguments)
+        return predict_here(lambda: model, None, rows, call)
     except InputError as error:
         raise InputError(str(error).replace("`x`", "`newdata`")) from error
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     """Evaluate here; ``data`` as a training takes arrays."""
-    arguments = {"batch_size": batch_size, "data_options": None}
-    return evaluate_here(lambda: model, None, data, arguments)
+    call = EvaluationCall(model=model, batch_size=batch_size)
+    return evaluate_here(lambda: model, None, data, call)
 
 
 def predict_columns(

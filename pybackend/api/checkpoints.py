@@ -6,8 +6,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from pybackend.api.calls import TrainingCall
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.files import is_remote, local_path
@@ -66,8 +68,8 @@ def load_checkpoint(
     return restore_kept(kept, model, custom_objects, safe_mode)
 
 
-def settle_checkpoint(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, with what they say about checkpoints made plain.
+def settle_checkpoint(call: TrainingCall) -> TrainingCall:
+    """The call, with what it says about checkpoints made plain.
 
     A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training that resumes without
     a seed gets the one of its checkpoint, if this process can see it.
@@ -77,23 +79,23 @@ def settle_checkpoint(arguments: Mapping[str, Any]) -> dict[str, Any]:
     InputError
         There are checkpoints, and the training is not to resume.
     """
-    settled = _adopt_backup(dict(arguments))
-    checkpoint = check_checkpoint(settled["checkpoint"])
+    call = _adopt_backup(call)
+    checkpoint = check_checkpoint(call.checkpoint)
     if checkpoint is None:
-        return settled
+        return call
     if not is_remote(checkpoint.uri) and os.path.isfile(local_path(checkpoint.uri)):
         raise InputError(f"`checkpoint`: {checkpoint.uri!r} is a file: name a folder")
-    if callable(settled["data"]) and checkpoint.every != "epoch":
+    if callable(call.data) and checkpoint.every != "epoch":
         raise InputError(
             "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "
             "epoch can be found again in a pipeline"
         )
-    if settled["resume"] is False:
+    if call.resume is False:
         _look(checkpoint, CheckpointStore.check_is_empty)
-    elif settled["seed"] is None:
+    elif call.seed is None:
         manifest = _look(checkpoint, CheckpointStore.read_manifest)
-        settled["seed"] = None if manifest is None else manifest.seed
-    return settled
+        return replace(call, seed=None if manifest is None else manifest.seed)
+    return call
 
 
 def check_resumes(job: Job) -> None:
@@ -126,22 +128,22 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
         return None
 
 
-def _adopt_backup(arguments: dict[str, Any]) -> dict[str, Any]:
+def _adopt_backup(call: TrainingCall) -> TrainingCall:
     """Keras's callback asks for what `Checkpoint` does."""
-    keras, given = sys.modules.get("keras"), arguments["callbacks"]
+    keras, given = sys.modules.get("keras"), call.callbacks
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:
-        return arguments
+        return call
     backups = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
     if not backups:
-        return arguments
-    if len(backups) > 1 or arguments["checkpoint"] is not None:
+        return call
+    if len(backups) > 1 or call.checkpoint is not None:
         raise InputError("give `checkpoint`, or one BackupAndRestore among the callbacks, not both")
     backup = backups[0]
-    return {
-        **arguments,
-        "callbacks": [one for one in callbacks if one is not backup],
-        "checkpoint": Checkpoint(str(backup.backup_dir), every=backup.save_freq),
-        "resume": True,
-        "discards_checkpoints": bool(backup.delete_checkpoint),
-    }
+    return replace(
+        call,
+        callbacks=[one for one in callbacks if one is not backup],
+        checkpoint=Checkpoint(str(backup.backup_dir), every=backup.save_freq),
+        resume=True,
+        discards_checkpoints=bool(backup.delete_checkpoint),
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pybackend.api.calls import ModelCall
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
@@ -29,12 +30,12 @@ _ABOUT_COLUMNS = ("features", "weight")
 _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
 
 
-def check_columns_exist(arguments: Mapping[str, Any], datasets: Mapping[str, Any]) -> None:
+def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
     """Refuse arguments about columns if no data set has any."""
     if any(isinstance(data, TableRows) for data in datasets.values()):
         return
-    options = arguments["data_options"]
-    given = [name for name in _ABOUT_COLUMNS if arguments[name] is not None]
+    options = call.data_options
+    given = [name for name in _ABOUT_COLUMNS if getattr(call, name) is not None]
     given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
     if given:
         raise InputError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.data_checks import (
     check_can_be_split,
     check_no_records,
@@ -29,11 +30,11 @@ from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 
 def read_training_data(
-    launcher: Launcher, arguments: Mapping[str, Any], columns: ColumnSpec, job: Job
+    launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: Job
 ) -> dict[str, Any]:
-    """The training and validation data of a call; ``arguments`` are those of `barrier_train`."""
-    data, held_out = arguments["data"], arguments["validation_data"]
-    fraction = check_fraction("validation_split", arguments["validation_split"])
+    """The training and validation data of a call."""
+    data, held_out = call.data, call.validation_data
+    fraction = check_fraction("validation_split", call.validation_split)
     if fraction and held_out is not None:
         raise InputError("`validation_data` and `validation_split` exclude each other: use one")
     if job.validation_freq != 1 and held_out is None and not fraction:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.errors import InputError
 from pybackend.launchers import Launcher
 
 
-def check_elastic_call(launcher: Launcher, arguments: Mapping[str, Any]) -> None:
+def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
     """Refuse what cannot be had with workers that go and come.
 
     Raises
@@ -18,7 +17,7 @@ def check_elastic_call(launcher: Launcher, arguments: Mapping[str, Any]) -> None
     InputError
         Names the argument, and says why.
     """
-    if arguments["min_workers"] is None and arguments["max_workers"] is None:
+    if call.min_workers is None and call.max_workers is None:
         return
     if launcher.why_fixed is not None:
         raise InputError(
@@ -28,12 +27,12 @@ def check_elastic_call(launcher: Launcher, arguments: Mapping[str, Any]) -> None
             "`restarts`, and `checkpoint` from where they were"
         )
     reason = None
-    if arguments["strategy"] is not None:
-        reason = f"strategy={arguments['strategy']!r}: its workers take steps on their own, and "
+    if call.strategy is not None:
+        reason = f"strategy={call.strategy!r}: its workers take steps on their own, and "
         reason += "one that is lost is done without anyway"
-    elif callable(arguments["data"]) or callable(arguments["validation_data"]):
+    elif callable(call.data) or callable(call.validation_data):
         reason = "a function `data`: which rows the workers have is known to it alone"
-    elif isinstance(arguments["data"], (str, os.PathLike)) and arguments["shuffle"] != "global":
+    elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
         reason = "files of which each worker reads its share: give shuffle='global', with which "
         reason += "every worker has all rows"
     if reason is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from pybackend.api.calls import EvaluationCall, ModelCall, PredictionCall
 from pybackend.api.datasets import read_data
 from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.prediction_columns import (
@@ -39,7 +40,7 @@ def evaluate_here(
     find_model: Callable[[], Any],
     known: TrainedColumns | None,
     data: Any,
-    arguments: Mapping[str, Any],
+    call: EvaluationCall,
 ) -> dict[str, Any]:
     """Evaluate a model in this process; see `TrainResult.evaluate`.
 
@@ -49,10 +50,8 @@ def evaluate_here(
         Returns the model, and may take its time: what can be checked without it is checked first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = _make_job("evaluate", arguments)
-    columns = choose_columns(
-        "evaluate", arguments, check_data_options(arguments["data_options"]), known
-    )
+    job = _make_job(call)
+    columns = choose_columns(call, check_data_options(call.data_options), known)
     if is_dataset(data):
         given: dict[str, Any] = {"x": data}
         model = _find_compiled(find_model, job)
@@ -72,16 +71,16 @@ def predict_here(
     find_model: Callable[[], Any],
     known: TrainedColumns | None,
     x: Any,
-    arguments: Mapping[str, Any],
+    call: PredictionCall,
 ) -> Any:
     """Predict with a model in this process; see `TrainResult.predict`."""
-    kind = arguments["type"]
+    kind = call.type
     check_type(kind)
-    names = check_levels(arguments["levels"])
-    skips_incomplete = check_on_missing(arguments["on_missing"])
+    names = check_levels(call.levels)
+    skips_incomplete = check_on_missing(call.on_missing)
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = _make_job("predict", arguments)
-    columns = choose_columns("predict", arguments, check_data_options(None), known)
+    job = _make_job(call)
+    columns = choose_columns(call, check_data_options(None), known)
     complete = None
     if is_dataset(x):
         with quiet_about_traces():
@@ -122,8 +121,8 @@ def spread_outputs(outputs: Any, complete: Any) -> Any:
     return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
 
 
-def _make_job(kind: Literal["evaluate", "predict"], arguments: Mapping[str, Any]) -> Job:
-    return replace(make_job(kind, {**arguments, "workers": 1}), **read_keras_defaults())
+def _make_job(call: ModelCall) -> Job:
+    return replace(make_job(call.kind, vars(call)), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
-from pybackend.api.train import barrier_train
+from pybackend.api.signatures import explain_arguments
+from pybackend.api.train import run_training
 from pybackend.data.mnist import Digits, Mnist, find_mnist
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint
@@ -69,6 +71,7 @@ def digit_model() -> Any:
     return model
 
 
+@explain_arguments
 def train_mnist(
     spark: Any = "local",
     *,
@@ -102,11 +105,25 @@ def train_mnist(
     TrainResult
         ``metrics`` holds ``test_loss`` and ``test_accuracy``.
     """
-    arguments = dict(locals())
     launcher = launcher_for(spark)
-    workers = arguments["workers"] = count_workers(launcher, workers, default=3)
+    call = TrainingCall(
+        spark=launcher,
+        model=digit_model,
+        data=None,
+        workers=count_workers(launcher, workers, default=3),
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        resources=resources,
+        checkpoint=checkpoint,
+        resume=resume,
+        restarts=restarts,
+        tensorboard=tensorboard,
+        verbose=verbose,
+        timeout=timeout,
+    )
     # Before the images are looked for, which may take a download.
-    make_job("train", arguments)
+    make_job(call.kind, vars(call))
     check_whole_number("restarts", restarts, least=0)
 
     def download() -> Digits | None:
@@ -121,22 +138,7 @@ def train_mnist(
             "Set TFDIST_MNIST to an mnist.npz for all 60,000.",
             verbose,
         )
-    result = barrier_train(
-        launcher,
-        digit_model,
-        (_scaled(digits.x_train), digits.y_train),
-        workers=workers,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        resources=resources,
-        checkpoint=checkpoint,
-        resume=resume,
-        restarts=restarts,
-        tensorboard=tensorboard,
-        verbose=verbose,
-        timeout=timeout,
-    )
+    result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))
     figures = result.model.evaluate(
         _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
     )

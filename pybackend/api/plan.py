@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.markup import (
     list_settings,
     write_block,
@@ -162,20 +163,20 @@ class Plan:
 
 def _with_arguments_of(
     other: Callable[_P, Any],
-) -> Callable[[Callable[[Mapping[str, Any]], _T]], Callable[_P, _T]]:
-    """Give a function of a call's arguments, by name, the signature of that call.
+) -> Callable[[Callable[[TrainingCall], _T]], Callable[_P, _T]]:
+    """Give a function of a training's call the signature of `barrier_train`.
 
     In its documentation, ``ARGUMENTS`` becomes their names.
     """
     signature = inspect.signature(other)
     names = textwrap.fill(", ".join(signature.parameters), 96, subsequent_indent="    ")
 
-    def change(fn: Callable[[Mapping[str, Any]], _T]) -> Callable[_P, _T]:
+    def change(fn: Callable[[TrainingCall], _T]) -> Callable[_P, _T]:
         @wraps(fn)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return fn(bound.arguments)
+            return fn(TrainingCall(**bound.arguments))
 
         call.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
         call.__annotations__ = {**other.__annotations__, "return": "Plan"}
@@ -187,7 +188,7 @@ def _with_arguments_of(
 
 @explain_arguments
 @_with_arguments_of(barrier_train)
-def plan(arguments: Mapping[str, Any]) -> Plan:
+def plan(call: TrainingCall) -> Plan:
     """Show what `barrier_train` would start, to whom it would go, and who gets which rows.
 
     All that `barrier_train` checks before it starts anything is checked. No process is started, and
@@ -217,7 +218,7 @@ def plan(arguments: Mapping[str, Any]) -> Plan:
     >>> x, y = np.zeros((100, 4)), np.zeros(100)
     >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
     """
-    prepared = prepare_training(arguments)
+    prepared = prepare_training(call)
     request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
     held_out = request.datasets.get("validation")
     planned = plan_rows(request.datasets["train"], job)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pybackend.api.calls import Features, OnMissing, PredictionCall, PredictionType
 from pybackend.api.model import is_keras_model
 from pybackend.api.prediction_columns import (
     check_levels,
@@ -19,7 +20,7 @@ from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import ColumnSpec, input_name
 from pybackend.errors import InputError
 from pybackend.job.job import Job
-from pybackend.job.options import DataOptions
+from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.launchers import is_spark_frame, read_schema
 
 
@@ -28,13 +29,13 @@ def predict_spark(
     model: Any,
     df: Any,
     *,
-    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    features: Features | None = None,
     tensors: Mapping[str, tuple[str, tuple[int | None, ...]]] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
-    encode: str | Mapping[str, str] | None = None,
-    type: str | None = None,
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None,
+    type: PredictionType | None = None,
     levels: Sequence[Any] | None = None,
-    on_missing: str = "null",
+    on_missing: OnMissing = "null",
     batch_size: int = 256,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -95,10 +96,16 @@ def predict_spark(
     names = check_levels(levels)
     skips_incomplete = check_on_missing(on_missing)
     check_model(model)
-    data_options = DataOptions(tensors=tensors, categories=categories, encode=encode)
-    arguments = {**locals(), "workers": 1}
+    call = PredictionCall(
+        model=model,
+        batch_size=batch_size,
+        features=features,
+        data_options=DataOptions(tensors=tensors, categories=categories, encode=encode),
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+    )
     # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
-    request = prepare("predict", arguments, partial(_check_inputs, df, model), as_file=True)
+    request = prepare(call, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
 

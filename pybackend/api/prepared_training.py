@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, settle_checkpoint
 from pybackend.api.datasets import read_training_data
 from pybackend.api.elastic import check_elastic_call
@@ -38,33 +38,32 @@ class PreparedTraining:
         return describe_settings(self.request.job, self.launcher, self.restarts)
 
 
-def prepare_training(arguments: Mapping[str, Any]) -> PreparedTraining:
-    """Check the arguments of `barrier_train`, by name, and encode what workers get of them.
+def prepare_training(call: TrainingCall) -> PreparedTraining:
+    """Check the arguments of `barrier_train`, and encode what workers get of them.
 
     Raises
     ------
     InputError
         Names the argument that is wrong.
     """
-    launcher = launcher_for(arguments["spark"])
-    check_elastic_call(launcher, arguments)
-    arguments = settle_strategy(launcher, arguments)
-    arguments = settle_scale(arguments)
-    restarts = check_whole_number("restarts", arguments["restarts"], least=0)
-    arguments = settle_checkpoint(arguments)
-    request = prepare("train", arguments, partial(read_training_data, launcher, arguments))
+    launcher = launcher_for(call.spark)
+    check_elastic_call(launcher, call)
+    call = settle_scale(settle_strategy(launcher, call))
+    restarts = check_whole_number("restarts", call.restarts, least=0)
+    call = settle_checkpoint(call)
+    request = prepare(call, partial(read_training_data, launcher, call))
     if launcher.is_here:
-        _check_installed(request.job, arguments)
+        _check_installed(request.job, call)
     check_resumes(request.job)
     check_scale(request)
     return PreparedTraining(request, launcher, restarts)
 
 
-def _check_installed(job: Job, arguments: Mapping[str, Any]) -> None:
+def _check_installed(job: Job, call: TrainingCall) -> None:
     """Check what workers of this process's own Python would not find there."""
     if job.tensorboard is not None:
         check_installed()
-    is_in_r = any(isinstance(arguments[name], RFunction) for name in ("model", "data"))
+    is_in_r = isinstance(call.model, RFunction) or isinstance(call.data, RFunction)
     if is_in_r and find_spec("rpy2") is None:
         raise InputError(
             "functions written in R run in workers by the Python package rpy2, which is missing "

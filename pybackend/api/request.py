@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+from pybackend.api.calls import ModelCall, TrainingCall
 from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
 from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
@@ -85,8 +86,7 @@ class Request:
 
 
 def prepare(
-    kind: Literal["train", "evaluate", "predict"],
-    arguments: Mapping[str, Any],
+    call: ModelCall,
     read: Callable[[ColumnSpec, Job], Mapping[str, Any]],
     as_file: bool = False,
 ) -> Request:
@@ -97,8 +97,6 @@ def prepare(
 
     Parameters
     ----------
-    arguments
-        Of the call, by name, defaults included.
     read
         Checks the data, given the columns and the job; returns the data sets by name.
     as_file
@@ -111,43 +109,45 @@ def prepare(
     SerializationError
         The model cannot be encoded.
     """
-    given = arguments["model"]
+    given = call.model
     result = given if isinstance(given, TrainResult) else None
-    options = check_data_options(arguments.get("data_options"))
+    options = check_data_options(call.data_options)
     job = replace(
-        make_job(kind, arguments),
+        make_job(call.kind, vars(call)),
         in_memory=options.in_memory,
         model_source=find_source(given),
         **read_keras_defaults(),
     )
-    columns = choose_columns(kind, arguments, options, result)
-    check_custom_objects(arguments["custom_objects"])
-    observers, callbacks = split_observers(arguments.get("callbacks"))
+    columns = choose_columns(call, options, result)
+    check_custom_objects(call.custom_objects)
+    observers, callbacks = split_observers(
+        call.callbacks if isinstance(call, TrainingCall) else None
+    )
     check_callbacks(callbacks)
     datasets = read(columns, job)
-    if isinstance(datasets.get("train"), Batches) and kind == "train":
+    if isinstance(datasets.get("train"), Batches) and call.kind == "train":
         job = datasets["train"].adapt(job)
-    if kind == "train":
+    if call.kind == "train":
         data = datasets["train"]
         job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
-    if kind != "predict":
-        check_columns_exist(arguments, datasets)
+    if call.kind != "predict":
+        check_columns_exist(call, datasets)
     with _encoding:
-        request = _encode(job, arguments, columns, datasets, callbacks, as_file)
+        request = _encode(job, call, columns, datasets, callbacks, as_file)
     return replace(request, observers=Observers(observers))
 
 
 def _encode(
     job: Job,
-    arguments: Mapping[str, Any],
+    call: ModelCall,
     columns: ColumnSpec,
     datasets: Mapping[str, Any],
     callbacks: Sequence[Any],
     as_file: bool,
 ) -> Request:
-    given = arguments["model"]
+    given = call.model
     model = given.model if isinstance(given, TrainResult) else given
-    custom_objects = arguments["custom_objects"] or {}
+    custom_objects = call.custom_objects or {}
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.calls import EvaluationCall, Features, OnMissing, PredictionCall, PredictionType
 from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.figure_file import check_figure, save_figure
 from pybackend.api.record import encode_record
@@ -17,7 +18,7 @@ from pybackend.api.result_text import list_audit, list_events, list_figures, lis
 from pybackend.data.columns import as_plain
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.job.options import DataOptions
+from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.job.report import Audit, Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
 
@@ -99,7 +100,7 @@ class TrainResult:
     features: list[str] | dict[str, list[str]] | None = None
     tensors: dict[str, Any] | None = field(default=None, repr=False)
     categories: dict[str, Any] | None = field(default=None, repr=False)
-    encode: dict[str, str] | None = field(default=None, repr=False)
+    encode: dict[str, ColumnEncoding] | None = field(default=None, repr=False)
     feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
     gangs: list[Gang] = field(default_factory=list, repr=False)
     restarts: list[Restart] = field(default_factory=list, repr=False)
@@ -206,7 +207,7 @@ class TrainResult:
         data: Any,
         *,
         batch_size: int = 32,
-        features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        features: Features | None = None,
         label: str | Mapping[str, str] | None = "label",
         weight: str | None = None,
         data_options: DataOptions | None = None,
@@ -238,17 +239,24 @@ class TrainResult:
         """
         from pybackend.api.in_process import evaluate_here
 
-        arguments = dict(locals())
-        return evaluate_here(lambda: self.model, self, data, arguments)
+        call = EvaluationCall(
+            model=self,
+            batch_size=batch_size,
+            features=features,
+            label=label,
+            weight=weight,
+            data_options=data_options,
+        )
+        return evaluate_here(lambda: self.model, self, data, call)
 
     def predict(
         self,
         x: Any,
         *,
         batch_size: int = 32,
-        type: str | None = None,
+        type: PredictionType | None = None,
         levels: Sequence[Any] | None = None,
-        on_missing: str = "null",
+        on_missing: OnMissing = "null",
     ) -> Any:
         """Predict with the model, in this process.
 
@@ -291,8 +299,10 @@ class TrainResult:
         """
         from pybackend.api.in_process import predict_here
 
-        arguments = dict(locals())
-        return predict_here(lambda: self.model, self, x, arguments)
+        call = PredictionCall(
+            model=self, batch_size=batch_size, type=type, levels=levels, on_missing=on_missing
+        )
+        return predict_here(lambda: self.model, self, x, call)
 
     @property
     def audit(self) -> Audit | None:

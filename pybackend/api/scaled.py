@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.request import Request
 from pybackend.api.result import TrainResult
 from pybackend.data.datasets import Batches
@@ -86,35 +86,35 @@ def share_batch(batch_size: int, workers: int) -> int:
     return batch_size // workers
 
 
-def settle_scale(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `barrier_train`, with the workers, the batch and the steps of an order.
+def settle_scale(call: TrainingCall) -> TrainingCall:
+    """The call, with the workers, the batch and the steps of an order.
 
     Nothing is kept or written: checkpoints and models are those of real trainings.
     """
     order = _read_order()
     if order is None:
-        return dict(arguments)
-    if arguments["strategy"] is not None:
+        return call
+    if call.strategy is not None:
         raise InputError("bench-scale measures synchronous training: leave out `strategy`")
     batch_size = order.batch_size
     if batch_size is None:
-        batch_size = check_whole_number("batch_size", arguments["batch_size"], least=1)
+        batch_size = check_whole_number("batch_size", call.batch_size, least=1)
     own = share_batch(batch_size, order.workers) if order.is_shared else batch_size
-    settled = {
-        **arguments,
-        "workers": order.workers,
-        "min_workers": None,
-        "max_workers": None,
-        "batch_size": own,
-        "callbacks": _leave_out_backups(arguments["callbacks"]),
-        "checkpoint": None,
-        "resume": False,
-        "model_uri": None,
-        "tensorboard": None,
-    }
-    if order.steps is not None:
-        settled |= {"initial_epoch": 0, "epochs": 1, "steps_per_epoch": order.steps}
-    return settled
+    settled = replace(
+        call,
+        workers=order.workers,
+        min_workers=None,
+        max_workers=None,
+        batch_size=own,
+        callbacks=_leave_out_backups(call.callbacks),
+        checkpoint=None,
+        resume=False,
+        model_uri=None,
+        tensorboard=None,
+    )
+    if order.steps is None:
+        return settled
+    return replace(settled, initial_epoch=0, epochs=1, steps_per_epoch=order.steps)
 
 
 def check_scale(request: Request) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from pybackend.api.calls import EvaluationCall, Features, OnMissing, PredictionCall
 from pybackend.api.datasets import read_data
 from pybackend.api.in_process import spread_outputs
 from pybackend.api.model import is_keras_model
@@ -33,7 +34,7 @@ def barrier_evaluate(
     *,
     workers: int | None = None,
     batch_size: int = 32,
-    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    features: Features | None = None,
     label: str | Mapping[str, str] | None = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
@@ -75,13 +76,23 @@ def barrier_evaluate(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    arguments = dict(locals())
     launcher = launcher_for(spark)
-    arguments["workers"] = count_workers(launcher, workers)
+    call = EvaluationCall(
+        model=model,
+        workers=count_workers(launcher, workers),
+        batch_size=batch_size,
+        features=features,
+        label=label,
+        weight=weight,
+        data_options=data_options,
+        resources=resources,
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+        verbose=verbose,
+        timeout=timeout,
+    )
     request = prepare(
-        "evaluate",
-        arguments,
-        lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
+        call, lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)}
     )
     # A metric such as F1Score has a figure for each class.
     return read_figures(request.run(launcher).reports[0], (int, float, list))
@@ -95,7 +106,7 @@ def barrier_predict(
     *,
     workers: int | None = None,
     batch_size: int = 32,
-    on_missing: str = "null",
+    on_missing: OnMissing = "null",
     resources: Resources | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -129,11 +140,20 @@ def barrier_predict(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    arguments = dict(locals())
     launcher = launcher_for(spark)
-    arguments["workers"] = count_workers(launcher, workers)
+    call = PredictionCall(
+        model=model,
+        workers=count_workers(launcher, workers),
+        batch_size=batch_size,
+        on_missing=on_missing,
+        resources=resources,
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+        verbose=verbose,
+        timeout=timeout,
+    )
     reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
-    request = prepare("predict", arguments, reader.read)
+    request = prepare(call, reader.read)
     if not request.datasets:
         return spread_outputs(_predict_nothing(request.model), reader.complete)
     outcome = request.run(launcher)

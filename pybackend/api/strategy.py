@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from pybackend.api.calls import TrainingCall
 from pybackend.api.observer import Observers, split_observers
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
@@ -26,52 +27,52 @@ _SYNCHRONOUS = {
 }
 
 
-def settle_strategy(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, with the number of all processes as ``workers``.
+def settle_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
+    """The call, with the number of all processes as ``workers``.
 
     Raises
     ------
     InputError
         An argument does not go with ``strategy``; names it, and says why.
     """
-    strategy, roles = check_strategy(arguments["strategy"]), arguments["roles"]
+    strategy, roles = check_strategy(call.strategy), call.roles
     if strategy is None:
         if roles is not None:
             raise InputError(
                 "`roles` needs strategy='parameter_server': without it all are workers, of which "
                 "`workers` says how many"
             )
-        return {**arguments, "workers": count_workers(launcher, arguments["workers"])}
-    observers, others = split_observers(arguments["callbacks"])
+        return replace(call, workers=count_workers(launcher, call.workers))
+    observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
             f"`on_step_end` of an Observer does not go with strategy={strategy!r}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
         )
-    given = {**arguments, "callbacks": others}
+    given = replace(call, callbacks=others)
     for name, reason in _SYNCHRONOUS.items():
-        if given[name] not in (None, False, []):
+        if getattr(given, name) not in (None, False, []):
             raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
-    kept = check_checkpoint(arguments["checkpoint"])
+    kept = check_checkpoint(call.checkpoint)
     if kept is not None and kept.every != "epoch":
         raise InputError(
             f"`checkpoint` with strategy={strategy!r} needs every='epoch': between two epochs no "
             f"step is on its way, not {kept.every!r}"
         )
-    if arguments["shuffle"] == "global":
+    if call.shuffle == "global":
         raise InputError(
             f"shuffle='global' does not go with strategy={strategy!r}: each worker keeps its rows"
         )
     for name in ("data", "validation_data"):
-        value = arguments[name]
+        value = getattr(call, name)
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"`{name}` must be rows with strategy={strategy!r} (arrays, a data frame, files): "
                 "batches of a data set or a function belong to steps of one sequence"
             )
-    roles = _choose_roles(launcher, roles, arguments["workers"])
+    roles = _choose_roles(launcher, roles, call.workers)
     count = sum(roles.values())
-    return {**arguments, "roles": roles, "workers": count_workers(launcher, count)}
+    return replace(call, roles=roles, workers=count_workers(launcher, count))
 
 
 def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int]:

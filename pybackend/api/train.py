@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.callback_files import note_files
+from pybackend.api.calls import Features, Scaling, Strategy, TrainingCall
 from pybackend.api.checkpoints import sees_some
 from pybackend.api.datasets import note_index
 from pybackend.api.decoder import Decoder
@@ -25,7 +26,7 @@ from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
-from pybackend.job.job import TRAINED, WEIGHTS
+from pybackend.job.job import TRAINED, WEIGHTS, Shuffle
 from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
@@ -51,21 +52,21 @@ def barrier_train(
     validation_split: float = 0.0,
     validation_freq: int | Collection[int] = 1,
     callbacks: Sequence[Any] | None = None,
-    class_weight: Mapping[int, float] | None = None,
+    class_weight: Mapping[Any, float] | None = None,
     seed: int | None = None,
-    shuffle: bool | str = True,
-    features: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    shuffle: Shuffle = True,
+    features: Features | None = None,
     label: str | Mapping[str, str] | None = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
     exchange: Exchange | LocalSteps | None = None,
-    scale_lr: ScaleLearningRate | str | None = None,
+    scale_lr: ScaleLearningRate | Scaling | None = None,
     resources: Resources | None = None,
     model_uri: str | None = None,
     checkpoint: Checkpoint | str | None = None,
     resume: bool = False,
     restarts: int = 0,
-    strategy: str | None = None,
+    strategy: Strategy | None = None,
     roles: Mapping[str, int] | None = None,
     tensorboard: bool | str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -252,27 +253,66 @@ def barrier_train(
     SerializationError
         The model cannot be encoded.
     """
-    arguments = dict(locals())
+    call = TrainingCall(
+        spark=spark,
+        model=model,
+        data=data,
+        workers=workers,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=validation_data,
+        validation_split=validation_split,
+        validation_freq=validation_freq,
+        callbacks=callbacks,
+        class_weight=class_weight,
+        seed=seed,
+        shuffle=shuffle,
+        features=features,
+        label=label,
+        weight=weight,
+        data_options=data_options,
+        exchange=exchange,
+        scale_lr=scale_lr,
+        resources=resources,
+        model_uri=model_uri,
+        checkpoint=checkpoint,
+        resume=resume,
+        restarts=restarts,
+        strategy=strategy,
+        roles=roles,
+        tensorboard=tensorboard,
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+        verbose=verbose,
+        timeout=timeout,
+    )
+    return run_training(call)
+
+
+def run_training(call: TrainingCall) -> TrainResult:
+    """Check a call, run it, and make the result: what `barrier_train` does."""
     began = time.monotonic()
-    prepared = prepare_training(arguments)
+    prepared = prepare_training(call)
     request, kept = prepared.request, prepared.request.job.checkpoint
     say = printer(request.job.verbose)
-    if (note := note_files(callbacks, prepared.launcher)) is not None:
+    if (note := note_files(call.callbacks, prepared.launcher)) is not None:
         say(note)
     for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
     with files, pointing_to(kept, partial(sees_some, kept)):
         outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
-        result = _make_result(prepared, outcome, safe_mode, began)
+        result = _make_result(prepared, outcome, began)
     note_scale(request, result)
     files.conclude()
     return result
 
 
-def _make_result(
-    prepared: PreparedTraining, outcome: Outcome, safe_mode: bool, began: float
-) -> TrainResult:
+def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> TrainResult:
     request = prepared.request
     job, trained_on = outcome.job or request.job, request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
@@ -288,7 +328,7 @@ def _make_result(
         digest=digest,
         make_copy=make_copy,
         custom_objects=custom_objects,
-        safe_mode=safe_mode,
+        safe_mode=job.safe_mode,
         inputs=inputs,
         weights=weights,
         checkpoint=job.checkpoint,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from pybackend.api.calls import ModelCall
 from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.job.options import DataOptions
 
@@ -26,23 +26,22 @@ class TrainedColumns(Protocol):
 
 
 def choose_columns(
-    kind: str, arguments: Mapping[str, Any], options: DataOptions, known: TrainedColumns | None
+    call: ModelCall, options: DataOptions, known: TrainedColumns | None
 ) -> ColumnSpec:
     """The columns that are named, or else those that the model of a result was trained on."""
-    label = arguments.get("label", "label")
     columns = ColumnSpec(
-        features=as_list(arguments.get("features")),
-        label=label,
-        weight=arguments.get("weight"),
+        features=as_list(call.features),
+        label=call.label,
+        weight=call.weight,
         tensors=options.tensors,
         categories=options.categories,
         encode=options.encode,
         tfrecord_spec=options.tfrecord_spec,
         repartition=options.repartition,
-        finds_levels=kind == "train",
+        finds_levels=call.kind == "train",
     )
     check_column_spec(columns)
-    if kind == "predict":
+    if call.kind == "predict":
         columns = replace(columns, label=None)
     return columns if known is None else _add_defaults(columns, known)
 

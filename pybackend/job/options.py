@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
@@ -22,7 +22,8 @@ Promise = tuple[str, tuple[int | None, ...]]
 _COMPRESSIONS = [None, "fp16", "bf16"]
 _RECORD_TYPES = ("int64", "float32", "bytes", "string")
 _LIST = "[]"
-ENCODINGS = ("one_hot", "integer")
+ColumnEncoding = Literal["one_hot", "integer"]
+ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class DataOptions:
     tensors: Mapping[str, Promise] | None = None
     categories: Mapping[str, Sequence[Any]] | None = None
     tfrecord_spec: Mapping[str, str] | None = None
-    encode: str | Mapping[str, str] | None = None
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None
     repartition: bool = True
     in_memory: bool = False
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pybackend.job.options import ColumnEncoding
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -16,4 +18,4 @@ class Trained:
     features: Any = None
     tensors: Mapping[str, Any] | None = None
     categories: Mapping[str, Any] | None = None
-    encode: Mapping[str, str] | None = None
+    encode: Mapping[str, ColumnEncoding] | None = None

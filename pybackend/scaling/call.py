@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pybackend.api.scaled import ScaledTraining, share_batch
 from pybackend.api.signatures import explain_arguments
@@ -27,7 +27,7 @@ def bench_scale(
     train: Callable[..., Any] | str | os.PathLike[str],
     workers: Sequence[int] = (1, 2, 4),
     *,
-    mode: str = "both",
+    mode: Mode | Literal["both"] = "both",
     batch_size: int | None = None,
     steps: int | None = None,
     repeats: int = 1,

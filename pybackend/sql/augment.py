@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pybackend.job.options import ColumnEncoding
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask
 from pybackend.sql.connections import connect
@@ -25,7 +26,7 @@ def augment(
     type: str | None,
     levels: Sequence[str] | None,
     categories: Mapping[str, Sequence[Any]] | None = None,
-    encode: Mapping[str, str] | None = None,
+    encode: Mapping[str, ColumnEncoding] | None = None,
 ) -> str:
     """The SQL of a query's rows with the predictions of a model, which nothing has computed yet.
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from pybackend.api.calls import Features, PredictionType
 from pybackend.api.predict import check_model
 from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
-from pybackend.job.options import DataOptions, check_data_options
+from pybackend.job.options import ColumnEncoding, DataOptions, check_data_options
 from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
 from pybackend.sql.query import Encoding, Part, Question, Shown, SourceQuery, list_columns
 
 # Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
+Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
 DIALECTS: dict[str, Any] = {
     "duckdb": duckdb,
     "postgresql": postgres,
@@ -96,15 +98,15 @@ class SqlModel:
 
 def to_sql(
     model: Any,
-    dialect: str,
+    dialect: Dialect,
     *,
     table: str | Sequence[str],
     key: str | Sequence[str],
-    features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-    type: str | None = None,
+    features: str | Features | None = None,
+    type: PredictionType | None = None,
     levels: Sequence[Any] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
-    encode: str | Mapping[str, str] | None = None,
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None,
     weights: str = "model_weights",
     has_vectors: bool = False,
 ) -> SqlModel:
@@ -183,7 +185,7 @@ def ask(
     type: str | None,
     levels: Sequence[Any] | None,
     categories: Mapping[str, Sequence[Any]] | None,
-    encode: str | Mapping[str, str] | None,
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None,
 ) -> Question:
     """What a dialect is to compute, from the arguments of `to_sql`; without a table of weights."""
     if dialect not in DIALECTS:

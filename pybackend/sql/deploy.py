@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pybackend.api.calls import Features, PredictionType
 from pybackend.errors import InputError
+from pybackend.job.options import ColumnEncoding
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
 from pybackend.sql.connections import Connection, connect
@@ -44,11 +46,11 @@ def deploy_model(
     *,
     table: str | Sequence[str],
     key: str | Sequence[str],
-    features: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-    type: str | None = None,
+    features: str | Features | None = None,
+    type: PredictionType | None = None,
     levels: Sequence[Any] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
-    encode: str | Mapping[str, str] | None = None,
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None,
 ) -> Deployment:
     """Put a trained model into a database: ``SELECT * FROM name`` gives its predictions.
 

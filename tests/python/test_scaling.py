@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import pybackend
 from pybackend import InputError, ScalingResult, StepTimes, TrainResult, WorkerReport
+from pybackend.api.calls import TrainingCall
 from pybackend.api.scaled import (
     VARIABLE,
     ScaledTraining,
@@ -400,21 +401,31 @@ def test_a_script_trains_with_the_workers_that_are_wanted(tmp_path: Path, capfd:
 
 
 def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given = {"workers": 7, "batch_size": 64, "strategy": None, "callbacks": [], "epochs": 3}
-    given |= {"resume": True, "checkpoint": "kept", "model_uri": "model.h5"}
+    given = TrainingCall(
+        spark=None,
+        model=None,
+        data=None,
+        workers=7,
+        batch_size=64,
+        callbacks=[],
+        epochs=3,
+        resume=True,
+        checkpoint="kept",
+        model_uri="model.h5",
+    )
     assert settle_scale(given) == given
 
     def settle(workers: int, is_shared: bool, batch_size: int | None, **changes: Any) -> Any:
         order = ScaleOrder(workers, is_shared, batch_size, None, str(tmp_path))
         monkeypatch.setenv(VARIABLE, write_order(order)[VARIABLE])
-        return settle_scale({**given, **changes})
+        return settle_scale(replace(given, **changes))
 
     found = settle(4, True, None)
-    assert (found["workers"], found["batch_size"], found["epochs"]) == (4, 16, 3)
+    assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
     # What real trainings have kept is left alone.
-    assert (found["resume"], found["checkpoint"], found["model_uri"]) == (False, None, None)
-    assert settle(4, False, None)["batch_size"] == 64
-    assert settle(4, True, 128)["batch_size"] == 32
+    assert (found.resume, found.checkpoint, found.model_uri) == (False, None, None)
+    assert settle(4, False, None).batch_size == 64
+    assert settle(4, True, 128).batch_size == 32
     with pytest.raises(InputError, match="64 rows cannot be shared equally by 3 workers"):
         settle(3, True, None)
     with pytest.raises(InputError, match="leave out `strategy`"):

@@ -1,0 +1,89 @@
+"""What a call is asked for: its arguments as they were given, before they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.job import Shuffle
+from pybackend.job.learning_rate import ScaleLearningRate
+from pybackend.job.options import DataOptions, Exchange, LocalSteps
+from pybackend.job.resources import Resources
+
+Features = Sequence[str] | Mapping[str, str | Sequence[str]]
+OnMissing = Literal["null", "error"]
+PredictionType = Literal["class", "prob", "raw"]
+Scaling = Literal["linear", "sqrt"]
+Strategy = Literal["parameter_server"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """What calls that use a model have in common; the arguments of `barrier_evaluate`."""
+
+    kind: ClassVar[Literal["train", "evaluate", "predict"]]
+
+    model: Any
+    workers: int | None = 1
+    batch_size: int = 32
+    features: Features | None = None
+    label: str | Mapping[str, str] | None = "label"
+    weight: str | None = None
+    data_options: DataOptions | None = None
+    resources: Resources | None = None
+    custom_objects: Mapping[str, Any] | None = None
+    safe_mode: bool = True
+    verbose: int = 1
+    timeout: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationCall(ModelCall):
+    """Of `barrier_evaluate` and `TrainResult.evaluate`."""
+
+    kind = "evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionCall(ModelCall):
+    """Of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
+
+    kind = "predict"
+
+    type: PredictionType | None = None
+    levels: Sequence[Any] | None = None
+    on_missing: OnMissing = "null"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCall(ModelCall):
+    """Of `barrier_train`; ``discards_checkpoints`` is what a `BackupAndRestore` says."""
+
+    kind = "train"
+
+    spark: Any
+    data: Any
+    min_workers: int | None = None
+    max_workers: int | None = None
+    epochs: int = 1
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_data: Any = None
+    validation_split: float = 0.0
+    validation_freq: int | Collection[int] = 1
+    callbacks: Sequence[Any] | None = None
+    class_weight: Mapping[Any, float] | None = None
+    seed: int | None = None
+    shuffle: Shuffle = True
+    exchange: Exchange | LocalSteps | None = None
+    scale_lr: ScaleLearningRate | Scaling | None = None
+    model_uri: str | None = None
+    checkpoint: Checkpoint | str | None = None
+    resume: bool = False
+    discards_checkpoints: bool = False
+    restarts: int = 0
+    strategy: Strategy | None = None
+    roles: Mapping[str, int] | None = None
+    tensorboard: bool | str | None = None
