@@ -17,7 +17,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     import keras
 
     from pybackend.engine.loss_trial import is_mean_in_evaluation
-    from pybackend.engine.metric_trial import find_unsummable_metrics
+    from pybackend.engine.trials import find_unsummable_metrics
     from pybackend.model.serialization import model_to_bytes
     from pybackend.model.transfer import encode_file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, settle_checkpoint
 from pybackend.api.datasets import read_training_data
-from pybackend.api.elastic import check_elastic_call
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, settle_scale
 from pybackend.api.settings import describe_settings
@@ -69,3 +69,33 @@ def _check_installed(job: Job, call: TrainingCall) -> None:
             "functions written in R run in workers by the Python package rpy2, which is missing "
             f"for {sys.executable}: pip install 'tfdist[r]'"
         )
+
+
+def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
+    """Refuse what cannot be had with workers that go and come.
+
+    Raises
+    ------
+    InputError
+        Names the argument, and says why.
+    """
+    if call.min_workers is None and call.max_workers is None:
+        return
+    if launcher.why_fixed is not None:
+        raise InputError(
+            f"`min_workers` and `max_workers` need workers that may go and come, but "
+            f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...) or on "
+            "kubernetes(...), or leave them out and have all start again after a loss, with "
+            "`restarts`, and `checkpoint` from where they were"
+        )
+    reason = None
+    if call.strategy is not None:
+        reason = f"strategy={call.strategy!r}: its workers take steps on their own, and "
+        reason += "one that is lost is done without anyway"
+    elif callable(call.data) or callable(call.validation_data):
+        reason = "a function `data`: which rows the workers have is known to it alone"
+    elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
+        reason = "files of which each worker reads its share: give shuffle='global', with which "
+        reason += "every worker has all rows"
+    if reason is not None:
+        raise InputError(f"`min_workers` does not go with {reason}")

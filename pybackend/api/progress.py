@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +12,10 @@ from dataclasses import replace
 
 from pybackend.api.display import Display
 from pybackend.api.display_choice import choose_display, choose_lines
-from pybackend.api.event_log import log_event, log_start, logs_steps
 from pybackend.api.observer import Observers
 from pybackend.api.result_text import show_loss
 from pybackend.job.arguments import counted
-from pybackend.job.job import Job
+from pybackend.job.job import LOGGER, Job
 from pybackend.job.messages import (
     Answer,
     Emit,
@@ -34,6 +35,7 @@ _NO_NUMBER = (
     "features, or lower the learning rate; keras.callbacks.TerminateOnNaN() among the `callbacks` "
     "ends such trainings"
 )
+_Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
 
 @contextmanager
@@ -158,3 +160,28 @@ class _Waits:
             f"all wait for worker {event.peer}, for {event.seconds:.0f} s now: it reads, computes, "
             "or is in a callback"
         )
+
+
+def logs_steps() -> bool:
+    """Whether somebody wants records of steps."""
+    return LOGGER.isEnabledFor(logging.DEBUG)
+
+
+def log_start(text: str) -> None:
+    """Log that workers are being started, by this machine."""
+    LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
+
+
+def log_event(event: _Shown, text: str) -> None:
+    """Log an event: epochs and notes as INFO, steps and what workers print as DEBUG.
+
+    Records have the attributes ``rank``, ``host`` and, of epochs and steps, ``epoch`` and ``logs``.
+    """
+    level = logging.DEBUG if isinstance(event, StepEnded | PrintedLine) else logging.INFO
+    if not LOGGER.isEnabledFor(level):
+        return
+    extra = {"rank": event.rank, "host": event.host}
+    if isinstance(event, EpochEnded | StepEnded):
+        extra |= {"epoch": event.epoch, "logs": dict(event.logs)}
+    where = f" on {event.host}" if event.host else ""
+    LOGGER.log(level, "worker %d%s: %s", event.rank, where, text, extra=extra)

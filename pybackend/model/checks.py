@@ -12,9 +12,10 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized
-from pybackend.model.losses import check_losses
+from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized, flatten
 from pybackend.model.masks import check_masks, has_masked_loss
+
+_MEANS = ("sum_over_batch_size", "mean")
 
 
 def check_model(model: Any, job: Job) -> None:
@@ -113,3 +114,27 @@ def _check_layers(model: Any, job: Job) -> None:
             "synchronized=False (its moving statistics are averaged over the workers after each "
             "epoch)"
         )
+
+
+def check_losses(model: Any) -> None:
+    """Reject losses that are known not to be means over rows.
+
+    Raises
+    ------
+    InputError
+        Names the loss and what to use instead.
+    """
+    for loss in flatten(model.loss):
+        if isinstance(loss, keras.losses.Circle):
+            raise InputError(
+                "the loss Circle compares the rows of a batch with each other, of which a worker "
+                "sees only its own: give `exchange` the option loss_over='global batch'"
+            )
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in _MEANS:
+            name = getattr(loss, "name", type(loss).__name__)
+            raise InputError(
+                f"the loss {name!r} has reduction={reduction!r}: workers average gradients by "
+                "their rows, so use reduction='sum_over_batch_size', or give `exchange` the option "
+                "loss_over='global batch'"
+            )

@@ -7,36 +7,45 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Alone
 from pybackend.data.rows import Rows, SpooledRows
+from pybackend.data.state_file import encode_state
 from pybackend.engine.held_out import build_metrics
+from pybackend.engine.job_identity import describe_training
 from pybackend.engine.metrics import to_plain
-from pybackend.engine.save import plan_saving, write_model
+from pybackend.engine.resume import describe_model, open_checkpoints
+from pybackend.engine.save import SavingPlan, encode_trained, plan_saving, write_model
+from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.train import Training, build_variables
 from pybackend.engine.trials import choose_rows, try_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
-from pybackend.job.job import Job
+from pybackend.job.job import Job, argument_of
 from pybackend.job.messages import Begun, Emit, EpochEnded, Note
 from pybackend.job.roles import ranks_of
+from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
-from pybackend.model.load import load_job_model
+from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
+from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.net.rendezvous import split_address
 from pybackend.strategy.blocks import batch, iterate_blocks
-from pybackend.strategy.checks import check_asynchronous
-from pybackend.strategy.keeping import Keeping, variables_of
 from pybackend.strategy.server import count_threads
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
 
 Counts = Mapping[str, Sequence[int]]
+_INSTEAD = "leave out `strategy`: the synchronous training takes it as it is"
+History = dict[str, list[Any]]
 
 
 def train_as_chief(
@@ -182,3 +191,104 @@ def _naming_lost(job: Job, peers: Sequence[str]) -> Iterator[None]:
         rank = ranks_of(job.roles, role)[index]
         host = split_address(peers[rank])[0]
         raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error
+
+
+# Models that cannot be trained asynchronously, each refused by name before any step is taken.
+
+
+def check_asynchronous(model: Any, job: Job) -> None:
+    """Reject a model that depends on what all workers do in the same step.
+
+    Raises
+    ------
+    InputError
+        Names the part of the model, and what to use instead.
+    """
+    check_model(model, replace(job, workers=1))
+    found = _find_obstacle(model)
+    if found is not None:
+        raise InputError(f"strategy={job.strategy!r} cannot train {found}; or {_INSTEAD}")
+
+
+def _find_obstacle(model: Any) -> str | None:
+    if not has_keras_train_step(model):
+        return "a model with a train_step of its own: override compute_loss instead"
+    if not is_of_keras(type(model).compute_metrics):
+        return "a model with a compute_metrics of its own: pass metrics to compile()"
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return "with a LossScaleOptimizer, whose scale all steps share: use bfloat16 or float32"
+    if optimizer.gradient_accumulation_steps:
+        return "with gradient_accumulation_steps, which workers would add to at once: drop it"
+    if optimizer.use_ema:
+        return "with use_ema=True, whose averages are of one sequence of steps: drop it"
+    if model.run_eagerly:
+        return "with run_eagerly=True: its workers run graphs"
+    for layer in find_layers(model):
+        if getattr(layer, "stateful", False):
+            return f"layer {layer.name!r} with stateful=True: use stateful=False"
+    for layer in find_synchronized(model):
+        return f"layer {layer.name!r} with synchronized=True: use synchronized=False"
+    return None
+
+
+# Checkpoints of an asynchronous training, between two epochs: all its steps have ended then.
+
+
+def variables_of(model: Any) -> list[Any]:
+    """What training changes, in the order of all checkpoints: weights, the rest, the optimizer."""
+    weights = {id(variable) for variable in model.weights}
+    others = [variable for variable in model.variables if id(variable) not in weights]
+    return [*model.weights, *others, *model.optimizer.variables]
+
+
+class Keeping:
+    """Keeps a training after each epoch, if its job says so.
+
+    Attributes
+    ----------
+    epoch, history
+        Where the training begins: epochs that are done, and their figures.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        loaded: LoadedModel,
+        plan: SavingPlan,
+        inputs: Any,
+        counts: Mapping[str, Sequence[int]],
+        emit: Emit,
+    ) -> None:
+        self._model = loaded.model
+        self._timeout = job.timeout
+        self.epoch, self.history = job.initial_epoch, History()
+        self._checkpoints = None
+        if job.checkpoint is None:
+            return
+        described = describe_training(job, self._model, [], {}, Alone())
+        # How they are dealt to which process makes no difference.
+        described |= {argument_of(name): [[sum(rows), ""]] for name, rows in counts.items()}
+        manifest = describe_model(job, self._model, plan, inputs, described)
+        found = open_checkpoints(job, Alone(), manifest, lambda: encode_trained(loaded, plan), emit)
+        self._checkpoints = found
+        if found.start.state is not None:
+            self.epoch, self.history = found.start.epoch, found.start.state["history"]
+            values = found.start.state["variables"]
+            for variable, value in zip(variables_of(self._model), values, strict=True):
+                variable.assign(value)
+
+    def keep(self, epoch: int) -> None:
+        """Keep the model as it is now, after so many epochs."""
+        found = self._checkpoints
+        if found is None or found.writer is None or found.manifest is None:
+            return
+        found.writer.check()
+        arrays = [np.array(variable.numpy()) for variable in variables_of(self._model)]
+        state = encode_state({"variables": arrays, "history": self.history})
+        found.writer.submit(replace(found.manifest, epoch=epoch), state)
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait(self._timeout)

@@ -13,8 +13,7 @@ import cloudpickle
 import pytest
 
 from pybackend import InputError
-from pybackend.job.pickling import pickle_value
-from pybackend.job.sources import find_annotations, make_code, read_source
+from pybackend.job.pickling import find_annotations, make_code, pickle_value, read_source
 
 
 def run_elsewhere(data: bytes, folder: Path) -> str:

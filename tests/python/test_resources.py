@@ -29,8 +29,8 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.meminfo import read_meminfo
 from pybackend.launchers import local
+from pybackend.launchers.joined.gathering import find_share
 from pybackend.launchers.joined.place import Place
-from pybackend.launchers.joined.share import find_share
 from pybackend.launchers.machine import list_gpus
 from pybackend.launchers.machine_share import (
     Machine,

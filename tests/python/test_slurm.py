@@ -21,9 +21,9 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.launchers.slurm import launcher
-from pybackend.launchers.slurm.ends import describe_end, describe_notice
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import read_job
+from pybackend.launchers.slurm.watch import describe_end, describe_notice
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
 

@@ -179,7 +179,7 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
 
 
 def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
-    from pybackend.strategy.checks import check_asynchronous
+    from pybackend.strategy.chief import check_asynchronous
 
     job = Job("train", 3, strategy="parameter_server", roles=(*ROLES.items(),))
     for reason, build in unfit_models().items():

@@ -12,10 +12,18 @@ from typing import Any, NoReturn, Protocol
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Emit, Note
+from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
 from pybackend.launchers.joined.place import Place, is_loopback, split_host
-from pybackend.launchers.joined.share import find_share
+from pybackend.launchers.machine import list_gpus
+from pybackend.launchers.machine_share import (
+    Machine,
+    find_shortage,
+    share_of_machine,
+    this_machine,
+)
 from pybackend.launchers.member import Member, read_arrival
+from pybackend.launchers.slurm.step import count_cores
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, own_address, split_address
@@ -24,6 +32,7 @@ _LOOK_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 2.0
 # The first process, whose limit is the same, says who is missing.
 _SLACK_SECONDS = 5.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -260,3 +269,54 @@ def _reachable(host: str, place: Place) -> str:
     others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
     routes = (own_address(other) for other in [split_host(place.meeting), *others])
     return next((route for route in routes if route and not is_loopback(route)), found)
+
+
+# What a process that joins others gets of its machine, which something else may have divided.
+
+
+@dataclass(frozen=True)
+class JoinedShare:
+    """Cores and GPUs of a process's worker, and what its machine lacks for all workers there.
+
+    ``gpus`` are None if nobody has divided them.
+    """
+
+    cores: int
+    gpus: Sequence[str] | None
+    shortage: str | None
+
+
+def find_share(
+    place: Place,
+    resources: Resources,
+    environment: Mapping[str, str] = os.environ,
+    machine: Machine | None = None,
+) -> JoinedShare:
+    """The share of a process.
+
+    Parameters
+    ----------
+    environment
+        Its variables.
+    machine
+        Where it runs; None: this one.
+    """
+    machine = machine or this_machine()
+    own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
+    cores, devices = int(own["TF_NUM_INTRAOP_THREADS"]), own.get(_DEVICES)
+    if place.source == "srun":
+        allotted = count_cores(environment)
+        machine = replace(machine, cores=allotted * place.local_size)
+        cores = resources.cpus or allotted
+    if _is_divided(place, environment):
+        given = list_gpus(environment)
+        machine = replace(machine, gpus=given * place.local_size)
+        devices = ",".join(given[: resources.gpus])
+    gpus = None if devices is None else [number for number in devices.split(",") if number]
+    name = f"the machine of {place.name(place.rank)}"
+    return JoinedShare(cores, gpus, find_shortage(resources, place.local_size, machine, name))
+
+
+def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
+    """Whether the GPUs that this process sees are its own: Slurm and launchers of scripts do so."""
+    return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)

@@ -26,7 +26,7 @@ from pybackend.errors import (
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TRAINED, Job
-from pybackend.job.messages import Emit, Reported
+from pybackend.job.messages import Emit, Event, FromLauncher, Reported, answer_of
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
@@ -41,7 +41,6 @@ from pybackend.launchers.joined.gathering import (
     find_meeting,
     open_server,
 )
-from pybackend.launchers.joined.inbox import Inbox
 from pybackend.launchers.joined.joining import find_place
 from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member
@@ -335,3 +334,32 @@ def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
     if failures:
         raise WorkerFailedError(root_cause_first(failures))
     return Outcome(list(results.reports), model, results.job)
+
+
+# Events of this process's own worker, from the thread that reads them to the one that calls.
+
+
+class Inbox:
+    """Holds events until the thread that waits for the worker passes them on: R has no other."""
+
+    def __init__(self, on_event: Emit) -> None:
+        self._on_event = on_event
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._orders: queue.Queue[FromLauncher] = queue.Queue()
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event, on any thread."""
+        self._events.put(event)
+
+    def pass_on(self) -> None:
+        """Pass on what has come; answers are for the worker."""
+        with suppress(queue.Empty):
+            while True:
+                if answer := answer_of(self._on_event, self._events.get_nowait()):
+                    self._orders.put(answer)
+
+    def poll_order(self) -> FromLauncher | None:
+        """The next answer for the worker, if there is one."""
+        with suppress(queue.Empty):
+            return self._orders.get_nowait()
+        return None

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
-from pybackend.launchers.script.dry_run import describe_plan
-from pybackend.launchers.script.ending import describe, exit_status
-from pybackend.launchers.script.gang import Gang, Outcome
+from pybackend.launchers.script.gang import Fault, Gang, Outcome
 from pybackend.launchers.script.output import Output, say
-from pybackend.launchers.script.plan import Plan
+from pybackend.launchers.script.plan import Plan, Site, SshSite
 from pybackend.launchers.script.signals import CaughtSignals
+from pybackend.launchers.script.variables import variables_of
 from pybackend.launchers.slurm.requeue import requeue_told
+from pybackend.launchers.slurm.step_site import StepSite, describe_step
 
 _END_SECONDS = 5.0
 _REQUEUED_SECONDS = 600.0
 # Slurm's notice comes that much before the grace begins, or a minute earlier.
 _LATE_SECONDS = 90.0
 _NOBODY_READS = 141  # as of a process that SIGPIPE has ended
+_LOST = 1
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def run_script(plan: Plan, is_dry: bool = False) -> int:
@@ -82,3 +89,111 @@ def _is_well(outcome: Outcome) -> bool:
 def _is_settled(outcome: Outcome) -> bool:
     """Whether the gang has done its work, or the user wants no more of it."""
     return outcome.fault is None or outcome.caught is not None
+
+
+# What `tfdist run` would start, as text.
+
+
+def describe_plan(plan: Plan) -> str:
+    """The command of every rank, by host; secrets and ports that are yet to be found have names."""
+    return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
+
+
+def _describe_site(plan: Plan, site: Site) -> Iterator[str]:
+    if isinstance(site, StepSite):
+        yield from describe_step(plan, site, os.environ)
+        return
+    python = sys.executable
+    if isinstance(site, SshSite):
+        python = site.python
+        yield f"the agent on {site.name}, by: {shlex.join(site.command()[:-1])} ..."
+    for place, variables in enumerate(_variables(plan, site)):
+        yield (
+            f"rank {site.ranks[place]} of {plan.world_size} on {site.name} "
+            f"(there {site.local_ranks[place]} of {site.local_size}):"
+        )
+        yield f"  cd {shlex.quote(plan.folder)}"
+        for name, value in {**variables, **_share(site, place, variables)}.items():
+            yield f"  export {name}={shlex.quote(value)}"
+        yield f"  {shlex.join(plan.script.command(python, 'Rscript'))}"
+
+
+def _share(site: Site, place: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """What a rank on this machine gets of it; another host divides itself."""
+    if isinstance(site, SshSite):
+        return {}
+    return share_of_machine(site.local_size, {**os.environ, **variables})[site.local_ranks[place]]
+
+
+def _variables(plan: Plan, site: Site) -> tuple[dict[str, str], ...]:
+    """Those of `variables_of`, with placeholders."""
+    hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
+    found = variables_of(plan, site, plan.addresses or made_up, "<secret>", 0)
+    if not plan.addresses:
+        for one in found:
+            one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
+    return found
+
+
+# How a gang's end is told: its exit status, and a last message.
+
+
+def exit_status(outcome: Outcome) -> int:
+    """0 only if all ranks have ended so; of a signal, 128 and its number, as in a shell."""
+    is_well = outcome.fault is None and outcome.has_begun
+    if outcome.caught is not None and not is_well:
+        return 128 + outcome.caught
+    if outcome.fault is None:
+        return 0
+    status = outcome.fault.status
+    if status is None:
+        return _LOST
+    return status if status > 0 else 128 - status
+
+
+def describe(outcome: Outcome, plan: Plan) -> str:
+    """What has happened, and what to do; empty if all ranks have just done their work."""
+    fault, caught = outcome.fault, outcome.caught
+    if caught is not None and not outcome.has_begun:
+        return f"ended by {caught.name} before a rank was started"
+    if fault is None:
+        return f"all ranks have ended with exit status 0 after {caught.name}" if caught else ""
+    where = f"rank {fault.rank} on {fault.host}"
+    if caught is not None:
+        own = "" if fault.status == -caught else f"; {where} {_end_of(fault)}"
+        return f"ended by {caught.name}{own}"
+    others = "; the other ranks were ended" if plan.world_size > 1 else ""
+    return f"{where} {_end_of(fault)}{others}. {_advice(fault, plan)}"
+
+
+def _end_of(fault: Fault) -> str:
+    if fault.status is None:
+        return f"was lost: {fault.loss}"
+    if fault.status >= 0:
+        return f"ended with exit status {fault.status}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {known.get(-fault.status, f'signal {-fault.status}')}"
+
+
+def _advice(fault: Fault, plan: Plan) -> str:
+    seen = _where_seen(fault.rank, plan)
+    if fault.status is None:
+        return f"Look whether {fault.host} still runs and can be reached; {seen}"
+    if fault.status == -signal.SIGKILL:
+        return (
+            "Someone has killed it, or its machine's memory ran out: look into that host's system "
+            "log (dmesg), then use smaller batches or fewer ranks per host"
+        )
+    if -fault.status in _CRASHES:
+        return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
+    return f"Fix what its own error says: {seen}"
+
+
+def _where_seen(rank: int, plan: Plan) -> str:
+    if plan.output is not None:
+        return f"see {plan.output / f'{rank}.err'}"
+    if plan.shown is None or rank in plan.shown:
+        return f"see the lines above that begin with [{rank}]"
+    return f"its lines were not shown, run again with --show {rank} or --output-dir"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.messages import Emit, Note
+from pybackend.job.notice import RESTARTS
 from pybackend.launchers.remote.task import REPORT
-from pybackend.launchers.slurm.ends import describe_end, describe_notice
 from pybackend.launchers.slurm.explain import explain_log, explain_refusal
 from pybackend.launchers.slurm.job_files import JobFiles
 from pybackend.launchers.slurm.queue import JobState, lost_nodes, show_job
@@ -26,6 +26,23 @@ _ASK_AGAIN_SECONDS = 0.5
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 600.0
 _DRAIN_SECONDS = 2.0
+_CAUSES = {
+    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "ask who has cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline has passed", "give it a later one"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job has failed", "start again"),
+    "OUT_OF_MEMORY": (
+        "OutOfMemory",
+        "the job used more memory than it may",
+        "give it more, as in resources=Resources(memory='8GB'), or lower batch_size",
+    ),
+    "PREEMPTED": (
+        "Preempted",
+        "the job gave way to one of higher priority",
+        "start again, or use a partition whose jobs are not preempted",
+    ),
+    "TIMEOUT": ("TimeLimit", "the job has reached its time limit", "give slurm() more `time`"),
+}
 
 
 class Watch:
@@ -194,3 +211,51 @@ class Watch:
             time=time.time(),
             advice=advice,
         )
+
+
+# Why Slurm has ended a job, in words.
+
+
+def describe_end(state: JobState, host: str, said: str | None) -> tuple[str, str, str]:
+    """The end of a worker that did not report, as the type, message and advice of a failure.
+
+    Parameters
+    ----------
+    state
+        Of the job.
+    host
+        Of the worker.
+    said
+        What srun has said of its task, if it failed first.
+    """
+    if state.is_preempted:
+        return _CAUSES["PREEMPTED"]
+    if state.state in _CAUSES:
+        return _CAUSES[state.state]
+    if _is_lost(state, host):
+        return "NodeFailed", "its node does not answer Slurm any more", "start again"
+    message = f"its task ended without a report: {said or state.state.lower()}"
+    return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(state: JobState, notice_seconds: float) -> tuple[str, str, str] | None:
+    """Why the workers of a job were told to end, as `describe_end`; None if Slurm does not know.
+
+    Parameters
+    ----------
+    notice_seconds
+        How long before the end of its time the job may be told so.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
+
+
+def _is_lost(state: JobState, host: str) -> bool:
+    try:
+        return host in lost_nodes(state.nodes)
+    except ClusterError:  # Slurm's controller is gone as well
+        return False
