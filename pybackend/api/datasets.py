@@ -57,6 +57,15 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
     `Batches` of a data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or
     a `FunctionRows`.
     """
+    try:
+        return _read_rows(launcher, data, name, columns, job)
+    except InputError as error:
+        if name == "data" or f"`{name}`" in str(error):
+            raise
+        raise InputError(f"`{name}`: {error}") from error
+
+
+def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
     if is_dataset(data):
         return _read_batches(data, name, job)
     if holds_frame(data):

@@ -89,6 +89,12 @@ def check_custom_objects(custom_objects: Any) -> None:
             "`custom_objects` must map names to classes or functions, not "
             f"{type(custom_objects).__name__}"
         )
+    for name, value in (custom_objects or {}).items():
+        if not isinstance(name, str) or not callable(value):
+            raise InputError(
+                "`custom_objects` must map names to classes or functions, not "
+                f"{name!r} to {value!r}"
+            )
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

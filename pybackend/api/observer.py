@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -38,7 +39,7 @@ class Observer:
     Raises
     ------
     InputError
-        Neither is given, or one cannot be called.
+        Neither is given, or one cannot be called so.
 
     Examples
     --------
@@ -55,8 +56,24 @@ class Observer:
                 raise InputError(
                     f"`{name}` must be a function of a number and the figures by name, not {fn!r}"
                 )
+            if fn is not None:
+                _check_takes_two(fn, name)
         if not any(given.values()):
             raise InputError(f"an Observer needs one of {', '.join(given)}")
+
+
+def _check_takes_two(fn: OnEnd, name: str) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(1, {})
+    except TypeError as error:
+        raise InputError(
+            f"`{name}` is called with a number and the figures by name, but takes {signature}: "
+            f"{error}"
+        ) from error
 
 
 class Observers:

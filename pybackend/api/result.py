@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -145,6 +146,8 @@ class TrainResult:
         """
         from pybackend.api.saving import save_file
 
+        if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
+            raise InputError(f"`path` must name a file, such as 'model.h5', not {path!r}")
         if Path(path).suffix == ".json":
             from pybackend.api.result_file import write_result
 

@@ -51,8 +51,12 @@ def read_result(
     """
     try:
         text = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
     except OSError as error:
         raise InputError(f"`path` cannot be read: {error}") from error
+    if text.startswith((b"\x1f\x8b", b"X\n")):
+        raise InputError(f"{path} is a file of R's saveRDS(): readRDS(path) in R reads it")
     if text.startswith((b"\x89HDF", b"PK")):
         raise InputError(
             f"{path} is a model's file, not a result's, which `result.save('fit.json')` writes: "

@@ -81,10 +81,10 @@ def barrier_run(
     list
         One value per rank; None of a script, or of a function that ends by ``sys.exit(0)``. Values
         are None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples, sets, dicts
-        and the classes of ``collections``, numpy arrays, pandas data frames, series and indexes,
-        Arrow tables, and Keras models, which are built here in Keras's safe mode. They are equal to
-        what the function has returned, and of the same class: one derived from these, such as a
-        masked array, is refused. Tensors come as arrays.
+        and the classes of ``collections``, numpy arrays (not structured ones), pandas data frames,
+        series and indexes, Arrow tables, and Keras models, which are built here in Keras's safe
+        mode. They are equal to what the function has returned, and of the same class: one derived
+        from these, such as a masked array, is refused. Tensors come as arrays.
         A dataclass, an enum or a named tuple is of its own class if that is loaded here and found
         in its module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
         ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything

@@ -35,6 +35,8 @@ _DAYS = {
 # A sparse matrix becomes a dense one, which this process holds and sends.
 MOST_DENSE_BYTES = 2 << 30
 _PARTS = ("x", "y", "sample_weight")
+# Tensors of TensorFlow that have no rectangular array, and what does.
+_TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
 
 
 def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
@@ -171,6 +173,8 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     except ValueError as error:  # a ragged list
         raise InputError(f"`{key}` of `{name}` is not a rectangular array: {error}") from error
     if array.ndim == 0:
+        if (way := _TO_DENSE.get(type(value).__name__)) is not None:
+            raise InputError(f"`{key}` of `{name}` is a {type(value).__name__}: pass {way}")
         path = (
             "; a path is for barrier_train, evaluate and result.predict" if is_path(value) else ""
         )

@@ -293,7 +293,9 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
         known = pa.array(categories).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"`categories` of {name!r} are not values of its type {column.type}: {error}"
+            f"column {name!r} has type {column.type}, and its categories are "
+            f"{', '.join(map(repr, categories[:10]))}: it must hold these, which are those of the "
+            "training or of `categories`"
         ) from error
     return pc.index_in(column, value_set=known)
 

@@ -53,6 +53,8 @@ def group_columns(
         for column in set(getattr(spec, argument) or {}) - set(used):
             _check_known(column, kinds, name, f"`{argument}` names it")
     if spec.weight is not None:
+        if spec.weight in used:
+            raise InputError(f"{spec.weight!r} is named both as the weight and as the label")
         targets["sample_weight"] = [spec.weight]
         used.append(spec.weight)
     inputs = list_inputs(spec, kinds)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.job.arguments import check_choice, check_whole_number
 from pybackend.job.job import Shuffle
 
 Index = npt.NDArray[np.int64]
@@ -185,7 +186,18 @@ def replay_batches(
     -------
     list of int64 arrays
         One per step; together a permutation of ``range(rows)``.
+
+    Raises
+    ------
+    InputError
+        Names the argument and what is expected.
     """
+    check_whole_number("rows", rows, least=1)
+    check_whole_number("workers", workers, least=1)
+    check_whole_number("batch_size", batch_size, least=1)
+    check_whole_number("seed", seed, least=0)
+    check_whole_number("epoch", epoch, least=0)
+    check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
     counts = [len(range(rows)[deal(rows, workers, rank)]) for rank in range(workers)]
     steps = count_steps(counts, batch_size)
     visits = []

@@ -220,9 +220,9 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
+        csv = f", or spark.read.csv({first!r}, header=True)" if reader == "read_csv" else ""
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
-            f"the data frame: pandas.{reader}({first!r}), or spark.read.csv({first!r}, "
-            f"header=True) ({error})"
+            f"the data frame: pandas.{reader}({first!r}){csv} ({error})"
         ) from error
     return records

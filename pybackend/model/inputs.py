@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.data.rows import Reshaped, Rows
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.model.layers import build_model, is_of_keras
 
 _LISTED = 20
@@ -117,6 +118,12 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
     _check_output_count(model, len(given) + ("y" in columns))
+    weighted = {c.partition("/")[2] for c in columns if c.startswith("sample_weight/")}
+    if weighted and given and len(weighted) != len(given):
+        raise InputError(
+            f"there are labels of {counted(len(given), 'output')}, and sample weights of "
+            f"{len(weighted)}: pass weights for each of them, or one array for all"
+        )
     if not isinstance(outputs, Mapping):
         if outputs is None or isinstance(outputs, list | tuple):
             return

@@ -69,7 +69,7 @@ check_epochs <- function(settings, call = caller_env()) {
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   # A fit has the epochs as a list.
   x <- unlist(x)
-  is_whole <- length(x) > 0L && rlang::is_integerish(x, finite = TRUE)
+  is_whole <- length(x) > 0L && is.numeric(x) && rlang::is_integerish(x, finite = TRUE)
   is_whole <- is_whole && all(x >= 1 & x <= .Machine$integer.max)
   if (!is_whole) {
     expected <- "a whole number of at least 1, or a vector of the epochs to validate after"
@@ -85,7 +85,8 @@ check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
   known <- c("chief", "worker", "ps", "evaluator")
   counts <- unlist(x)
-  is_count <- length(counts) == length(x) && rlang::is_integerish(counts, finite = TRUE)
+  is_count <- length(counts) == length(x) && is.numeric(counts)
+  is_count <- is_count && rlang::is_integerish(counts, finite = TRUE)
   if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
     abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
   }

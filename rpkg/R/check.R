@@ -10,7 +10,9 @@ check_count <- function(
   if (is.null(x) && allow_null) {
     return(invisible(NULL))
   }
-  fits <- rlang::is_scalar_integerish(x, finite = TRUE) && x >= min && x <= .Machine$integer.max
+  # A factor is made of integers, and is.numeric() is FALSE for it.
+  fits <- is.numeric(x) && rlang::is_scalar_integerish(x, finite = TRUE)
+  fits <- fits && x >= min && x <= .Machine$integer.max
   if (!fits) {
     expected <- sprintf("a whole number of at least %d", min)
     abort_expected(x, expected, allow_null, arg, call)

@@ -36,6 +36,11 @@ check_data <- function(
 check_arrays_of_data <- function(data, columns, arg, call) {
   parts <- split_data(data, arg, call)
   at <- attr(parts, "at")
+  # A column that was chosen as `data["y"]`.
+  is_column <- vapply(parts, function(part) is.data.frame(part) && length(part) == 1L, NA)
+  for (part in setdiff(names(parts)[is_column], "x")) {
+    parts[[part]] <- parts[[part]][[1L]]
+  }
   arguments_used <- if (is.data.frame(parts$x)) c("categories", "encode")
   if (is.data.frame(parts$x)) {
     reject_duplicate_columns(parts$x, at[["x"]], call)
@@ -43,7 +48,8 @@ check_arrays_of_data <- function(data, columns, arg, call) {
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
     coded <- encode_frame(parts$x, features, columns, at[["x"]], call)
     check_frame_features(parts$x, features, at[["x"]], call, coded)
-    coded$feature_names <- name_numbers(parts$x, features, coded$categories, coded$encode)
+    check_finite(parts$x, features, at[["x"]], call)
+    coded$feature_names <- name_features(parts$x, features, coded, at[["x"]], call)
     parts$x <- frame_inputs(parts$x, features, coded$categories, coded$encode)
   } else {
     parts$x <- order_columns(parts$x, columns$feature_names, at[["x"]], call)

@@ -42,7 +42,7 @@ check_encoded <- function(encode, features, call) {
 
 # Columns that are an input by themselves which takes text.
 list_text_columns <- function(features, inputs) {
-  groups <- if (is.list(features)) features else list(features)
+  groups <- as_groups(features)
   is_named <- names(groups) %in% inputs
   is_text <- if (length(groups) == 1L) length(inputs) > 0L else is_named
   alone <- unlist(groups[lengths(groups) == 1L & is_text])
@@ -151,6 +151,23 @@ name_numbers <- function(data, features, categories, encode) {
     }
   }))
 }
+
+name_features <- function(data, features, coded, arg, call) {
+  names <- name_numbers(data, features, coded$categories, coded$encode)
+  twice <- Filter(length, lapply(as_groups(names), function(one) one[duplicated(one)]))
+  if (length(twice)) {
+    abort_input(
+      c(
+        sprintf("Two features of `%s` are called \"%s\".", arg, twice[[1L]][[1L]]),
+        i = "A factor or text has a column `column_level` for each level: rename the other column."
+      ),
+      call = call
+    )
+  }
+  names
+}
+
+as_groups <- function(features) if (is.list(features)) features else list(features)
 
 # Codes that the training data have fixed, for validation data and what comes later.
 narrow_columns <- function(columns, data) {

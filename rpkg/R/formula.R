@@ -46,6 +46,8 @@ read_formula <- function(formula, data, weight, options, call) {
     abort_input(
       c(
         sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
+        i = if (inherits(data, "tbl_lazy")) "Fetch its rows with `dplyr::collect()`.",
+        i = if (is.matrix(data)) "Pass `as.data.frame()` of it, with the label.",
         i = "Pass a data frame, a Spark table or the path of files."
       ),
       call = call
@@ -54,7 +56,10 @@ read_formula <- function(formula, data, weight, options, call) {
   names <- setdiff(names, weight)
   rows <- rlang::set_names(rep(list(logical()), length(names)), names)
   terms <- tryCatch(
-    stats::terms(formula, data = structure(rows, class = "data.frame", row.names = integer())),
+    # R warns of a column that `.` does not stand for and a minus takes away.
+    suppressWarnings(
+      stats::terms(formula, data = structure(rows, class = "data.frame", row.names = integer()))
+    ),
     error = function(error) {
       abort_input(c("`formula` cannot be read.", x = conditionMessage(error)), call = call)
     }
@@ -69,6 +74,17 @@ check_terms <- function(terms, weight, call) {
       c(
         "`formula` has an offset, which a network does not.",
         i = "Make the column an input of the model, and add it there."
+      ),
+      call = call
+    )
+  }
+  variables <- as.list(attr(terms, "variables"))[-1L]
+  is_contrast <- function(expr) is.call(expr) && deparse_line(expr[[1L]]) %in% c("C", "stats::C")
+  if (any(vapply(variables, is_contrast, NA))) {
+    abort_input(
+      c(
+        "`formula` sets contrasts, which are not used: each level of a factor has a column.",
+        i = "Name the column alone, or compute its columns with `model.matrix()` before."
       ),
       call = call
     )
@@ -205,6 +221,9 @@ inform_variables <- function(names) {
 
 # A date is a number to model.matrix(), and the user has not said which.
 check_predictors <- function(predictors, call) {
+  for (name in names(predictors)) {
+    check_not_labelled(predictors[[name]], name, "formula", call)
+  }
   is_time <- vapply(predictors, inherits, NA, c("Date", "POSIXt", "difftime"))
   if (any(is_time)) {
     name <- names(predictors)[is_time][[1L]]

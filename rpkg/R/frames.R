@@ -29,6 +29,7 @@ check_frame <- function(data, columns, arg, call) {
   }
   coded <- encode_frame(data, features, columns, arg, call)
   check_frame_features(data, features, arg, call, coded)
+  check_finite(data, features, arg, call)
   y <- frame_label(data, columns, arg, call)
   of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
   list(
@@ -39,7 +40,7 @@ check_frame <- function(data, columns, arg, call) {
     features = features,
     categories = c(coded$categories, of_labels),
     encode = coded$encode,
-    feature_names = name_numbers(data, features, coded$categories, coded$encode),
+    feature_names = name_features(data, features, coded, arg, call),
     arguments_used = c("weight", "categories", "encode")
   )
 }
@@ -135,6 +136,7 @@ check_frame_features <- function(
 ) {
   for (name in unlist(features)) {
     column <- data[[name]]
+    check_not_labelled(column, name, arg, call)
     if (!is.null(coded$categories[[name]])) {
       category_codes(data, name, coded$categories[[name]], arg, call)
       next
@@ -148,13 +150,63 @@ check_frame_features <- function(
       abort_input(
         c(
           sprintf("The feature column \"%s\" of `%s` is %s.", name, arg, column_kind(column)),
-          i = "Features must be numeric or logical.",
-          i = sprintf("Encode the column as numbers, or %s.", or_else)
+          i = if (is.factor(column) || is.character(column)) {
+            "It must be numeric or logical here."
+          } else {
+            "Features are numbers, logical values, text or factors."
+          },
+          i = sprintf("%s, or %s.", advise_on_column(name, column), or_else)
         ),
         call = call
       )
     }
     check_column_missing(column, name, arg, call)
+  }
+}
+
+# How numbers are made of a column.
+advise_on_column <- function(name, column) {
+  if (inherits(column, "difftime")) {
+    sprintf("Use `as.numeric(%s, units = \"mins\")`", name)
+  } else if (inherits(column, c("Date", "POSIXt", "integer64"))) {
+    sprintf("Use `as.numeric(%s)`", name)
+  } else {
+    "Encode the column as numbers"
+  }
+}
+
+# Codes of categories, of haven: as numbers they would be ordered.
+check_not_labelled <- function(column, name, arg, call) {
+  if (inherits(column, "haven_labelled")) {
+    abort_input(
+      c(
+        sprintf("Column \"%s\" of `%s` has codes with labels, of class haven_labelled.", name, arg),
+        i = sprintf(
+          "Use `haven::as_factor(%s)`, or, if the codes are numbers, `as.numeric()`.",
+          name
+        )
+      ),
+      call = call
+    )
+  }
+}
+
+# With one infinite feature the loss is no number after a step.
+check_finite <- function(data, features, arg, call) {
+  for (name in unlist(features)) {
+    column <- data[[name]]
+    if (is.double(column) && !is.finite(sum(column))) {
+      row <- (which(is.infinite(column))[1L] - 1L) %% NROW(column) + 1L
+      if (!is.na(row)) {
+        abort_input(
+          c(
+            sprintf("Column \"%s\" of `%s` is infinite in row %d.", name, arg, row),
+            i = "Remove these rows, or replace the values."
+          ),
+          call = call
+        )
+      }
+    }
   }
 }
 

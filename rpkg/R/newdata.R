@@ -32,7 +32,10 @@ check_newdata <- function(
     inputs <- find_text_inputs(as_python_model(model, call), call)
     if (!is.null(inputs) && length(inputs) == 0L) {
       abort_input(
-        sprintf("`%s` contains strings, but no input of the model takes strings.", arg),
+        c(
+          sprintf("`%s` contains strings, but no input of the model takes strings.", arg),
+          i = if (is_paths(newdata)) "Read files first, and pass a data frame."
+        ),
         call = call
       )
     }

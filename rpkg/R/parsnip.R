@@ -10,7 +10,8 @@
 #' left out), `workers`, and the other arguments of [barrier_train()], but for those that name the
 #' model, the data and its columns. Factors are one-hot; numbers
 #' are used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
-#' `"prob"`, or `"numeric"`. `extract_fit_engine()` of the result is a [tfdist_fit].
+#' `"prob"`, or `"numeric"`, and are missing where a predictor is. Case weights are not taken: use
+#' [barrier_train()] with `weight` or a recipe. `extract_fit_engine()` of the result is a [tfdist_fit].
 #'
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There
@@ -93,13 +94,27 @@ check_engine_arguments <- function(given, call = caller_env()) {
 #' @rdname parsnip_engine
 #' @export
 score_mlp <- function(object, new_data) {
-  rows <- as_input(check_newdata(new_data, object)$rows, as_feature_array)
-  call_python(fit_model(object)$predict, rows, verbose = 0L)
+  checked <- check_newdata(new_data, object, "null")
+  rows <- as_input(checked$rows, as_feature_array)
+  scores <- call_python(pybackend()$bridge$predict_rows, fit_model(object), rows, 32L)
+  spread_rows(scores, checked$complete)
 }
 
 # Without classes, the model gives one number.
 build_mlp <- function(inputs, layers, classes, learn_rate) {
   keras <- reticulate::import("keras")
+  is_known <- tryCatch(
+    is.function(keras$activations$get(layers$activation)),
+    error = function(error) FALSE
+  )
+  if (!is_known) {
+    abort_input(
+      c(
+        sprintf("Keras has no activation \"%s\".", layers$activation),
+        i = "Use \"relu\", \"tanh\" or \"gelu\", say."
+      )
+    )
+  }
   model <- keras$Sequential()
   model$add(keras$Input(reticulate::tuple(as.integer(inputs))))
   for (units in layers$units) {

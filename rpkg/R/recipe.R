@@ -25,18 +25,53 @@ recipe_columns <- function(recipe, data, options, call) {
     # Steps with `skip = TRUE` are for the rows of the training only.
     columns$rows <- plain_weights(recipes::bake(recipe, new_data = NULL), weight)
   }
+  skipped <- if (!is_prepped) find_skipped(recipe, data, label)
   recipe$template <- recipe$template[0L, ]
   columns$preparation <- structure(
-    list(recipe = recipe, label = label, weight = weight),
+    list(recipe = recipe, label = label, weight = weight, skipped = skipped),
     class = "tfdist_recipe"
   )
   columns
+}
+
+# The step that has changed the label in the training, and is skipped for all later rows; one that
+# leaves rows out, or sorts them, gives labels that there were.
+find_skipped <- function(recipe, data, label) {
+  if (!any(vapply(recipe$steps, function(step) isTRUE(step$skip), NA))) {
+    return(NULL)
+  }
+  rows <- tibble::as_tibble(data)
+  for (step in recipe$steps) {
+    after <- tryCatch(recipes::bake(step, new_data = rows), error = function(error) NULL)
+    if (is.null(after)) {
+      return(NULL)
+    }
+    if (isTRUE(step$skip) && !all(after[[label]] %in% rows[[label]])) {
+      return(class(step)[[1L]])
+    }
+    rows <- after
+  }
+  NULL
 }
 
 bake_rows <- function(preparation, data, arg, call, with_label) {
   recipe <- preparation$recipe
   if (!with_label) {
     return(run_recipe(recipes::bake(recipe, data, recipes::all_predictors()), arg, call))
+  }
+  if (!is.null(preparation$skipped)) {
+    abort_input(
+      c(
+        sprintf(
+          "`%s` of the recipe changes the label `%s` in the training, and is skipped for `%s`.",
+          preparation$skipped,
+          preparation$label,
+          arg
+        ),
+        i = "Figures of unchanged labels cannot be compared: change them before the recipe."
+      ),
+      call = call
+    )
   }
   rows <- run_recipe(recipes::bake(recipe, data), arg, call)
   plain_weights(rows, preparation$weight)

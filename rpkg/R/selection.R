@@ -96,7 +96,17 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
   if (plain$found) {
     return(plain$value)
   }
-  found <- select_by_tidyselect(quo, read(), arg, call)
+  names <- read()
+  found <- select_by_tidyselect(quo, names, arg, call)
+  if (!length(found)) {
+    abort_input(
+      c(
+        sprintf("`%s = %s` selects no column of `data`.", arg, rlang::as_label(quo)),
+        i = sprintf("Its columns are %s.", list_names(column_names(names)))
+      ),
+      call = call
+    )
+  }
   setdiff(found, setdiff(others, all.vars(rlang::quo_get_expr(quo))))
 }
 

@@ -150,18 +150,21 @@
 #'
 #' @section Formulas and recipes:
 #' A formula of names alone selects columns of a data frame, a table or files; text and factors are
-#' one-hot, with a column for each level and no intercept, which is the model's bias. On a data
-#' frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and
-#' `model.matrix()`; a logical column is 0 or 1, and has a column for each in an interaction such as
-#' `flag:a` without `a`. What the training data fix (levels, the mean in `scale()`) is kept in the
-#' fit, and [predict.tfdist_fit()] and [barrier_evaluate()] compute the same of later data frames.
-#' Variables of this session are not kept: write their values. Predictions of `log(y)` are on that
-#' scale. On a Spark table a formula that computes is refused: use `dplyr::mutate()` first.
+#' one-hot, with a column for each level, whatever their contrasts, and no intercept, which is the
+#' model's bias. On a data frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's
+#' `model.frame()` and `model.matrix()`; a logical column is 0 or 1, and has a column for each in
+#' an interaction such as `flag:a` without `a`. What the training data fix (levels, the mean in
+#' `scale()`) is kept in the fit, and [predict.tfdist_fit()] and [barrier_evaluate()] compute the
+#' same of later data frames. Variables of this session are not kept: write their values.
+#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused:
+#' use `dplyr::mutate()` first.
 #'
 #' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
 #' unless it is prepared already; its outcome is the label, its predictors are the features, and
-#' case weights weigh the rows. The fit keeps it and applies it to later data frames. Spark tables
-#' are refused, since recipes are R code for data frames.
+#' case weights weigh the rows. The fit keeps it and applies it to later data frames. Steps with
+#' `skip = TRUE` are for the rows of the training alone: if one changes the label, validation and
+#' evaluation, whose labels it would leave as they are, are refused. Spark tables are refused, since
+#' recipes are R code for data frames.
 #'
 #' The columns are expanded in their order, a one-hot column into `column_level` for each of its
 #' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is

@@ -262,6 +262,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`weight` is about columns",
     ),
     "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
+    "custom_objects that are none": (train(custom_objects={"a": 5}), "not 'a' to 5"),
+    "custom_objects without a name": (train(custom_objects={5: build}), "not 5 to <function"),
     "safe_mode": (train(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
     "checkpoint": (train(checkpoint=5), "`checkpoint` must be a Checkpoint, a path or a URI"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -160,6 +161,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "weights alone": (lambda: (X, None, Y), "`data` has sample weights but no labels"),
     "no inputs": (lambda: (None, Y), r"`data` has no inputs: pass x or \(x, y\)"),
     "no named input": (lambda: ({}, Y), r"`data` has no inputs: pass x or \(x, y\)"),
+    "ragged tensor": (
+        lambda: (tf.ragged.constant([[1.0], []]), Y),
+        r"RaggedTensor: pass x\.to_tensor",
+    ),
     "a number": (lambda: (3, Y), r"`x` of `data` is a single value"),
     "ragged": (lambda: ([[1, 2], [3]], [0, 1]), r"`x` of `data` is not a rectangular array"),
     "text columns": (lambda: (X, ["a"] * 6), r"`y` of `data` has dtype <U1; expected numbers"),

@@ -57,6 +57,7 @@ def test_several_outputs_have_several_labels() -> None:
         ({"features": ["a"], "weight": "zz"}, "`data` has no column 'zz'"),
         ({"features": ["a"], "tensors": {"zz": ("uint8", (1,))}}, "(`tensors` names it)"),
         ({"features": ["a", "label"]}, "'label' is named both as the label and as a feature"),
+        ({"features": ["a"], "weight": "label"}, "'label' is named both as the weight and as the"),
         ({"features": ["a"], "weight": "a"}, "'a' is named both as the weight and as a feature"),
         ({"features": ["d"]}, "column 'd' of `data` has type date; expected numbers"),
         ({"features": ["a", "t"]}, "text needs its `categories`, or is a separate input"),

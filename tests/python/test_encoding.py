@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pybackend.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
 from pybackend.api.datasets import narrow_columns
 from pybackend.api.trained_columns import choose_columns
 from pybackend.data.columns import ColumnSpec
@@ -69,8 +70,16 @@ def test_validation_data_have_the_values_of_the_training() -> None:
         read(features=["size", "color"], finds_levels=False)
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate", "predict"])
-def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(kind: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        TrainingCall(spark=None, data=None, model=None, label="year"),
+        EvaluationCall(model=None, label="year"),
+        PredictionCall(model=None),
+    ],
+    ids=lambda call: call.kind,
+)
+def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(call: ModelCall) -> None:
     result = SimpleNamespace(
         features=["size", "color"],
         tensors=None,
@@ -78,7 +87,7 @@ def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(kind: st
         encode={"color": "one_hot"},
         levels=None,
     )
-    spec = choose_columns(kind, {"label": "year"}, DataOptions(), result)
+    spec = choose_columns(call, DataOptions(), result)
     rows = FrameRows.of(FRAME, spec, "float32", "data")
     np.testing.assert_array_equal(rows.columns["x"][:, 1:].argmax(axis=1), [0, 2, 0, 1])
     coded = FRAME.assign(size=FRAME["size"].astype("category"))

@@ -64,6 +64,10 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
         with pytest.raises(InputError, match="the model has the outputs p, q, but y has arrays"):
             check_output_names(model, columns)
     model.compile("sgd", "mse")
+    check_output_names(model, ["x", "y/p", "y/q", "sample_weight"])
+    check_output_names(model, ["x", "y/p", "y/q", "sample_weight/p", "sample_weight/q"])
+    with pytest.raises(InputError, match="labels of 2 outputs, and sample weights of 1"):
+        check_output_names(model, ["x", "y/p", "y/q", "sample_weight/p"])
     with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):
         check_output_names(model, ["x", "y"])
     check_output_names(model, ["x"])

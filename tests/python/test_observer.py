@@ -45,6 +45,8 @@ def test_only_true_stops_and_only_rank_0_is_observed() -> None:
     [
         (lambda: Observer(), "needs one of on_epoch_end, on_step_end"),
         (lambda: Observer(on_epoch_end=3), "`on_epoch_end` must be a function"),  # type: ignore[arg-type]
+        (lambda: Observer(on_epoch_end=lambda: 1), r"`on_epoch_end` is called .* takes \(\)"),  # type: ignore[arg-type,misc]
+        (lambda: Observer(on_step_end=lambda step: 1), "`on_step_end` is called"),  # type: ignore[arg-type,misc]
         (lambda: split_observers([Observer]), "pass an object, Observer"),
     ],
 )

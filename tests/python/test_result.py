@@ -163,6 +163,9 @@ def test_weights_alone_are_saved_under_their_own_name(name: str, tmp_path: Path)
     with pytest.raises(InputError, match=r"weights alone .*: name the file 'model\.weights\.h5'"):
         found.save(tmp_path / name)
     assert found.save(tmp_path / "model.weights.h5").read_bytes() == CONTENT
+    for nothing in (None, ".", 3):
+        with pytest.raises(InputError, match="`path` must name a file"):
+            found.save(nothing)
 
 
 def test_the_summary_has_last_figures_and_workers() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybackend import InputError
 from pybackend.data import sharding
 from pybackend.data.sharding import (
     Visits,
@@ -150,6 +151,24 @@ def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
         # Dealt rows that nobody has shuffled are in the order of the data.
         expected.append(used if shuffle else sorted(used))
     assert [batch.tolist() for batch in batches] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", "10"),
+        ("rows", 0),
+        ("workers", 1.5),
+        ("batch_size", -1),
+        ("seed", None),
+        ("epoch", -1),
+        ("shuffle", "globl"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(name: str, value: Any) -> None:
+    right: dict[str, Any] = {"rows": 10, "workers": 2, "batch_size": 4, "seed": 1, "epoch": 0}
+    with pytest.raises(InputError, match=f"`{name}` must be"):
+        replay_batches(**{**right, name: value})
 
 
 def test_one_worker_without_shuffling_has_keras_own_batches_where_they_are_full() -> None:

@@ -71,7 +71,7 @@ for (name in names(counted_calls)) {
       }
       texts <- if (!arg %in% c("verbose", "index")) "1"
       huge <- if (name != "bench_scale") 1e10
-      for (bad in c(list(1.5, NA, -1, NaN), huge, texts)) {
+      for (bad in c(list(1.5, NA, -1, NaN, factor(3)), huge, texts)) {
         expect_error(call_with(bad), sprintf("`%s`", arg), class = "tfdist_error_input")
       }
     }

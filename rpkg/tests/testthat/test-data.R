@@ -15,6 +15,9 @@ test_that("pairs of arrays are accepted with and without names", {
   expect_identical(chosen$features, names(iris)[4:3])
   expect_equal(chosen$x[, 1], iris[[4]])
   expect_null(check(NULL, allow_null = TRUE))
+  as_columns <- check(list(iris[1:4], iris["Species"], iris["Sepal.Width"]))
+  expect_identical(as_columns$y, iris$Species)
+  expect_identical(as_columns$sample_weight, iris$Sepal.Width)
 })
 
 test_that("inputs may come without labels", {

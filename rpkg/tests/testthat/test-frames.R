@@ -25,6 +25,17 @@ test_that("columns that cannot be used are rejected by name", {
   })
 })
 
+test_that("what would be wrong as a number is named", {
+  labelled <- structure(c(1, 2), labels = c(no = 1, yes = 2), class = c("haven_labelled", "double"))
+  rows <- data.frame(y = 1:2, a = c(1, -Inf), b = factor(c("w", "u")), b_w = 1)
+  expect_error(check(rows, "y", features = "a"), "\"a\" of `data` is infinite in row 2")
+  expect_error(check(rows, "y", features = c("b", "b_w")), "Two features .* called \"b_w\"")
+  rows$a <- labelled
+  expect_error(check(rows, "y", features = "a"), "codes with labels, of class haven_labelled")
+  rows$a <- as.difftime(1:2, units = "mins")
+  expect_error(check(rows, "y", features = "a"), "as.numeric\\(a, units = \"mins\"\\)")
+})
+
 test_that("a frame becomes a matrix of doubles, rows by features", {
   data <- data.frame(a = 1:3, b = c(TRUE, FALSE, TRUE), c = c(0.5, 1.5, 2.5))
   expect_identical(

@@ -16,7 +16,11 @@ test_that("a fit is written as a whole, and read in R and in Python", {
   expect_equal(predict(read_fit(other), rev(iris)), predict(fit, iris))
   fit$preparation <- list()
   expect_error(write_model(fit, path), "Use `saveRDS\\(\\)`", class = "tfdist_error_input")
-  expect_error(read_fit("absent.json"), "cannot be read", class = "tfdist_error_input")
+  expect_error(
+    read_fit("absent.json"),
+    "there is no file absent.json",
+    class = "tfdist_error_input"
+  )
 })
 
 test_that("arguments are checked before Python is used", {

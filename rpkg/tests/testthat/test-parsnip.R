@@ -26,6 +26,13 @@ test_that("tfdist is an engine of parsnip's mlp()", {
   numbers <- parsnip::fit(spec, Sepal.Length ~ Sepal.Width + place, rows)
   expect_identical(nrow(numbers$fit$workers), 1L)
   found <- predict(numbers, rows[1:5, ])
+  gap <- transform(rows[1:5, ], Sepal.Width = c(3, NA, 3, 3, 3))
+  expect_identical(is.na(predict(numbers, gap)$.pred), 1:5 == 2L)
+  expect_true(is.na(predict(fit, transform(rows[1, ], Petal.Width = NA_real_))$.pred_class))
+  expect_error(
+    parsnip::fit(parsnip::set_args(spec, activation = "foo"), Sepal.Length ~ Sepal.Width, rows),
+    "Keras has no activation \"foo\""
+  )
   expect_equal(found$.pred, score_mlp(numbers$fit, rows[1:5, c("Sepal.Width", "place")])[, 1])
 })
 

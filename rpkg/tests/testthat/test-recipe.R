@@ -36,6 +36,36 @@ test_that("a recipe is prepared by the training data and applied to later ones",
   expect_equal(mean(x[1:50, 1]), 0)
 })
 
+test_that("labels that a skipped step has changed are not compared with unchanged ones", {
+  skip_if_no_recipes()
+  rows <- transform(iris, sum = Sepal.Length + Petal.Length)
+  whole <- recipes::recipe(sum ~ Sepal.Width + Petal.Width, rows)
+  of <- function(recipe) {
+    columns <- choose_columns(list(), recipe, NULL, rows, NULL)
+    list(train = check_frame(rows, columns, "data", NULL), later = columns)
+  }
+  changed <- of(recipes::step_log(whole, sum, skip = TRUE))
+  expect_equal(changed$train$y, log(rows$sum))
+  later <- narrow_columns(changed$later, changed$train)
+  expect_error(
+    check_frame(rows, later, "validation_data", NULL),
+    "`step_log` of the recipe changes the label `sum` .* skipped for `validation_data`",
+    class = "tfdist_error_input"
+  )
+  # Predictions have no labels; and steps that choose rows change none.
+  expect_identical(nrow(prepare_rows(later$preparation, rows[1:3, -6], "newdata", NULL)), 3L)
+  for (recipe in list(
+    recipes::step_log(whole, Sepal.Width, skip = TRUE),
+    recipes::step_arrange(whole, sum, skip = TRUE),
+    recipes::step_slice(whole, 1:99, skip = TRUE)
+  )) {
+    found <- of(recipe)
+    expect_no_error(
+      check_frame(rows, narrow_columns(found$later, found$train), "data", NULL)
+    )
+  }
+})
+
 test_that("a recipe that weighs rows does so when a fit is trained on", {
   skip_if_no_recipes()
   rows <- transform(iris, often = parsnip::importance_weights(rep(1:2, 75)))

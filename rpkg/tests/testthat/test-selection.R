@@ -52,6 +52,13 @@ test_that("selections that select nothing, or too much, are errors", {
   })
 })
 
+test_that("a selection of features that selects none is named", {
+  expect_error(
+    choose(label = Species, features = starts_with("zz")),
+    'starts_with\\("zz"\\)` selects no column of `data`.*Sepal.Length'
+  )
+})
+
 test_that("names of the columns of files are read when they are needed", {
   skip_if_no_pybackend()
   path <- withr::local_tempfile(fileext = ".parquet")
