@@ -8,10 +8,10 @@
 #' `hidden_units`, `penalty` (of the squared weights), `dropout`, `epochs`, `activation` and
 #' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] takes `sc` (`"local"` if it is
 #' left out), `workers`, and the other arguments of [barrier_train()], but for those that name the
-#' model, the data and its columns. Factors are one-hot; numbers
-#' are used as they are, so normalize them by a recipe. Predictions have the types `"class"` and
-#' `"prob"`, or `"numeric"`, and are missing where a predictor is. Case weights are not taken: use
-#' [barrier_train()] with `weight` or a recipe. `extract_fit_engine()` of the result is a [tfdist_fit].
+#' model, the data and its columns. Factors are one-hot; numbers are used as they are, so normalize
+#' them by a recipe. Predictions have the types `"class"` and `"prob"`, or `"numeric"`, and are
+#' missing where a predictor is. Case weights are not taken: use [barrier_train()] with `weight` or
+#' a recipe. `extract_fit_engine()` of the result is a [tfdist_fit].
 #'
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. There
