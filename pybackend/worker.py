@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
         told = (orders, asked, answers)
-        worker = Worker(job, rank, host, folder, server, *told, emit, at_end, conclude)
+        worker = WorkerProcess(job, rank, host, folder, server, *told, emit, at_end, conclude)
         report = work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
@@ -134,7 +134,7 @@ class _Conclusion:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerProcess:
     """Which worker this is, and what its launcher shares with it."""
 
     job: Job
@@ -153,7 +153,7 @@ class Worker:
         """What this worker did."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
-    def receive(self) -> tuple[Worker, Order]:
+    def receive(self) -> tuple[WorkerProcess, Order]:
         """Wait for the order, and take the seed from it."""
         order = self.orders.get()
         seed = self.job.seed if order.seed is None else order.seed
@@ -186,7 +186,7 @@ class Worker:
         self.emit(Waits(peer, seconds, is_second))
 
 
-def _train(worker: Worker) -> WorkerReport:
+def _train(worker: WorkerProcess) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
     from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
@@ -218,7 +218,7 @@ def _train(worker: Worker) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _train_elastically(worker: Worker) -> WorkerReport:
+def _train_elastically(worker: WorkerProcess) -> WorkerReport:
     from pybackend.engine.gangs import Membership, train_in_gangs
 
     def join(
@@ -233,7 +233,7 @@ def _train_elastically(worker: Worker) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _train_asynchronously(worker: Worker, order: Order) -> WorkerReport:
+def _train_asynchronously(worker: WorkerProcess, order: Order) -> WorkerReport:
     from pybackend.strategy.train import train_asynchronously
 
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
@@ -245,7 +245,7 @@ def _train_asynchronously(worker: Worker, order: Order) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _report_training(worker: Worker, trained: Training) -> WorkerReport:
+def _report_training(worker: WorkerProcess, trained: Training) -> WorkerReport:
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -260,7 +260,7 @@ def _report_training(worker: Worker, trained: Training) -> WorkerReport:
     )
 
 
-def _score(worker: Worker) -> WorkerReport:
+def _score(worker: WorkerProcess) -> WorkerReport:
     from pybackend.data.reading import read_sources
     from pybackend.engine.score import score
 
@@ -272,7 +272,7 @@ def _score(worker: Worker) -> WorkerReport:
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 
-def _run(worker: Worker) -> WorkerReport:
+def _run(worker: WorkerProcess) -> WorkerReport:
     from pybackend.function.call import Hooks, call_function
     from pybackend.job.values import encode_value
 
@@ -287,7 +287,7 @@ def _run(worker: Worker) -> WorkerReport:
     return worker.report(seconds=seconds, value=value)
 
 
-def _end_server(worker: Worker, error: Exception | None, **found: Any) -> None:
+def _end_server(worker: WorkerProcess, error: Exception | None, **found: Any) -> None:
     """End this process although its function may never return: a server's does not."""
     if error is None:
         worker.conclude(worker.report(**found))

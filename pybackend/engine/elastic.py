@@ -25,7 +25,7 @@ class GangChangesError(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
+class EpochState:
     """The state at the beginning of an epoch, as `TrainingState.read` gives it."""
 
     epoch: int
@@ -63,8 +63,8 @@ class Memory:
     is_asked: Callable[[], bool]
     notice: Notice = field(default_factory=Notice)
     first: dict[int, dict[str, str]] = field(default_factory=dict)
-    kept: Kept | None = None
-    next: Kept | None = None
+    kept: EpochState | None = None
+    next: EpochState | None = None
     is_seeded: bool = False
     is_own: bool = False
     audit: Audit = field(default_factory=Audit)
@@ -84,7 +84,7 @@ class Memory:
         self.is_own = held is not None
         if not np.all(collective.all_gather(np.array([self.is_own], np.int64))):
             received = broadcast_bytes(collective, held.state if held else b"")
-            held = held or Kept(epoch, received)
+            held = held or EpochState(epoch, received)
         assert held is not None
         self.kept, self.next = held, None
         state = decode_state(held.state)
@@ -143,7 +143,7 @@ class EpochKeeper(keras.callbacks.Callback):
     def _keep(self, epoch: int) -> tuple[bool, bool]:
         """Whether this worker was told to end, and whether any was or another is to join."""
         memory = self._memory
-        memory.next = Kept(epoch, self._state.read(self._collective))
+        memory.next = EpochState(epoch, self._state.read(self._collective))
         is_told = memory.notice()
         wishes = np.array([is_told, memory.is_asked()], np.int64)
         is_change = bool(np.any(self._collective.all_gather(wishes)))

@@ -23,7 +23,7 @@ from pybackend.feed.protocol import (
     Greets,
     Known,
     Quits,
-    Rows,
+    RowsAhead,
     Skips,
     Starts,
     Taken,
@@ -242,7 +242,7 @@ class _Conversation:
         """Send so many rows, as `write_batch` gives them; False if the worker wants no more."""
         self._moved = time.monotonic()  # what the rows themselves take is not the worker's time
         self._sent += rows
-        return self._send(_line(Rows(rows, len(content), *mark))) and self._send(content)
+        return self._send(_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
         """The results that have come so far, and were not taken yet."""
@@ -283,8 +283,10 @@ class _Conversation:
 
     def _hear(self) -> None:
         try:
-            message = read(self._stream, Rows, Taken, Done, Skips, Fails, seconds=self._timeout)
-            if isinstance(message, Rows):
+            message = read(
+                self._stream, RowsAhead, Taken, Done, Skips, Fails, seconds=self._timeout
+            )
+            if isinstance(message, RowsAhead):
                 found = decode_items(read_rows(self._stream, message, read_batch))
                 self._received += len(found)
                 self._results += found

@@ -1,7 +1,7 @@
 """What a task that feeds rows and the worker that takes them say to each other.
 
-The worker speaks first (`Greets`). Each message is a line of JSON; behind `Rows` follow as many
-bytes of Arrow data as it says (`pybackend.feed.items`).
+The worker speaks first (`Greets`). Each message is a line of JSON; behind `RowsAhead` follow as
+many bytes of Arrow data as it says (`pybackend.feed.items`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Asks:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsAhead:
     """So many rows, or results, in so many bytes, follow this line.
 
     Attributes
@@ -107,7 +107,7 @@ class Known:
     was_asked
         Whether an earlier attempt has asked.
     place, digest
-        Of the last `Rows` of which some were taken.
+        Of the last `RowsAhead` of which some were taken.
     """
 
     rows: int
@@ -164,8 +164,8 @@ def read(stream: Stream, *kinds: type[Any], seconds: float | None = None) -> Any
     return decode(line, *kinds)
 
 
-def read_rows(stream: Stream, rows: Rows, read_batch: Callable[[bytes], Any]) -> Any:
-    """The Arrow batch behind a message `Rows`; `ValueError` if it has other rows."""
+def read_rows(stream: Stream, rows: RowsAhead, read_batch: Callable[[bytes], Any]) -> Any:
+    """The Arrow batch behind a message `RowsAhead`; `ValueError` if it has other rows."""
     batch = read_batch(stream.read_exactly(rows.size))
     if batch.num_rows != rows.rows:
         raise ValueError(f"{batch.num_rows} rows have come, not {rows.rows}")

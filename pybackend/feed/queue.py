@@ -18,7 +18,7 @@ _OWED_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 
 
-class Feed:
+class PartitionFeed:
     """The rows of one partition, on their way from one task; used under its queue's lock.
 
     Attributes
@@ -74,8 +74,8 @@ class RowQueue:
         self.is_closed = False
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._feeds: list[Feed] = []
-        self._current: Feed | None = None
+        self._feeds: list[PartitionFeed] = []
+        self._current: PartitionFeed | None = None
         # Of rows that were taken and have no result yet: their feeds, and how many.
         self._owed: deque[list[Any]] = deque()
         self._decoded: tuple[Any, list[Any]] | None = None
@@ -86,16 +86,16 @@ class RowQueue:
         with self.changed:
             return len(self._feeds)
 
-    def open(self, wants_results: bool, most: int) -> Feed | None:
+    def open(self, wants_results: bool, most: int) -> PartitionFeed | None:
         """Begin a feed; None if there are more than ``most`` of them."""
-        feed = Feed(wants_results)
+        feed = PartitionFeed(wants_results)
         with self.changed:
             if len(self._feeds) > most:
                 return None
             self._feeds.append(feed)
         return feed
 
-    def put(self, feed: Feed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
+    def put(self, feed: PartitionFeed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
         """Add rows, as soon as there is room for them; False if nobody wants them any more."""
         with self.changed:
             self.changed.wait_for(
@@ -109,13 +109,13 @@ class RowQueue:
             self.changed.notify_all()
             return True
 
-    def end(self, feed: Feed) -> None:
+    def end(self, feed: PartitionFeed) -> None:
         """Say that a feed has no more rows."""
         with self.changed:
             feed.has_ended = True
             self.changed.notify_all()
 
-    def remove(self, feed: Feed) -> None:
+    def remove(self, feed: PartitionFeed) -> None:
         """Forget a feed, and its rows that were not taken."""
         with self.changed:
             feed.is_lost = True
@@ -231,7 +231,7 @@ class RowQueue:
         """Parts of batches, with so many rows in all."""
         parts: list[tuple[tuple[int, int], Any]] = []
         with self.changed:
-            feed: Feed | None = None
+            feed: PartitionFeed | None = None
             while count > 0:
                 if feed is None or not keeps_apart:
                     feed = self._choose(feed, keeps_apart)
@@ -244,7 +244,7 @@ class RowQueue:
                 count -= part[0][1] - part[0][0]
         return parts
 
-    def _choose(self, last: Feed | None, needs_results: bool) -> Feed | None:
+    def _choose(self, last: PartitionFeed | None, needs_results: bool) -> PartitionFeed | None:
         """A feed that has rows, the one before if it has; None if there will be none.
 
         Raises
@@ -254,7 +254,7 @@ class RowQueue:
         """
         order = [last or self._current]
 
-        def find() -> Feed | None:
+        def find() -> PartitionFeed | None:
             candidates = [*order, *self._feeds]
             return next((feed for feed in candidates if feed and feed.batches), None)
 
@@ -276,20 +276,20 @@ class RowQueue:
         self._current = find()
         return self._current
 
-    def _owing(self) -> Feed | None:
+    def _owing(self) -> PartitionFeed | None:
         """A feed that waits for nothing but results."""
         return next(
             (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done), None
         )
 
-    def _wait_for(self, feed: Feed) -> bool:
+    def _wait_for(self, feed: PartitionFeed) -> bool:
         """Whether a feed has more rows, once that is known."""
         self.changed.wait_for(
             lambda: feed.batches or feed.has_ended or feed.is_lost or self.has_stopped
         )
         return bool(feed.batches)
 
-    def _take_from(self, feed: Feed, count: int) -> tuple[tuple[int, int], Any]:
+    def _take_from(self, feed: PartitionFeed, count: int) -> tuple[tuple[int, int], Any]:
         batch, start, feed.mark = feed.batches[0]
         stop = min(batch.num_rows, start + count)
         if stop == batch.num_rows:
@@ -306,7 +306,7 @@ class RowQueue:
         self.changed.notify_all()
         return (start, stop), batch
 
-    def _drop(self, feed: Feed) -> None:
+    def _drop(self, feed: PartitionFeed) -> None:
         self._bytes -= sum(batch.nbytes for batch, *_ in feed.batches)
         feed.batches.clear()
 
@@ -324,5 +324,5 @@ class RowQueue:
         return known[1]
 
 
-def _is_used(feed: Feed) -> bool:
+def _is_used(feed: PartitionFeed) -> bool:
     return feed.is_lost or (feed.has_ended and not feed.batches)

@@ -19,7 +19,7 @@ from pybackend.feed.protocol import (
     Greets,
     Known,
     Quits,
-    Rows,
+    RowsAhead,
     Skips,
     Starts,
     Taken,
@@ -27,7 +27,7 @@ from pybackend.feed.protocol import (
     read_rows,
     write,
 )
-from pybackend.feed.queue import Feed, RowQueue
+from pybackend.feed.queue import PartitionFeed, RowQueue
 from pybackend.net.rendezvous import Acceptor, address_of, listen
 from pybackend.net.stream import Stream
 
@@ -49,7 +49,7 @@ class FeedServer:
         # By feed and partition: what earlier attempts have had taken, and the present one.
         self._known: dict[tuple[str, int], Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
-        self._open: dict[tuple[str, int], tuple[Stream, Feed]] = {}
+        self._open: dict[tuple[str, int], tuple[Stream, PartitionFeed]] = {}
         # Why feeds have failed, by their names.
         self._failed: dict[str, str] = {}
         server = listen(host)
@@ -117,7 +117,7 @@ class FeedServer:
         with self._lock:
             return replace(self._known.get(key, _NOTHING), was_asked=was_asked)
 
-    def _retire(self, key: tuple[str, int], stream: Stream, feed: Feed) -> None:
+    def _retire(self, key: tuple[str, int], stream: Stream, feed: PartitionFeed) -> None:
         """Let go of a feed, and count its rows that were taken; nothing if that was done."""
         self.queue.remove(feed)  # no row of it is taken from now on
         with self._lock:
@@ -130,11 +130,11 @@ class FeedServer:
         with self.queue.changed:
             self.queue.changed.notify_all()
 
-    def _feeds_now(self) -> list[tuple[Stream, Feed]]:
+    def _feeds_now(self) -> list[tuple[Stream, PartitionFeed]]:
         with self._lock:
             return list(self._open.values())
 
-    def _take_in(self, stream: Stream, begins: Begins, feed: Feed) -> None:
+    def _take_in(self, stream: Stream, begins: Begins, feed: PartitionFeed) -> None:
         key = begins.feed, begins.partition
         with self._lock:
             earlier = self._open.get(key)
@@ -154,14 +154,14 @@ class FeedServer:
             if sender.ident is not None:
                 sender.join()
 
-    def _receive(self, stream: Stream, feed: Feed) -> None:
-        while isinstance(message := read(stream, Rows, Ends), Rows):
+    def _receive(self, stream: Stream, feed: PartitionFeed) -> None:
+        while isinstance(message := read(stream, RowsAhead, Ends), RowsAhead):
             batch = read_rows(stream, message, read_batch)
             if not self.queue.put(feed, batch, (message.place, message.digest)):
                 return
         self.queue.end(feed)
 
-    def _send(self, stream: Stream, feed: Feed) -> None:
+    def _send(self, stream: Stream, feed: PartitionFeed) -> None:
         """Tell the feeder what becomes of its rows, until nothing more will."""
         try:
             self._send_news(stream, feed)
@@ -172,7 +172,7 @@ class FeedServer:
                 feed.is_told = True
                 self.queue.changed.notify_all()
 
-    def _send_news(self, stream: Stream, feed: Feed) -> None:
+    def _send_news(self, stream: Stream, feed: PartitionFeed) -> None:
         said = 0
         while True:
             with self.queue.changed:
@@ -182,7 +182,7 @@ class FeedServer:
                 feed.results.clear()
                 taken, last = feed.taken, self._last_word(feed)
             for rows, content in results:
-                write(stream, Rows(rows, len(content)), content)
+                write(stream, RowsAhead(rows, len(content)), content)
             if taken > said:
                 write(stream, Taken(taken))
                 said = taken
@@ -191,10 +191,10 @@ class FeedServer:
                     write(stream, last)
                 return
 
-    def _has_news(self, feed: Feed, said: int) -> bool:
+    def _has_news(self, feed: PartitionFeed, said: int) -> bool:
         return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
 
-    def _last_word(self, feed: Feed) -> Any:
+    def _last_word(self, feed: PartitionFeed) -> Any:
         """What ends the conversation, if anything does by now."""
         queue = self.queue
         if queue.failure is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.errors import SerializationError
 from pybackend.job import values
-from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_of, to_text
+from pybackend.job.value_kind import Fields, Pack, Unpack, ValueKind, is_of, to_text
 from pybackend.job.value_kinds import KINDS
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
@@ -49,12 +49,12 @@ def _unpack_model(fields: Fields, _: Unpack) -> Any:
 
 
 _KINDS = (
-    Kind(
+    ValueKind(
         "unreturned",
         lambda value: isinstance(value, Unreturned),
         lambda value, _: {"reason": value.reason},
         lambda fields, _: Unreturned(str(fields["reason"])),
     ),
-    Kind("model", is_of("keras", "Model", or_derived=True), _pack_model, _unpack_model),
+    ValueKind("model", is_of("keras", "Model", or_derived=True), _pack_model, _unpack_model),
     *KINDS,
 )

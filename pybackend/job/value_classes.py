@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack
+from pybackend.job.value_kind import Fields, Pack, UnfitError, Unpack, ValueKind
 
 
 def _pack_enum(value: Any, pack: Pack) -> Fields:
@@ -138,8 +138,8 @@ def _find_class(name: Sequence[str]) -> type | None:
     return found if isinstance(found, type) else None
 
 
-CLASSES: tuple[Kind, ...] = (
-    Kind("enum", lambda v: isinstance(v, enum.Enum), _pack_enum, _unpack_enum),
-    Kind("named tuple", _is_named_tuple, _pack_named_tuple, _unpack_named_tuple),
-    Kind("dataclass", _is_dataclass, _pack_dataclass, _unpack_dataclass),
+CLASSES: tuple[ValueKind, ...] = (
+    ValueKind("enum", lambda v: isinstance(v, enum.Enum), _pack_enum, _unpack_enum),
+    ValueKind("named tuple", _is_named_tuple, _pack_named_tuple, _unpack_named_tuple),
+    ValueKind("dataclass", _is_dataclass, _pack_dataclass, _unpack_dataclass),
 )

@@ -19,7 +19,7 @@ class UnfitError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """One kind of value: its tag, how it is recognized, and its way to JSON and back.
 
     ``refusals`` are the errors by which ``pack`` says that a value of this kind cannot travel.

@@ -19,10 +19,10 @@ from typing import Any
 from pybackend.job.value_classes import CLASSES
 from pybackend.job.value_kind import (
     Fields,
-    Kind,
     Pack,
     UnfitError,
     Unpack,
+    ValueKind,
     is_exactly,
     is_of,
     to_text,
@@ -39,8 +39,10 @@ _PATHS = (
 )
 
 
-def _by_text(tag: str, kind: type, write: Callable[[Any], str], read: Callable[[str], Any]) -> Kind:
-    return Kind(
+def _by_text(
+    tag: str, kind: type, write: Callable[[Any], str], read: Callable[[str], Any]
+) -> ValueKind:
+    return ValueKind(
         tag,
         is_exactly(kind),
         lambda value, _: {"text": write(value)},
@@ -52,8 +54,8 @@ def _pack_items(value: Any, pack: Pack) -> Fields:
     return {"items": [pack(item, f"[{index}]") for index, item in enumerate(value)]}
 
 
-def _of_items(tag: str, kind: type) -> Kind:
-    return Kind(
+def _of_items(tag: str, kind: type) -> ValueKind:
+    return ValueKind(
         tag,
         is_exactly(kind),
         _pack_items,
@@ -69,8 +71,8 @@ def _unpack_dict(fields: Fields, unpack: Unpack) -> dict[Any, Any]:
     return {unpack(key): unpack(value) for key, value in fields["pairs"]}
 
 
-def _of_pairs(tag: str, kind: type) -> Kind:
-    return Kind(tag, is_exactly(kind), _pack_dict, lambda *given: kind(_unpack_dict(*given)))
+def _of_pairs(tag: str, kind: type) -> ValueKind:
+    return ValueKind(tag, is_exactly(kind), _pack_dict, lambda *given: kind(_unpack_dict(*given)))
 
 
 # What a defaultdict may make of a missing key: no code of a user's.
@@ -111,7 +113,7 @@ def _unpack_history(fields: Fields, unpack: Unpack) -> Any:
     return types.SimpleNamespace(**{name: unpack(value) for name, value in fields.items()})
 
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ValueKind, ...] = (
     # Only what JSON cannot write arrives at these two.
     _by_text("integer", int, hex, lambda text: int(text, 16)),
     _by_text(
@@ -128,14 +130,14 @@ KINDS: tuple[Kind, ...] = (
     _of_pairs("dict", dict),
     _of_pairs("ordered dict", collections.OrderedDict),
     _of_pairs("counter", collections.Counter),
-    Kind("default dict", is_exactly(collections.defaultdict), _pack_default, _unpack_default),
-    Kind(
+    ValueKind("default dict", is_exactly(collections.defaultdict), _pack_default, _unpack_default),
+    ValueKind(
         "deque",
         is_exactly(collections.deque),
         lambda v, pack: {"most": v.maxlen, **_pack_items(v, pack)},
         lambda fields, unpack: collections.deque(map(unpack, fields["items"]), fields["most"]),
     ),
-    Kind(
+    ValueKind(
         "range",
         is_exactly(range),
         lambda v, pack: {"ends": [pack(end, "") for end in (v.start, v.stop, v.step)]},
@@ -143,7 +145,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     _of_items("set", set),
     _of_items("frozenset", frozenset),
-    Kind(
+    ValueKind(
         "complex",
         is_exactly(complex),
         lambda v, _: {"parts": [v.real, v.imag]},
@@ -151,27 +153,27 @@ KINDS: tuple[Kind, ...] = (
     ),
     *TIMES,
     _by_text("decimal", decimal.Decimal, str, decimal.Decimal),
-    Kind(
+    ValueKind(
         "fraction",
         is_exactly(fractions.Fraction),
         lambda v, pack: {"parts": [pack(v.numerator, ""), pack(v.denominator, "")]},
         lambda fields, unpack: fractions.Fraction(*map(unpack, fields["parts"])),
     ),
     _by_text("uuid", uuid.UUID, str, uuid.UUID),
-    Kind(
+    ValueKind(
         "path",
         is_exactly(*_PATHS),
         lambda v, pack: {"class": type(v).__name__, "path": pack(str(v), "")},
         _unpack_path,
     ),
     *TABLES,
-    Kind(
+    ValueKind(
         "history",
         is_of("keras.callbacks", "History", or_derived=True),
         _pack_history,
         _unpack_history,
     ),
-    Kind(
+    ValueKind(
         "tensor",
         _is_tensor,
         lambda v, pack: {"array": pack(v.numpy(), "")},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pybackend.job.value_kind import Fields, Kind, Pack, Unpack, is_of
+from pybackend.job.value_kind import Fields, Pack, Unpack, ValueKind, is_of
 
 
 def _pack_row(value: Any, pack: Pack) -> Fields:
@@ -34,15 +34,15 @@ def _unpack_sparse(fields: Fields, unpack: Unpack) -> Any:
     return SparseVector(fields["size"], unpack(fields["indices"]), unpack(fields["values"]))
 
 
-OF_SPARK: tuple[Kind, ...] = (
-    Kind("row", is_of("pyspark.sql", "Row"), _pack_row, _unpack_row),
-    Kind(
+OF_SPARK: tuple[ValueKind, ...] = (
+    ValueKind("row", is_of("pyspark.sql", "Row"), _pack_row, _unpack_row),
+    ValueKind(
         "dense vector",
         is_of("pyspark.ml.linalg", "DenseVector"),
         lambda v, pack: {"values": pack(v.array, "")},
         _unpack_dense,
     ),
-    Kind(
+    ValueKind(
         "sparse vector",
         is_of("pyspark.ml.linalg", "SparseVector"),
         lambda v, pack: {

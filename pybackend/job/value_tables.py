@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack, is_of, to_text
+from pybackend.job.value_kind import Fields, Pack, UnfitError, Unpack, ValueKind, is_of, to_text
 
 # Of Arrow's format: a message's header and its type; in a dictionary's header its rows; in the
 # header of rows their compression.
@@ -255,16 +255,16 @@ def _make_index(column: Any, freq: str | None) -> Any:
 
 # Arrow's errors are these, or derived from them.
 _ARROW = (UnfitError, ValueError, TypeError, NotImplementedError, OverflowError, KeyError)
-TABLES: tuple[Kind, ...] = (
-    Kind("data frame", is_of("pandas", "DataFrame"), _pack_frame, _unpack_frame, _ARROW),
-    Kind("series", is_of("pandas", "Series"), _pack_series, _unpack_series, _ARROW),
-    Kind("index", _is_index, lambda v, pack: _pack_index(v, pack, ""), _unpack_index, _ARROW),
-    Kind(
+TABLES: tuple[ValueKind, ...] = (
+    ValueKind("data frame", is_of("pandas", "DataFrame"), _pack_frame, _unpack_frame, _ARROW),
+    ValueKind("series", is_of("pandas", "Series"), _pack_series, _unpack_series, _ARROW),
+    ValueKind("index", _is_index, lambda v, pack: _pack_index(v, pack, ""), _unpack_index, _ARROW),
+    ValueKind(
         "table",
         is_of("pyarrow", "Table"),
         _pack_table,
         lambda fields, _: _read_table(fields),
         _ARROW,
     ),
-    Kind("batch", is_of("pyarrow", "RecordBatch"), _pack_batch, _unpack_batch, _ARROW),
+    ValueKind("batch", is_of("pyarrow", "RecordBatch"), _pack_batch, _unpack_batch, _ARROW),
 )

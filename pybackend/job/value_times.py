@@ -8,7 +8,7 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.job.value_kind import Fields, Kind, Pack, UnfitError, Unpack, is_exactly, is_of
+from pybackend.job.value_kind import Fields, Pack, UnfitError, Unpack, ValueKind, is_exactly, is_of
 
 
 def _pack_clock(value: Any, pack: Pack) -> Fields:
@@ -93,33 +93,36 @@ def _unpack_pandas(name: str) -> Callable[[Fields, Unpack], Any]:
     return unpack_pandas
 
 
-TIMES: tuple[Kind, ...] = (
-    Kind(
+TIMES: tuple[ValueKind, ...] = (
+    ValueKind(
         "datetime",
         is_exactly(datetime.datetime),
         _pack_clock,
         _unpack_clock(datetime.datetime.fromisoformat),
     ),
-    Kind(
+    ValueKind(
         "time", is_exactly(datetime.time), _pack_clock, _unpack_clock(datetime.time.fromisoformat)
     ),
-    Kind(
+    ValueKind(
         "date",
         is_exactly(datetime.date),
         lambda v, _: {"text": v.isoformat()},
         lambda fields, _: datetime.date.fromisoformat(fields["text"]),
     ),
-    Kind(
+    ValueKind(
         "timedelta",
         is_exactly(datetime.timedelta),
         lambda v, _: {"parts": [v.days, v.seconds, v.microseconds]},
         lambda fields, _: datetime.timedelta(*fields["parts"]),
     ),
-    Kind("offset", is_exactly(datetime.timezone), _pack_offset, _unpack_offset),
-    Kind("time zone", is_exactly(zoneinfo.ZoneInfo), _pack_zone, _unpack_zone),
-    *(Kind(tag, _is_pandas(tag), lambda _, __: {}, _unpack_pandas(tag)) for tag in ("NaT", "NA")),
-    Kind("timestamp", is_of("pandas", "Timestamp"), _pack_stamp, _unpack_stamp),
-    Kind(
+    ValueKind("offset", is_exactly(datetime.timezone), _pack_offset, _unpack_offset),
+    ValueKind("time zone", is_exactly(zoneinfo.ZoneInfo), _pack_zone, _unpack_zone),
+    *(
+        ValueKind(tag, _is_pandas(tag), lambda _, __: {}, _unpack_pandas(tag))
+        for tag in ("NaT", "NA")
+    ),
+    ValueKind("timestamp", is_of("pandas", "Timestamp"), _pack_stamp, _unpack_stamp),
+    ValueKind(
         "span",
         is_of("pandas", "Timedelta"),
         lambda v, pack: {"span": pack(v.to_timedelta64(), "")},

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pybackend.errors import SerializationError
-from pybackend.job.value_kind import Kind, Pack, to_text
+from pybackend.job.value_kind import Pack, ValueKind, to_text
 from pybackend.job.value_kinds import KINDS
 
 _TAG = "__tfdist__"
@@ -27,7 +27,7 @@ _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, froze
 
 
 def encode_value(
-    value: Any, kinds: Sequence[Kind] = KINDS, name: str = "the returned value"
+    value: Any, kinds: Sequence[ValueKind] = KINDS, name: str = "the returned value"
 ) -> str:
     """JSON text of a value, which messages call by a name.
 
@@ -42,7 +42,7 @@ def encode_value(
         raise SerializationError(f"{name} is nested too deeply, or contains itself") from error
 
 
-def decode_value(text: str, kinds: Sequence[Kind] = KINDS) -> Any:
+def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
     """The value that `encode_value` wrote.
 
     Dataclasses whose class this process has not loaded become a ``types.SimpleNamespace``, as the
@@ -73,7 +73,7 @@ def decode_value(text: str, kinds: Sequence[Kind] = KINDS) -> Any:
         raise SerializationError(f"a worker's result is damaged: {error}") from error
 
 
-def _pack(value: Any, where: str, kinds: Sequence[Kind]) -> Any:
+def _pack(value: Any, where: str, kinds: Sequence[ValueKind]) -> Any:
     if value is None or _is_plain(value):
         return value
 
@@ -164,7 +164,7 @@ def _pack_array(value: Any, where: str, pack: Pack) -> dict[str, Any]:
     }
 
 
-def _unpack(value: Any, kinds: dict[str, Kind]) -> Any:
+def _unpack(value: Any, kinds: dict[str, ValueKind]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, kinds) for item in value]
     if not isinstance(value, dict):
@@ -184,7 +184,7 @@ def _unpack(value: Any, kinds: dict[str, Kind]) -> Any:
     return kinds[tag].unpack(fields, lambda part: _unpack(part, kinds))
 
 
-def _unpack_objects(fields: dict[str, Any], kinds: dict[str, Kind]) -> Any:
+def _unpack_objects(fields: dict[str, Any], kinds: dict[str, ValueKind]) -> Any:
     """An array of Python's objects, texts mostly."""
     import numpy as np
 

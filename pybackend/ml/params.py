@@ -89,7 +89,8 @@ def _to_options(value: Any) -> dict[str, Any]:
     return options
 
 
-def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
+def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
+    """A Param of a class of stages."""
     return Param(_Unbound(), name, doc, typeConverter=convert)
 
 
@@ -98,13 +99,13 @@ class PredictionParams(
 ):
     """Params of predicting, which a fitted model takes over from its estimator."""
 
-    features = _param(
+    features = param(
         "features",
         "columns side by side (a list), or a mapping from the model's input names to columns; "
         "goes before featuresCol",
         _to_features,
     )
-    predictBatchSize = _param(
+    predictBatchSize = param(
         "predictBatchSize", "rows that a task predicts at once", TypeConverters.toInt
     )
 
@@ -134,18 +135,18 @@ class PredictionParams(
 class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
     """Params of training: the arguments of `barrier_train`, in pyspark's spelling."""
 
-    labels = _param(
+    labels = param(
         "labels", "a mapping from the model's output names to columns; before labelCol", _to_mapping
     )
-    workers = _param("workers", "number of worker processes", TypeConverters.toInt)
-    epochs = _param("epochs", "passes over the data", TypeConverters.toInt)
-    batchSize = _param("batchSize", "most rows per worker and step", TypeConverters.toInt)
-    seed = _param("seed", "makes the training repeatable", TypeConverters.toInt)
-    verbose = _param("verbose", "0 silent, 1 a line per epoch, 2 all", TypeConverters.toInt)
-    modelArgs = _param(
+    workers = param("workers", "number of worker processes", TypeConverters.toInt)
+    epochs = param("epochs", "passes over the data", TypeConverters.toInt)
+    batchSize = param("batchSize", "most rows per worker and step", TypeConverters.toInt)
+    seed = param("seed", "makes the training repeatable", TypeConverters.toInt)
+    verbose = param("verbose", "0 silent, 1 a line per epoch, 2 all", TypeConverters.toInt)
+    modelArgs = param(
         "modelArgs", "arguments by name of the function that builds the model", _to_mapping
     )
-    trainOptions = _param(
+    trainOptions = param(
         "trainOptions", "other arguments of barrier_train, by its own names", _to_options
     )
 

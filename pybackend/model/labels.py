@@ -88,7 +88,7 @@ def check_labels(
         labels, shape = columns.get(key), shapes.get(key, ())
         if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
             continue
-        place = _Place(name, _name_output(model, key), names_rows)
+        place = _LabelPlace(name, _name_output(model, key), names_rows)
         _check_range(loss, labels, weights, place)
         if _name_function(loss):
             _check_weights(weights, shape, name)
@@ -101,7 +101,7 @@ def check_labels(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _LabelPlace:
     """Where labels are: the argument, the output in words, and whether rows have numbers."""
 
     argument: str
@@ -113,7 +113,7 @@ class _Place:
         return f"`{self.argument}` has the label {label:g}{self.output}{where}"
 
 
-def _check_classes(loss: Any, labels: Any, classes: int, place: _Place) -> None:
+def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> None:
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
             f"`{place.argument}` has labels of shape ({classes},){place.output}, but the loss of "
@@ -193,9 +193,10 @@ def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> Non
     is_class = np.rint(flat) >= 0
     if not is_class.all():
         row = int(np.argmin(is_class))
+        described = _LabelPlace(name, "", names_rows).describe(flat[row], row)
         raise InputError(
-            f"{_Place(name, '', names_rows).describe(flat[row], row)}, but `class_weight` is for "
-            "classes, numbered from 0: pass a weight for each row instead"
+            f"{described}, but `class_weight` is for classes, numbered from 0: pass a weight for "
+            "each row instead"
         )
 
 
@@ -355,7 +356,7 @@ def _name_output(model: Any, key: str) -> str:
     return f" of the output {name!r}" if name else ""
 
 
-def _check_range(loss: Any, labels: Any, weights: Any, place: _Place) -> None:
+def _check_range(loss: Any, labels: Any, weights: Any, place: _LabelPlace) -> None:
     found = _find_range(loss)
     if found is None or not len(labels):
         return

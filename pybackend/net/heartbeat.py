@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pybackend.net.connection_errors import SilentError
-from pybackend.net.stream import Lines
+from pybackend.net.stream import LineStream
 
 # On a machine with much else to do, a process may not be given any time for a while.
 SHORTEST_SILENCE = 5.0
@@ -46,7 +46,7 @@ def start_beating(send: Callable[[], object], silence: float, ended: threading.E
     threading.Thread(target=beat, daemon=True).start()
 
 
-def read_lines(stream: Lines, limit: int, silence: float) -> Iterator[bytes]:
+def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes]:
     """The lines that come, up to the end of the connection.
 
     Parameters

@@ -30,7 +30,7 @@ from pybackend.job.messages import Event, FromLauncher
 from pybackend.net.connection_errors import SilentError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.rendezvous import Acceptor, address_of, listen
-from pybackend.net.stream import Lines
+from pybackend.net.stream import LineStream
 
 PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 24
@@ -49,7 +49,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """Some bytes of a result, in base64."""
 
     name: str
@@ -126,7 +126,7 @@ class MeetingServer:
         self._workers = workers
         self._patience = patience
         self._lock = threading.Lock()
-        self._streams: dict[int, Lines] = {}
+        self._streams: dict[int, LineStream] = {}
         self._joined: dict[int, str] = {}
         self._answer: bytes | None = None
         self._parts: dict[tuple[int, str], bytearray] = {}
@@ -204,7 +204,7 @@ class MeetingServer:
 
         start_beating(beat, silence, self._closed)
 
-    def adopt(self, stream: Lines, rank: int) -> None:
+    def adopt(self, stream: LineStream, rank: int) -> None:
         """Take in a member whose connection is authenticated already, by ssh for example."""
         self._welcome(stream, rank)
 
@@ -242,12 +242,12 @@ class MeetingServer:
             streams = [s for member, s in self._streams.items() if rank in (None, member)]
         self._send_to_all(streams, encode(order).encode() + b"\n")
 
-    def _send_to_all(self, streams: Sequence[Lines], line: bytes) -> None:
+    def _send_to_all(self, streams: Sequence[LineStream], line: bytes) -> None:
         if streams:
             with self._sending, ThreadPoolExecutor(min(_AT_ONCE, len(streams))) as pool:
                 list(pool.map(lambda stream: _send(stream, line), streams))
 
-    def _welcome(self, stream: Lines, rank: int) -> None:
+    def _welcome(self, stream: LineStream, rank: int) -> None:
         with self._lock:
             is_known = 0 <= rank < self._workers and rank not in self._streams
             # A greeting may end after the server has been closed.
@@ -275,7 +275,7 @@ class MeetingServer:
         if not is_complete:
             self._decide(MeetElsewhere())
 
-    def _read(self, stream: Lines, rank: int) -> None:
+    def _read(self, stream: LineStream, rank: int) -> None:
         try:
             for line in read_lines(stream, _LONGEST_LINE, self.silence):
                 self._take(rank, line)
@@ -293,8 +293,10 @@ class MeetingServer:
                 self._decide(MeetElsewhere())
 
     def _take(self, rank: int, line: bytes) -> None:
-        message: Join | Part | Beat | Event = decode(line, Join, Part, Beat, *get_args(Event))
-        if isinstance(message, Part):
+        message: Join | ResultPart | Beat | Event = decode(
+            line, Join, ResultPart, Beat, *get_args(Event)
+        )
+        if isinstance(message, ResultPart):
             with self._lock:
                 content = self._parts.setdefault((rank, message.name), bytearray())
                 content += base64.b64decode(message.data)
@@ -327,13 +329,13 @@ class MeetingServer:
         self._decided.put(answer)
 
 
-def split(name: str, content: bytes) -> Iterator[Part]:
+def split(name: str, content: bytes) -> Iterator[ResultPart]:
     """A content in parts, each small enough for one line."""
     for start in range(0, max(1, len(content)), _PART):
-        yield Part(name, base64.b64encode(content[start : start + _PART]).decode())
+        yield ResultPart(name, base64.b64encode(content[start : start + _PART]).decode())
 
 
-def _send(stream: Lines, answer: bytes) -> None:
+def _send(stream: LineStream, answer: bytes) -> None:
     try:
         stream.send_all(answer, _SEND_SECONDS)
     except OSError:  # without its answer a member must not go on

@@ -25,12 +25,12 @@ from pybackend.net.meeting import (
     Finished,
     Join,
     MeetElsewhere,
-    Part,
     Refused,
+    ResultPart,
     split,
 )
 from pybackend.net.rendezvous import connect
-from pybackend.net.stream import Lines, Stream
+from pybackend.net.stream import LineStream, Stream
 
 # The messages of all members.
 _LONGEST_ANSWER = 1 << 30
@@ -43,7 +43,15 @@ _RETRY_SECONDS = 0.5
 _MOST_REJECTIONS = 3
 # Events that wait for the connection; the oldest give way.
 _MOST_WAITING = 10_000
-_FROM_SERVER = (Everyone, MeetElsewhere, Refused, Part, Finished, Beat, *get_args(FromLauncher))
+_FROM_SERVER = (
+    Everyone,
+    MeetElsewhere,
+    Refused,
+    ResultPart,
+    Finished,
+    Beat,
+    *get_args(FromLauncher),
+)
 
 
 class MeetingClient:
@@ -79,7 +87,7 @@ class MeetingClient:
         patience: float,
         on_lost: Callable[[], None] = lambda: None,
         is_early: bool = False,
-        stream: Lines | None = None,
+        stream: LineStream | None = None,
         silence: float = math.inf,
     ) -> None:
         self._silence = silence
@@ -92,7 +100,7 @@ class MeetingClient:
         self._rank = rank
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._stream: Lines | None = stream
+        self._stream: LineStream | None = stream
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
         self._error: Exception | None = None
         self._loss = "the driver has ended the job, or the network between them failed"
@@ -292,7 +300,7 @@ class MeetingClient:
         if stream is not None:
             self._read(stream)
 
-    def _read(self, stream: Lines) -> None:
+    def _read(self, stream: LineStream) -> None:
         try:
             for line in read_lines(stream, _LONGEST_ANSWER, self._silence):
                 self._take(decode(line, *_FROM_SERVER))
@@ -309,7 +317,7 @@ class MeetingClient:
             self._on_lost()
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Part):
+        if isinstance(message, ResultPart):
             content = self._parts.setdefault(message.name, bytearray())
             content += base64.b64decode(message.data)
         elif isinstance(message, Finished):

@@ -29,7 +29,7 @@ _BLOCK = 1 << 16
 _SEALED_BLOCK = 1 << 18
 
 
-class Lines(Protocol):
+class LineStream(Protocol):
     """A connection as far as messages, one per line, need one; as in `Stream`."""
 
     @property

@@ -62,7 +62,7 @@ class FunctionRun:
 
 
 @dataclass(frozen=True)
-class ScriptRun:
+class ScaledScript:
     """Runs a script in a process of its own; what it prints goes to standard error."""
 
     command: tuple[str, ...]
@@ -116,7 +116,7 @@ def make_run(
         It is neither, or cannot be called or read.
     """
     if isinstance(train, (str, os.PathLike)):
-        return ScriptRun(_read_command(os.fspath(train), arguments), batch_size, steps)
+        return ScaledScript(_read_command(os.fspath(train), arguments), batch_size, steps)
     if not callable(train) or hasattr(train, "fit"):  # a model is callable, too
         raise InputError(
             "`train` must be a function that calls barrier_train(), or the path of a script, not "

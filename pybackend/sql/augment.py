@@ -11,7 +11,7 @@ from pybackend.job.options import ColumnEncoding
 from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask
 from pybackend.sql.connections import connect
-from pybackend.sql.query import Part, SourceQuery, list_columns
+from pybackend.sql.query import SourceQuery, WeightsPart, list_columns
 from pybackend.sql.source import check_listed
 
 
@@ -63,7 +63,7 @@ def augment(
         return answer(database.dialect, question, database.has_vectors).query
 
 
-def _hash(parts: Sequence[Part]) -> str:
+def _hash(parts: Sequence[WeightsPart]) -> str:
     """Differs for other weights, or weights of another layout."""
     digest = hashlib.sha256()
     for part in parts:

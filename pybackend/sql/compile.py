@@ -17,7 +17,7 @@ from pybackend.job.options import ColumnEncoding, DataOptions, check_data_option
 from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
-from pybackend.sql.query import Encoding, Part, Question, Shown, SourceQuery, list_columns
+from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsPart, list_columns
 
 # Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
@@ -56,7 +56,7 @@ class SqlModel:
     dialect: str
     query: str = field(repr=False)
     weights: str
-    parts: tuple[Part, ...] = field(repr=False)
+    parts: tuple[WeightsPart, ...] = field(repr=False)
     key: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.errors import DatabaseError, InputError, TfdistError
-from pybackend.sql.query import Part
+from pybackend.sql.query import WeightsPart
 
 _MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
 # Of a statement, in errors.
@@ -94,12 +94,12 @@ class Connection:
                 self.execute("ROLLBACK")
             raise
 
-    def create_weights(self, table: str, parts: Sequence[Part]) -> None:
+    def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """Create the table of weights, by its quoted name, and fill it."""
         self.execute(f"CREATE TABLE {table} ({self._columns}){self._options}")
         self._fill(table, parts)
 
-    def keep_weights(self, table: str, parts: Sequence[Part]) -> None:
+    def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """Have a table of weights that only this connection sees, unless it has one already."""
         self.execute(
             f"CREATE TEMPORARY TABLE IF NOT EXISTS {table} ({self._columns}){self._options}"
@@ -160,7 +160,7 @@ class Connection:
 
     _options = ""
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         raise NotImplementedError
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -226,7 +226,7 @@ class DuckDB(Connection):
     def _columns(self) -> str:
         return "part VARCHAR, place INTEGER, numbers FLOAT[]"
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         import pyarrow as pa
 
         for part in parts:
@@ -282,7 +282,7 @@ class Postgres(Connection):
 
     _type_of = "CAST(pg_typeof({}) AS text)"
 
-    def create_weights(self, table: str, parts: Sequence[Part]) -> None:
+    def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """See `Connection`."""
         super().create_weights(table, parts)
         self.execute(f"ANALYZE {table}")
@@ -293,7 +293,7 @@ class Postgres(Connection):
         kernel = ", kernel vector" if self.has_vectors else ""
         return f"part text, place integer, numbers real[]{kernel}, PRIMARY KEY (part, place)"
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
         with (
             self._named("COPY"),
@@ -374,7 +374,7 @@ class SQLite(Connection):
     def _columns(self) -> str:
         return "part TEXT, i INTEGER, o INTEGER, x REAL, PRIMARY KEY (part, i, o)"
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         insert = f"INSERT INTO {table} VALUES (?, ?, ?, ?)"
         for part in parts:
             places = part.numbers[:, :2].astype(np.int64).T.tolist()
@@ -445,17 +445,17 @@ class Spark(Connection):
                     f"`name`: Spark has a table or view {view} already: choose another"
                 )
 
-    def create_weights(self, table: str, parts: Sequence[Part]) -> None:
+    def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """See `Connection`."""
         self._undo.append(f"DROP TABLE IF EXISTS {table}")
         with self._named("CREATE TABLE"):
             self._make_frame(parts).write.saveAsTable(table)
 
-    def keep_weights(self, table: str, parts: Sequence[Part]) -> None:
+    def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
         """See `Connection`."""
         self._make_frame(parts).createOrReplaceTempView(table.strip("`"))
 
-    def _make_frame(self, parts: Sequence[Part]) -> Any:
+    def _make_frame(self, parts: Sequence[WeightsPart]) -> Any:
         rows = [
             (part.name, place, row.tolist())
             for part in parts
@@ -489,7 +489,7 @@ class Row:
     is_kernel: bool
 
 
-def list_rows(parts: Sequence[Part]) -> Iterator[Row]:
+def list_rows(parts: Sequence[WeightsPart]) -> Iterator[Row]:
     """All rows of parts."""
     for part in parts:
         for place, numbers in enumerate(part.numbers.astype(np.float32)):

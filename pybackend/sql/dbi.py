@@ -10,7 +10,7 @@ import numpy as np
 
 from pybackend.errors import InputError
 from pybackend.sql.connections import Connection, DuckDB, Postgres, SQLite, list_rows
-from pybackend.sql.query import Part
+from pybackend.sql.query import WeightsPart
 
 _STAGED = "tfdist_staged_weights"
 _ASKS = ("SELECT", "WITH", "EXPLAIN")
@@ -56,7 +56,7 @@ class _DBI(Connection):
     def _is_in_transaction(self) -> bool:
         return bool(self._is_transacting())
 
-    def _stage(self, parts: Sequence[Part]) -> None:
+    def _stage(self, parts: Sequence[WeightsPart]) -> None:
         rows = list(list_rows(parts))
         columns = {
             "part": [row.part for row in rows],
@@ -70,7 +70,7 @@ class _DBI(Connection):
 class DBIDuckDB(_DBI, DuckDB):
     """Of the R package duckdb."""
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         self._stage(parts)
         numbers = "CAST('[' || numbers || ']' AS FLOAT[])"
         self.execute(f"INSERT INTO {table} SELECT part, place, {numbers} FROM {_STAGED}")
@@ -97,7 +97,7 @@ class DBIPostgres(_DBI, Postgres):
         first, *others = sql.split("?")
         return first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         self._stage(parts)
         self.execute(f"ALTER TABLE {table} ALTER COLUMN numbers SET STORAGE EXTERNAL")
         kernel = "CASE WHEN kernel THEN CAST('[' || numbers || ']' AS vector) END"
@@ -123,7 +123,7 @@ class DBISQLite(_DBI, SQLite):
         with Connection.transaction(self):
             yield
 
-    def _fill(self, table: str, parts: Sequence[Part]) -> None:
+    def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         if not parts:
             return
         numbers = np.concatenate([part.numbers for part in parts])

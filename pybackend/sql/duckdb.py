@@ -16,9 +16,9 @@ from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -28,7 +28,14 @@ from pybackend.sql.graph import (
     Slope,
     Softmax,
 )
-from pybackend.sql.query import Answer, Part, Question, Shown, find_last_uses, free_prefix
+from pybackend.sql.query import (
+    QueryAnswer,
+    Question,
+    Shown,
+    WeightsPart,
+    find_last_uses,
+    free_prefix,
+)
 from pybackend.sql.simplify import unroll
 from pybackend.sql.zips import Zip, fuse
 
@@ -51,9 +58,9 @@ def text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def compile_query(question: Question) -> Answer:
+def compile_query(question: Question) -> QueryAnswer:
     """The query, and the weights that it needs."""
-    return _Compiler(question).compile()
+    return _DuckdbCompiler(question).compile()
 
 
 def _check_size(graph: Graph) -> None:
@@ -85,13 +92,13 @@ def _check_size(graph: Graph) -> None:
         )
 
 
-class _Compiler:
+class _DuckdbCompiler:
     def __init__(self, question: Question) -> None:
         self._question = question
         self._graph = fuse(unroll(question.graph))
         _check_size(self._graph)
         self._prefix = free_prefix(question.keys)
-        self._answer = Answer()
+        self._answer = QueryAnswer()
         self._last_use = find_last_uses(self._graph)
         nodes = enumerate(self._graph.nodes.values())
         self._names = {node.name: f"{self._prefix}{n}" for n, node in nodes}
@@ -103,7 +110,7 @@ class _Compiler:
         # Joined below all levels: the name, the last place where it is used, and the table.
         self._weights: dict[int, tuple[str, int, str]] = {}
 
-    def compile(self) -> Answer:
+    def compile(self) -> QueryAnswer:
         places = list(enumerate(self._graph.nodes.values()))
         # From the last level to the first: where weights are used last is known then.
         values = {place: self._emit(place, node) for place, node in reversed(places)}
@@ -139,7 +146,7 @@ class _Compiler:
         key = id(node.operation)
         if key not in self._weights:
             part, alias = f"p{len(self._weights)}", f"{self._prefix}w{len(self._weights)}"
-            self._answer.parts.append(Part(part, rows))
+            self._answer.parts.append(WeightsPart(part, rows))
             table = (
                 f"\nCROSS JOIN (SELECT list(CAST(numbers AS FLOAT[{rows.shape[1]}]) "
                 f"ORDER BY place) AS {alias} "
@@ -265,7 +272,7 @@ def join_terms(operation: str, count: int) -> str:
     return f"{_CALLS[operation]}({', '.join(names)})"
 
 
-def _join(join: Join, size: int, given: Sequence[str], *_: object) -> str:
+def _join(join: Concatenate, size: int, given: Sequence[str], *_: object) -> str:
     return " || ".join(given)
 
 
@@ -297,7 +304,7 @@ def _lookup(lookup: Lookup, size: int, given: Sequence[str], _: object, add: Add
 _EMIT: dict[type, Callable[..., str]] = {
     Combine: _combine,
     Gather: _gather,
-    Join: _join,
+    Concatenate: _join,
     Linear: _linear,
     Lookup: _lookup,
     Map: _map,

@@ -77,7 +77,7 @@ class Combine:
 
 
 @dataclass(frozen=True)
-class Join:
+class Concatenate:
     """Arrays one after the other."""
 
 

@@ -13,9 +13,9 @@ from pybackend.errors import InputError
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Gather,
     Graph,
-    Join,
     Linear,
     Map,
     Reduce,
@@ -121,7 +121,7 @@ class Lowering:
     def concatenate(self, values: Sequence[Value], axis: int) -> Value:
         """Tensors side by side along an axis, counted without that of the rows."""
         starts = np.cumsum([0, *(value.size for value in values)])
-        joined = self.add(Join(), values, (int(starts[-1]),))
+        joined = self.add(Concatenate(), values, (int(starts[-1]),))
         places = [places_of(v.shape) + start for v, start in zip(values, starts, strict=False)]
         return self.gather(joined, np.concatenate(places, axis))
 

@@ -17,9 +17,9 @@ from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -29,7 +29,7 @@ from pybackend.sql.graph import (
     Slope,
     Softmax,
 )
-from pybackend.sql.query import Answer, Part, Question, Shown, free_prefix
+from pybackend.sql.query import QueryAnswer, Question, Shown, WeightsPart, free_prefix
 from pybackend.sql.simplify import unroll
 
 WORDS = Words(double="BINARY_DOUBLE")
@@ -60,9 +60,9 @@ def text(value: str) -> str:
     return re.sub(r"[&\x00-\x1f]", lambda sign: f"' || CHR({ord(sign[0])}) || '", quoted)
 
 
-def compile_query(question: Question) -> Answer:
+def compile_query(question: Question) -> QueryAnswer:
     """The query, and the weights that it needs."""
-    return _Compiler(question).compile()
+    return _OracleCompiler(question).compile()
 
 
 def write_package(name: str, query: str, key: str, shown: str, weights: str, count: int) -> str:
@@ -106,17 +106,17 @@ END {package};
 """
 
 
-class _Compiler:
+class _OracleCompiler:
     def __init__(self, question: Question) -> None:
         self._question = question
         self._graph = unroll(question.graph)
         self._prefix = free_prefix(question.keys).replace("_", "t_")
         self._keys = [quote(name) for name in question.keys]
-        self._answer = Answer()
+        self._answer = QueryAnswer()
         self._parts: dict[int, str] = {}
         self._levels: list[str] = []
 
-    def compile(self) -> Answer:
+    def compile(self) -> QueryAnswer:
         source = self._prefix + "source"
         self._levels.append(f"{source} AS (SELECT * FROM {self._question.source})")
         whole = self._add_whole(source)
@@ -189,7 +189,7 @@ class _Compiler:
         """Rows (i, o, x) of the table of weights, put there once, as a condition."""
         if id(key) not in self._parts:
             self._parts[id(key)] = f"p{len(self._parts)}"
-            self._answer.parts.append(Part(self._parts[id(key)], rows))
+            self._answer.parts.append(WeightsPart(self._parts[id(key)], rows))
         return f"{alias}.part = {text(self._parts[id(key)])}"
 
     def _join(self, condition: str, place: str, alias: str = "w") -> str:
@@ -260,7 +260,7 @@ class _Compiler:
         )
         return f"SELECT {self._of('v0')}, v0.i, {formula} AS x FROM {given[0]} v0 {joined}"
 
-    def join(self, join: Join, graph: Graph, node: Node, *given: str) -> str:
+    def join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
         starts = np.cumsum([0, *(graph.nodes[name].size for name in node.inputs)])
         return " UNION ALL ".join(
             f"SELECT {self._of('v')}, v.i + {start} AS i, v.x AS x FROM {v} v"
@@ -288,16 +288,16 @@ class _Compiler:
 
 
 _EMIT: dict[type, Callable[..., str]] = {
-    Combine: _Compiler.combine,
-    Gather: _Compiler.gather,
-    Join: _Compiler.join,
-    Linear: _Compiler.linear,
-    Lookup: _Compiler.lookup,
-    Map: _Compiler.map,
-    Reduce: _Compiler.reduce,
-    Scale: _Compiler.scale,
-    Slope: _Compiler.slope,
-    Softmax: _Compiler.softmax,
+    Combine: _OracleCompiler.combine,
+    Gather: _OracleCompiler.gather,
+    Concatenate: _OracleCompiler.join,
+    Linear: _OracleCompiler.linear,
+    Lookup: _OracleCompiler.lookup,
+    Map: _OracleCompiler.map,
+    Reduce: _OracleCompiler.reduce,
+    Scale: _OracleCompiler.scale,
+    Slope: _OracleCompiler.slope,
+    Softmax: _OracleCompiler.softmax,
 }
 
 

@@ -14,10 +14,10 @@ from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Fold,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -27,7 +27,7 @@ from pybackend.sql.graph import (
     Slope,
     Softmax,
 )
-from pybackend.sql.query import Answer, Part, Question, Shown, free_prefix
+from pybackend.sql.query import QueryAnswer, Question, Shown, WeightsPart, free_prefix
 
 WORDS = Words()
 _SIGNS = {"add": " + ", "subtract": " - ", "multiply": " * "}
@@ -45,7 +45,7 @@ def text(value: str) -> str:
     return " E" + quoted.replace("\\", "\\\\") if "\\" in value else quoted
 
 
-def compile_query(question: Question, *, has_vectors: bool = False) -> Answer:
+def compile_query(question: Question, *, has_vectors: bool = False) -> QueryAnswer:
     """The query, and the weights that it needs.
 
     Parameters
@@ -53,14 +53,14 @@ def compile_query(question: Question, *, has_vectors: bool = False) -> Answer:
     has_vectors
         Whether the table of weights has a column ``kernel`` of pgvector's type.
     """
-    answer = Answer()
+    answer = QueryAnswer()
     prefix = free_prefix(question.keys)
     source = f"{prefix}r"
     inputs = {
         node.name: _select_input(source, question, question.features[node.name], node.size)
         for node in question.graph.inputs
     }
-    emitter = _Emitter(question, answer, prefix, has_vectors)
+    emitter = _PostgresEmitter(question, answer, prefix, has_vectors)
     levels, names = emitter.emit_levels(question.graph, inputs)
     outputs = [(names[name], question.graph.nodes[name].size) for name in question.graph.outputs]
     columns = [f"{source}.{quote(name)}" for name in question.keys]
@@ -104,8 +104,10 @@ def _show(value: str, size: int, column: Shown) -> str:
     return f"1 - {value}[1]" if column.place < 0 else f"{value}[{column.place + 1}]"
 
 
-class _Emitter:
-    def __init__(self, question: Question, answer: Answer, prefix: str, has_vectors: bool) -> None:
+class _PostgresEmitter:
+    def __init__(
+        self, question: Question, answer: QueryAnswer, prefix: str, has_vectors: bool
+    ) -> None:
         self._answer = answer
         self._prefix = prefix
         self._weights = quote(question.weights)
@@ -132,7 +134,7 @@ class _Emitter:
     def _part(self, numbers: Array, is_kernel: bool = False) -> str:
         """Put rows into the table of weights; the condition by which they are found."""
         name = f"p{len(self._answer.parts)}"
-        self._answer.parts.append(Part(name, numbers, is_kernel))
+        self._answer.parts.append(WeightsPart(name, numbers, is_kernel))
         return f"w.part = {text(name)}"
 
     def _row(self, values: Array) -> str:
@@ -214,7 +216,7 @@ class _Emitter:
         whole = " IS NOT NULL AND ".join(given)
         return self._collect(whole, formula, rows)
 
-    def _emit_join(self, join: Join, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
         whole = " IS NOT NULL AND ".join(given)
         return f"CASE WHEN {whole} IS NOT NULL THEN {' || '.join(given)} END"
 

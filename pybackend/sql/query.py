@@ -101,7 +101,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightsPart:
     """Rows of the table of weights: some numbers each, by their place.
 
     Attributes
@@ -120,11 +120,11 @@ class Part:
 
 
 @dataclass
-class Answer:
+class QueryAnswer:
     """A query, and what must be in the table of weights."""
 
     query: str = ""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[WeightsPart] = field(default_factory=list)
 
 
 def list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:

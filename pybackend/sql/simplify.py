@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pybackend.sql.graph import Array, Fold, Gather, Graph, Join, Linear, Node, Scale
+from pybackend.sql.graph import Array, Concatenate, Fold, Gather, Graph, Linear, Node, Scale
 
 _MOST_SHIFT = 16.0
 
@@ -65,7 +65,7 @@ def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
             first = Gather(np.arange(fold.shown))
             is_whole = fold.shown == fold.state
             shown.append(state if is_whole else made.add(first, [state], fold.shown, node.layer))
-    return shown[0] if len(shown) == 1 else made.add(Join(), shown, node.size, node.layer)
+    return shown[0] if len(shown) == 1 else made.add(Concatenate(), shown, node.size, node.layer)
 
 
 def _merge(first: Node, second: Node) -> Linear | None:

@@ -11,10 +11,10 @@ from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Fold,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -24,7 +24,14 @@ from pybackend.sql.graph import (
     Slope,
     Softmax,
 )
-from pybackend.sql.query import Answer, Part, Question, Shown, find_last_uses, free_prefix
+from pybackend.sql.query import (
+    QueryAnswer,
+    Question,
+    Shown,
+    WeightsPart,
+    find_last_uses,
+    free_prefix,
+)
 
 WORDS = Words(double="DOUBLE")
 _SIGNS = {"add": "a + b", "subtract": "a - b", "multiply": "a * b"}
@@ -57,11 +64,11 @@ def text(value: str) -> str:
     return f"'{value}'"
 
 
-def compile_query(question: Question) -> Answer:
+def compile_query(question: Question) -> QueryAnswer:
     """The query, and the weights that it needs."""
-    answer = Answer()
+    answer = QueryAnswer()
     prefix = free_prefix(question.keys)
-    emitter = _Emitter(question, answer, prefix)
+    emitter = _SparkEmitter(question, answer, prefix)
     graph, keys = question.graph, [quote(name) for name in question.keys]
     names = {node.name: quote(f"{prefix}{n}") for n, node in enumerate(graph.nodes.values())}
     columns = [
@@ -110,8 +117,8 @@ def _show(value: str, size: int, column: Shown) -> str:
     return f"1 - {value}[0]" if column.place < 0 else f"{value}[{column.place}]"
 
 
-class _Emitter:
-    def __init__(self, question: Question, answer: Answer, prefix: str) -> None:
+class _SparkEmitter:
+    def __init__(self, question: Question, answer: QueryAnswer, prefix: str) -> None:
         self._weights = quote(question.weights)
         self._prefix = prefix
         self._answer = answer
@@ -134,7 +141,7 @@ class _Emitter:
     def _part(self, rows: Array) -> str:
         """Put rows into the table of weights; the name of an array of arrays."""
         name = f"p{len(self._answer.parts)}"
-        self._answer.parts.append(Part(name, rows))
+        self._answer.parts.append(WeightsPart(name, rows))
         alias = f"{self._prefix}{name}"
         rows_sql = "transform(array_sort(collect_list(struct(place, numbers))), r -> r.numbers)"
         # For a cross join Spark would copy the weights into thousands of rows before it computes
@@ -197,7 +204,7 @@ class _Emitter:
             found = f"zip_with({found}, {other}, (a, b) -> {formula})"
         return found
 
-    def _emit_join(self, join: Join, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
         return f"concat({', '.join(given)})"
 
     def _emit_reduce(self, reduce: Reduce, graph: Graph, node: Node, x: str) -> str:
@@ -276,7 +283,7 @@ def _names_once(operation: object) -> bool:
     """Whether the SQL of an operation names what it takes once, and not for every number."""
     if isinstance(operation, Gather):
         return _is_slice(operation.places)
-    return isinstance(operation, (Map, Scale, Slope, Combine, Join))
+    return isinstance(operation, (Map, Scale, Slope, Combine, Concatenate))
 
 
 def _is_slice(places: Array) -> bool:

@@ -14,10 +14,10 @@ from pybackend.sql.formulas import LARGEST, Words, number
 from pybackend.sql.graph import (
     Array,
     Combine,
+    Concatenate,
     Fold,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -27,7 +27,14 @@ from pybackend.sql.graph import (
     Slope,
     Softmax,
 )
-from pybackend.sql.query import Answer, Part, Question, Shown, find_last_uses, free_prefix
+from pybackend.sql.query import (
+    QueryAnswer,
+    Question,
+    Shown,
+    WeightsPart,
+    find_last_uses,
+    free_prefix,
+)
 
 WORDS = Words(greatest="max", least="min")
 # More arguments than that no function takes.
@@ -46,11 +53,11 @@ def text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def compile_query(question: Question) -> Answer:
+def compile_query(question: Question) -> QueryAnswer:
     """The query, and the weights that it needs."""
-    answer = Answer()
+    answer = QueryAnswer()
     prefix = free_prefix(question.keys)
-    emitter = _Emitter(question, answer, prefix)
+    emitter = _SqliteEmitter(question, answer, prefix)
     # Functions of JSON have columns of their own, as `value`: those of the table are qualified.
     source = f"{prefix}r"
     inputs = {
@@ -99,8 +106,8 @@ def _show(value: str, size: int, column: Shown) -> str:
     return f"1 - {shown}" if column.place < 0 else shown
 
 
-class _Emitter:
-    def __init__(self, question: Question, answer: Answer, prefix: str) -> None:
+class _SqliteEmitter:
+    def __init__(self, question: Question, answer: QueryAnswer, prefix: str) -> None:
         self._answer = answer
         self._prefix = prefix
         self._weights = quote(question.weights)
@@ -149,7 +156,7 @@ class _Emitter:
     def _part(self, rows: Array) -> str:
         """Put rows (i, o, x) into the table of weights; the condition by which they are found."""
         name = f"p{len(self._answer.parts)}"
-        self._answer.parts.append(Part(name, rows))
+        self._answer.parts.append(WeightsPart(name, rows))
         return f"w.part = {text(name)}"
 
     def _matrix(self, numbers: Array) -> str:
@@ -241,7 +248,7 @@ class _Emitter:
             for n, x in enumerate(given)
         )
 
-    def _emit_join(self, join: Join, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
         return self._collect(
             " + ".join(given), f"SELECT x FROM ({self._stack(given)}) ORDER BY n, key"
         )

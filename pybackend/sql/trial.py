@@ -12,7 +12,7 @@ from pybackend.errors import DatabaseError
 from pybackend.model.quiet import quiet_about_traces
 from pybackend.sql.compile import DIALECTS, answer
 from pybackend.sql.connections import Connection
-from pybackend.sql.graph import Array, Gather, Graph, Join, Lookup
+from pybackend.sql.graph import Array, Concatenate, Gather, Graph, Lookup
 from pybackend.sql.query import Question, Shown
 
 _ROWS = 3
@@ -104,7 +104,7 @@ def _count_entries(graph: Graph, name: str) -> int | None:
             continue
         if isinstance(node.operation, Lookup):
             found.append(len(node.operation.table))
-        elif isinstance(node.operation, (Gather, Join)):
+        elif isinstance(node.operation, (Gather, Concatenate)):
             found.append(_count_entries(graph, node.name))
     known = [count for count in found if count is not None]
     return min(known, default=None)

@@ -40,7 +40,7 @@ from pybackend.launchers import (
     small_batches,
 )
 from pybackend.net.rendezvous import new_token
-from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodeSettings, Place, run_node
+from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
 from pybackend.tfos.session import default_fs, session_of
 
 # What the original takes for "as long as it lasts".
@@ -75,7 +75,9 @@ class TFCluster:
         As the original has them; ``server.done`` tells whether a function wants no more rows.
     """
 
-    def __init__(self, session: Any, gang: _Gang, settings: NodeSettings, input_mode: int) -> None:
+    def __init__(
+        self, session: Any, gang: _LaunchedCluster, settings: NodeSettings, input_mode: int
+    ) -> None:
         self._session = session
         self.sc = sc = session.sparkContext
         self.input_mode = input_mode
@@ -275,7 +277,7 @@ class _NobodyTakesRows(Exception):
     """All functions have returned, or want no more rows: the tasks that feed need not go on."""
 
 
-class _Gang:
+class _LaunchedCluster:
     """The workers of a cluster, launched on a thread of their own.
 
     Attributes
@@ -500,7 +502,7 @@ def run(
     job = make_job("run", {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    gang = _Gang(num_executors)
+    gang = _LaunchedCluster(num_executors)
     if is_fed:
         files[FEED_TOKEN] = gang.token.encode()
         gang.fed = DetachedLauncher(session, gang.look)
@@ -530,14 +532,14 @@ def _count_roles(
     return {role: number for role, number in roles.items() if number}
 
 
-def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[Place, ...]:
+def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
     """By rank, the numbers that the original gives: parameter servers first, workers last."""
     starts, count = {}, 0
     for role in ("ps", "chief", "evaluator", "worker"):
         starts[role] = count
         count += roles.get(role, 0)
     return tuple(
-        Place(starts[role] + index, str(master_node) if role == "chief" else role, index)
+        NodePlace(starts[role] + index, str(master_node) if role == "chief" else role, index)
         for role, number in roles.items()
         for index in range(number)
     )

@@ -25,7 +25,7 @@ LEFT = "left"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """A node's number, its role and its number in that role."""
 
     executor_id: int
@@ -51,7 +51,7 @@ class NodeSettings:
         What it shows.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
     default_fs: str
     working_dir: str
     release_port: bool = True
@@ -92,7 +92,7 @@ def run_node(
     map_fun(tf_args, ctx)
 
 
-def describe_cluster(places: Sequence[Place], addresses: Sequence[str]) -> dict[str, list[str]]:
+def describe_cluster(places: Sequence[NodePlace], addresses: Sequence[str]) -> dict[str, list[str]]:
     """Addresses of all nodes, by role and in the order of their numbers in it."""
     spec: dict[str, list[str]] = {}
     ordered = sorted(range(len(places)), key=lambda rank: places[rank].task_index)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyspark.ml.param import Param, Params, TypeConverters
-from pyspark.ml.util import Identifiable
+from pyspark.ml.param import Params, TypeConverters
 
 from pybackend.errors import InputError
+from pybackend.ml.params import getter, param, setter
 from pybackend.tfos.TFCluster import InputMode
 
 
@@ -25,78 +25,51 @@ class TFTypeConverters:
         return value
 
 
-class _Unbound(Identifiable):
-    """What a Param of a class belongs to; each stage gets copies of its own."""
-
-    def __init__(self) -> None:
-        self.uid = "undefined"
-
-
-def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
-    return Param(_Unbound(), name, doc, typeConverter=convert)
-
-
-def _setter(name: str) -> Callable[..., Any]:
-    def set_value(self: Any, value: Any) -> Any:
-        return self._set(**{name: value})
-
-    set_value.__doc__ = f"Set the Param `{name}`, and return this stage."
-    return set_value
-
-
-def _getter(name: str) -> Callable[..., Any]:
-    def get_value(self: Any) -> Any:
-        return self.getOrDefault(name)
-
-    get_value.__doc__ = f"Return the value of the Param `{name}`, or its default."
-    return get_value
-
-
 class HasBatchSize(Params):
     """Has the Param ``batch_size``."""
 
-    batch_size = _param("batch_size", "rows of a batch", TypeConverters.toInt)
-    setBatchSize = _setter("batch_size")
-    getBatchSize = _getter("batch_size")
+    batch_size = param("batch_size", "rows of a batch", TypeConverters.toInt)
+    setBatchSize = setter("batch_size")
+    getBatchSize = getter("batch_size")
 
 
 class HasClusterSize(Params):
     """Has the Param ``cluster_size``."""
 
-    cluster_size = _param("cluster_size", "nodes of the cluster", TypeConverters.toInt)
-    setClusterSize = _setter("cluster_size")
-    getClusterSize = _getter("cluster_size")
+    cluster_size = param("cluster_size", "nodes of the cluster", TypeConverters.toInt)
+    setClusterSize = setter("cluster_size")
+    getClusterSize = getter("cluster_size")
 
 
 class HasEpochs(Params):
     """Has the Param ``epochs``."""
 
-    epochs = _param("epochs", "how often the rows are fed", TypeConverters.toInt)
-    setEpochs = _setter("epochs")
-    getEpochs = _getter("epochs")
+    epochs = param("epochs", "how often the rows are fed", TypeConverters.toInt)
+    setEpochs = setter("epochs")
+    getEpochs = getter("epochs")
 
 
 class HasGraceSecs(Params):
     """Has the Param ``grace_secs``."""
 
-    grace_secs = _param("grace_secs", "ignored: functions are waited for", TypeConverters.toInt)
-    setGraceSecs = _setter("grace_secs")
-    getGraceSecs = _getter("grace_secs")
+    grace_secs = param("grace_secs", "ignored: functions are waited for", TypeConverters.toInt)
+    setGraceSecs = setter("grace_secs")
+    getGraceSecs = getter("grace_secs")
 
 
 class HasInputMapping(Params):
     """Has the Param ``input_mapping``."""
 
-    input_mapping = _param("input_mapping", "columns to inputs", TFTypeConverters.toDict)
-    setInputMapping = _setter("input_mapping")
-    getInputMapping = _getter("input_mapping")
+    input_mapping = param("input_mapping", "columns to inputs", TFTypeConverters.toDict)
+    setInputMapping = setter("input_mapping")
+    getInputMapping = getter("input_mapping")
 
 
 class HasInputMode(Params):
     """Has the Param ``input_mode``, which must be that Spark feeds the rows."""
 
-    input_mode = _param("input_mode", "who reads the rows: 1, Spark", TypeConverters.toInt)
-    getInputMode = _getter("input_mode")
+    input_mode = param("input_mode", "who reads the rows: 1, Spark", TypeConverters.toInt)
+    getInputMode = getter("input_mode")
 
     def setInputMode(self, value: int) -> Any:
         """Set the Param `input_mode`; `InputError` for ``InputMode.TENSORFLOW``."""
@@ -108,102 +81,102 @@ class HasInputMode(Params):
 class HasMasterNode(Params):
     """Has the Param ``master_node``."""
 
-    master_node = _param("master_node", "role of the chief node", TypeConverters.toString)
-    setMasterNode = _setter("master_node")
-    getMasterNode = _getter("master_node")
+    master_node = param("master_node", "role of the chief node", TypeConverters.toString)
+    setMasterNode = setter("master_node")
+    getMasterNode = getter("master_node")
 
 
 class HasModelDir(Params):
     """Has the Param ``model_dir``."""
 
-    model_dir = _param("model_dir", "folder of checkpoints", TypeConverters.toString)
-    setModelDir = _setter("model_dir")
-    getModelDir = _getter("model_dir")
+    model_dir = param("model_dir", "folder of checkpoints", TypeConverters.toString)
+    setModelDir = setter("model_dir")
+    getModelDir = getter("model_dir")
 
 
 class HasNumPS(Params):
     """Has the Params ``num_ps`` and ``driver_ps_nodes``."""
 
-    num_ps = _param("num_ps", "parameter servers", TypeConverters.toInt)
-    driver_ps_nodes = _param("driver_ps_nodes", "must be False", TypeConverters.toBoolean)
-    setNumPS = _setter("num_ps")
-    getNumPS = _getter("num_ps")
-    setDriverPSNodes = _setter("driver_ps_nodes")
-    getDriverPSNodes = _getter("driver_ps_nodes")
+    num_ps = param("num_ps", "parameter servers", TypeConverters.toInt)
+    driver_ps_nodes = param("driver_ps_nodes", "must be False", TypeConverters.toBoolean)
+    setNumPS = setter("num_ps")
+    getNumPS = getter("num_ps")
+    setDriverPSNodes = setter("driver_ps_nodes")
+    getDriverPSNodes = getter("driver_ps_nodes")
 
 
 class HasOutputMapping(Params):
     """Has the Param ``output_mapping``."""
 
-    output_mapping = _param("output_mapping", "outputs to columns", TFTypeConverters.toDict)
-    setOutputMapping = _setter("output_mapping")
-    getOutputMapping = _getter("output_mapping")
+    output_mapping = param("output_mapping", "outputs to columns", TFTypeConverters.toDict)
+    setOutputMapping = setter("output_mapping")
+    getOutputMapping = getter("output_mapping")
 
 
 class HasProtocol(Params):
     """Has the Param ``protocol``."""
 
-    protocol = _param("protocol", "ignored: TensorFlow's own", TypeConverters.toString)
-    setProtocol = _setter("protocol")
-    getProtocol = _getter("protocol")
+    protocol = param("protocol", "ignored: TensorFlow's own", TypeConverters.toString)
+    setProtocol = setter("protocol")
+    getProtocol = getter("protocol")
 
 
 class HasReaders(Params):
     """Has the Param ``readers``."""
 
-    readers = _param("readers", "for the function: reading threads", TypeConverters.toInt)
-    setReaders = _setter("readers")
-    getReaders = _getter("readers")
+    readers = param("readers", "for the function: reading threads", TypeConverters.toInt)
+    setReaders = setter("readers")
+    getReaders = getter("readers")
 
 
 class HasSteps(Params):
     """Has the Param ``steps``."""
 
-    steps = _param("steps", "for the function: most steps", TypeConverters.toInt)
-    setSteps = _setter("steps")
-    getSteps = _getter("steps")
+    steps = param("steps", "for the function: most steps", TypeConverters.toInt)
+    setSteps = setter("steps")
+    getSteps = getter("steps")
 
 
 class HasTensorboard(Params):
     """Has the Param ``tensorboard``."""
 
-    tensorboard = _param("tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean)
-    setTensorboard = _setter("tensorboard")
-    getTensorboard = _getter("tensorboard")
+    tensorboard = param("tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean)
+    setTensorboard = setter("tensorboard")
+    getTensorboard = getter("tensorboard")
 
 
 class HasTFRecordDir(Params):
     """Has the Param ``tfrecord_dir``."""
 
-    tfrecord_dir = _param("tfrecord_dir", "for the function: a folder", TypeConverters.toString)
-    setTFRecordDir = _setter("tfrecord_dir")
-    getTFRecordDir = _getter("tfrecord_dir")
+    tfrecord_dir = param("tfrecord_dir", "for the function: a folder", TypeConverters.toString)
+    setTFRecordDir = setter("tfrecord_dir")
+    getTFRecordDir = getter("tfrecord_dir")
 
 
 class HasExportDir(Params):
     """Has the Param ``export_dir``."""
 
-    export_dir = _param("export_dir", "folder of the SavedModel", TypeConverters.toString)
-    setExportDir = _setter("export_dir")
-    getExportDir = _getter("export_dir")
+    export_dir = param("export_dir", "folder of the SavedModel", TypeConverters.toString)
+    setExportDir = setter("export_dir")
+    getExportDir = getter("export_dir")
 
 
 class HasSignatureDefKey(Params):
     """Has the Param ``signature_def_key``."""
 
-    signature_def_key = _param(
+    signature_def_key = param(
         "signature_def_key", "signature of the SavedModel", TypeConverters.toString
     )
-    setSignatureDefKey = _setter("signature_def_key")
-    getSignatureDefKey = _getter("signature_def_key")
+    setSignatureDefKey = setter("signature_def_key")
+    getSignatureDefKey = getter("signature_def_key")
 
 
 class HasTagSet(Params):
     """Has the Param ``tag_set``."""
 
-    tag_set = _param("tag_set", "tags of the SavedModel, by commas", TypeConverters.toString)
-    setTagSet = _setter("tag_set")
-    getTagSet = _getter("tag_set")
+    tag_set = param("tag_set", "tags of the SavedModel, by commas", TypeConverters.toString)
+    setTagSet = setter("tag_set")
+    getTagSet = getter("tag_set")
 
 
 class Namespace:

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Request:
+class ReservationRequest:
     """What a client wants; ``data`` is a value as `encode_value` writes it."""
 
     type: str
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReservationAnswer:
     """A value as `encode_value` writes it."""
 
     data: str
@@ -194,13 +194,13 @@ class Server:
             return
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
             while line := stream.read_line(_LONGEST_LINE):
-                request = decode(line, Request)
-                answer = Answer(encode_value(self._answer(request)))
+                request = decode(line, ReservationRequest)
+                answer = ReservationAnswer(encode_value(self._answer(request)))
                 stream.send_all(encode(answer).encode() + b"\n", _SECONDS)
                 if request.type == "STOP":
                     threading.Thread(target=self.stop, daemon=True).start()
 
-    def _answer(self, request: Request) -> Any:
+    def _answer(self, request: ReservationRequest) -> Any:
         if request.type == "REG":
             self.reservations.add(decode_value(request.data))
             return "OK"
@@ -262,12 +262,12 @@ class Client:
         return self._request("STOP")
 
     def _request(self, kind: str, data: Any = None) -> Any:
-        request = Request(kind, encode_value(data))
+        request = ReservationRequest(kind, encode_value(data))
         self._stream.send_all(encode(request).encode() + b"\n", _SECONDS)
         line = self._stream.read_line(_LONGEST_LINE, _SECONDS)
         if not line:
             raise ConnectionError("the server has closed the connection")
-        return decode_value(decode(line, Answer).data)
+        return decode_value(decode(line, ReservationAnswer).data)
 
 
 def _connect(address: str, token: str) -> Stream:

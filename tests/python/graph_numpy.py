@@ -10,10 +10,10 @@ import numpy as np
 
 from pybackend.sql.graph import (
     Combine,
+    Concatenate,
     Fold,
     Gather,
     Graph,
-    Join,
     Linear,
     Lookup,
     Map,
@@ -82,7 +82,7 @@ def _apply(operation: Any, given: list[Any]) -> Any:
             for other in given[1:]:
                 x = _COMBINED[name](x, other)
             return x
-        case Join():
+        case Concatenate():
             return np.concatenate(given)
         case Reduce(name, count):
             rows = x.reshape(-1, count)

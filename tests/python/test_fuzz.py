@@ -63,7 +63,7 @@ from pybackend.job.values import decode_value, encode_value
 from pybackend.launchers.machine import read_machine
 from pybackend.launchers.remote.greeting import read_greeting
 from pybackend.launchers.script.messages import Prepare, Printed, read_answer, read_order
-from pybackend.launchers.script.messages import Start as Started
+from pybackend.launchers.script.messages import StartRanks as Started
 from pybackend.net.greeting import _prove, greet_as_client, greet_as_server
 from pybackend.net.meeting import (
     Everyone,
@@ -71,8 +71,8 @@ from pybackend.net.meeting import (
     Join,
     MeetElsewhere,
     MeetingServer,
-    Part,
     Refused,
+    ResultPart,
 )
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.stream import Stream
@@ -202,8 +202,14 @@ def test_frames(server: Any, frames: Any, name: str, algorithm: Any, data: Any) 
 # --- meetings ---
 
 JOIN = Join(encode(Arrival("a:1", "a", {"tensorflow": "2"}, {}, seed=3)))
-SAID = [JOIN, Part("report", "YWJj"), EpochEnded(1, 2, 0.5, {"loss": 1.0})]
-ANSWERS = [Everyone(("a", "b")), MeetElsewhere(), Refused("no"), Part("m", "YWJj"), Finished()]
+SAID = [JOIN, ResultPart("report", "YWJj"), EpochEnded(1, 2, 0.5, {"loss": 1.0})]
+ANSWERS = [
+    Everyone(("a", "b")),
+    MeetElsewhere(),
+    Refused("no"),
+    ResultPart("m", "YWJj"),
+    Finished(),
+]
 
 
 @fuzz

@@ -29,7 +29,7 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.kubernetes import launcher
-from pybackend.launchers.kubernetes.states import JobState, PodState
+from pybackend.launchers.kubernetes.states import KubernetesJob, PodState
 
 # The pods have no tests.
 register_pickle_by_value(test_elastic)
@@ -299,7 +299,7 @@ def test_a_job_that_fails_as_it_is_deleted_was_deleted(second: int, kind: str) -
     at = "2026-01-01T00:00:{:02d}Z".format
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     status = {"conditions": [{**failed, "lastTransitionTime": at(5)}]}
-    job = JobState({"metadata": {"deletionTimestamp": at(second)}, "status": status})
+    job = KubernetesJob({"metadata": {"deletionTimestamp": at(second)}, "status": status})
     pod = PodState({"metadata": {"name": "a-0", "deletionTimestamp": at(4)}, "spec": {}})
     assert job.explain(pod)[0] == kind
 

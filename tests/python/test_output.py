@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pybackend.launchers.script import output
-from pybackend.launchers.script.output import Lines
+from pybackend.launchers.script.output import LineSplitter
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from pybackend.launchers.script.output import Lines
     ],
 )
 def test_lines_are_put_together(pieces: list[bytes], expected: list[list[bytes]]) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     assert [*map(lines.add, pieces), lines.end()] == expected
 
 
 def test_a_progress_bar_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_REDRAW_SECONDS", 0.0)
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.add(b"\r\r") == []
     assert lines.add(b"10%\r20%\r3") == [b"20%"]
     assert lines.add(b"0%") == []

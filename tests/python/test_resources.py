@@ -39,7 +39,7 @@ from pybackend.launchers.machine_share import (
     share_of_machine,
 )
 from pybackend.launchers.memory import MemoryWatch, find_family
-from pybackend.launchers.slurm.settings import Settings, with_resources
+from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
 
 pytestmark = pytest.mark.launcher
 
@@ -137,12 +137,12 @@ def test_nothing_starts_where_there_is_too_little(capfd: pytest.CaptureFixture[s
 
 
 def test_a_job_of_slurm_asks_for_what_its_workers_are_to_have() -> None:
-    made = with_resources(Settings(gpus=2), Resources(cpus=3, memory="1GiB"))
+    made = with_resources(SlurmSettings(gpus=2), Resources(cpus=3, memory="1GiB"))
     assert (made.cpus, made.gpus, made.options) == (3, 2, {"mem-per-cpu": "342M"})
     with pytest.raises(InputError, match=r"slurm\(cpus=2\) says something else"):
-        with_resources(Settings(cpus=2), Resources(cpus=3))
+        with_resources(SlurmSettings(cpus=2), Resources(cpus=3))
     with pytest.raises(InputError, match="so does 'mem' in `options`"):
-        with_resources(Settings(options={"mem": "4G"}), Resources(memory="1g"))
+        with_resources(SlurmSettings(options={"mem": "4G"}), Resources(memory="1g"))
 
 
 SCRIPT = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "5,6"}

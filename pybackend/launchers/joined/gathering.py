@@ -55,7 +55,7 @@ class Claimed:
 
 
 @dataclass(frozen=True)
-class Call:
+class JoinedCall:
     """A call, on its way in this process."""
 
     place: Place
@@ -75,10 +75,10 @@ class Meeting(Protocol):
         """All processes' messages, by rank."""
 
 
-class Gang:
+class CallGroup:
     """The processes of a call, as `Group` has it."""
 
-    def __init__(self, call: Call, meeting: Meeting) -> None:
+    def __init__(self, call: JoinedCall, meeting: Meeting) -> None:
         self._call = call
         self._meeting = meeting
         self.error: Exception | None = None
@@ -121,7 +121,7 @@ def _read(text: str, name: str) -> Claimed:
 class Reminder:
     """Tells the user, at longer and longer intervals, what this process waits for."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: JoinedCall) -> None:
         self._call = call
         self._began = time.monotonic()
         self._pause = _FIRST_NOTE_SECONDS
@@ -137,7 +137,7 @@ class Reminder:
 class AtItself:
     """The first process is where the others meet."""
 
-    def __init__(self, call: Call, server: MeetingServer) -> None:
+    def __init__(self, call: JoinedCall, server: MeetingServer) -> None:
         self._call = call
         self._server = server
 
@@ -177,7 +177,7 @@ class AtItself:
 class AtTheFirst:
     """All others meet at the first one."""
 
-    def __init__(self, call: Call, client: MeetingClient) -> None:
+    def __init__(self, call: JoinedCall, client: MeetingClient) -> None:
         self._call = call
         self._client = client
 
@@ -208,7 +208,7 @@ class AtTheFirst:
         return everyone
 
 
-def _explain_unreachable(call: Call, error: Exception) -> str:
+def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
     place = call.place
     if isinstance(error, socket.gaierror):
         return f"the name in {place.meeting}, at which the processes meet, is unknown here: {error}"

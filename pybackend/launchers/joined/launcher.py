@@ -35,8 +35,8 @@ from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
     AtTheFirst,
-    Call,
-    Gang,
+    CallGroup,
+    JoinedCall,
     Reminder,
     find_meeting,
     open_server,
@@ -96,7 +96,7 @@ class JoinedLauncher:
         claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
         rows = _OwnRows(datasets, job.workers, job.shuffle == "global")
         member = Member(job, files, rows, token, None, place.is_one_machine)
-        call = Call(place, member, claims, on_event)
+        call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
         outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         notice.pass_on()
@@ -135,7 +135,7 @@ class _Results:
     job: Job
 
 
-def _lead(call: Call, notice: Notice) -> Outcome:
+def _lead(call: JoinedCall, notice: Notice) -> Outcome:
     """Run the first process: its worker, and the end of all."""
     place, member = call.place, call.member
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def _lead(call: Call, notice: Notice) -> Outcome:
             )
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
-        gang = Gang(call, AtItself(call, meeting))
+        gang = CallGroup(call, AtItself(call, meeting))
         others, inbox = _Others(call, meeting), Inbox(call.emit)
 
         def give_up() -> str | None:
@@ -173,7 +173,7 @@ def _lead(call: Call, notice: Notice) -> Outcome:
         return _conclude(results, model)
 
 
-def _follow(call: Call, notice: Notice) -> Outcome:
+def _follow(call: JoinedCall, notice: Notice) -> Outcome:
     """Run any other process: its worker, whose report goes to the first one."""
     place, member = call.place, call.member
     timeout = member.job.timeout
@@ -197,7 +197,7 @@ def _follow(call: Call, notice: Notice) -> Outcome:
             inbox.pass_on()
             return f"{place.name(0)} has ended the call" if client.has_ended else None
 
-        gang = Gang(call, AtTheFirst(call, client))
+        gang = CallGroup(call, AtTheFirst(call, client))
         options = (None, server, give_up, notice, inbox.poll_order)
         report, _ = member.work(gang, (), inbox, *options)
         inbox.pass_on()
@@ -223,7 +223,9 @@ def _at_own_end(report: WorkerReport, notice: Notice) -> WorkerReport:
     return replace(report, failure=at_own_end(report.failure, notice))
 
 
-def _receive(call: Call, client: MeetingClient, report: WorkerReport) -> Mapping[str, bytes] | None:
+def _receive(
+    call: JoinedCall, client: MeetingClient, report: WorkerReport
+) -> Mapping[str, bytes] | None:
     """Send the report, and wait for the results; None if the first process is lost before."""
     reminder = Reminder(call)
     with suppress(ClusterError):  # it may have ended the call already, and sent why
@@ -248,7 +250,7 @@ def _explain_loss(place: Place, report: WorkerReport) -> Exception:
 class _Others:
     """The other processes, as the first one sees them once all have met."""
 
-    def __init__(self, call: Call, meeting: MeetingServer) -> None:
+    def __init__(self, call: JoinedCall, meeting: MeetingServer) -> None:
         self._call = call
         self._meeting = meeting
         self._reports: dict[int, WorkerReport] = {}
@@ -309,7 +311,7 @@ def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
     return WorkerReport(rank, host, 0, failure=failure)
 
 
-def _stalled(call: Call, rank: int) -> WorkerReport:
+def _stalled(call: JoinedCall, rank: int) -> WorkerReport:
     host = _host(call.place, rank)
     failure = describe_silence(rank, host, find_silence(call.member.job.timeout))
     return WorkerReport(rank, host, 0, failure=failure)

@@ -26,9 +26,9 @@ from pybackend.launchers.kubernetes.manifests import (
     relay_command,
 )
 from pybackend.launchers.kubernetes.pod import PodChannel
-from pybackend.launchers.kubernetes.settings import Settings, check_settings
+from pybackend.launchers.kubernetes.settings import KubernetesSettings, check_settings
 from pybackend.launchers.kubernetes.site import Follow, PodSite
-from pybackend.launchers.kubernetes.watch import Watch
+from pybackend.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.gang import run_gang
@@ -123,7 +123,7 @@ class KubernetesLauncher:
     workers = None
     why_fixed = None
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KubernetesSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class KubernetesLauncher:
             return PodChannel(cluster, pod, command, rank, meeting, bundle)
 
         with self._created(cluster, name, job, on_note):
-            watch = Watch(cluster, name, job.workers, meeting, join, on_note, patience)
+            watch = KubernetesWatch(cluster, name, job.workers, meeting, join, on_note, patience)
 
             def follow(on_event: Emit, check: Callable[[], None] = lambda: None) -> Outcome:
                 def look() -> list[Failure]:

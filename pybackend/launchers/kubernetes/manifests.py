@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from pybackend.launchers.kubernetes.settings import Settings
+from pybackend.launchers.kubernetes.settings import KubernetesSettings
 from pybackend.launchers.remote.bundle import bootstrap_command
 
 RUN_LABEL = "tfdist.io/run"
@@ -25,7 +25,9 @@ _GRACE_SECONDS = 120
 _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 
-def describe_job(settings: Settings, name: str, workers: int, wanted: str) -> dict[str, Any]:
+def describe_job(
+    settings: KubernetesSettings, name: str, workers: int, wanted: str
+) -> dict[str, Any]:
     """The manifest of the Job.
 
     A gang is not restarted pod by pod: the first that fails ends the Job, and Kubernetes ends the
@@ -73,7 +75,9 @@ def describe_job(settings: Settings, name: str, workers: int, wanted: str) -> di
     }
 
 
-def describe_service(settings: Settings, name: str, job_uid: str | None) -> dict[str, Any]:
+def describe_service(
+    settings: KubernetesSettings, name: str, job_uid: str | None
+) -> dict[str, Any]:
     """The manifest of the headless Service, by which ``NAME-INDEX.NAME`` is a pod's address.
 
     Workers need these names before they are ready for anything else. The Service belongs to the
@@ -102,12 +106,12 @@ def host_names(name: str, workers: int) -> tuple[str, ...]:
     return tuple(f"{name}-{rank}.{name}" for rank in range(workers))
 
 
-def relay_command(settings: Settings) -> list[str]:
+def relay_command(settings: KubernetesSettings) -> list[str]:
     """The command that joins the driver to a pod's main process."""
     return [settings.python, "-u", "-c", _program(f"relay({FOLDER!r}, {_RELAY_SECONDS})")]
 
 
-def _describe_container(settings: Settings, wanted: str) -> dict[str, Any]:
+def _describe_container(settings: KubernetesSettings, wanted: str) -> dict[str, Any]:
     waiting = _program(f"wait_for_driver({FOLDER!r}, {_DRIVER_SECONDS})")
     bootstrap = bootstrap_command(settings.python, wanted, "kubernetes.task")
     resources = {"cpu": settings.cpus, "memory": settings.memory}

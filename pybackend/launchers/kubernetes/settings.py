@@ -21,7 +21,7 @@ _WEEK = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
-class Settings:
+class KubernetesSettings:
     """Where and as what the workers of a job run; see `kubernetes`."""
 
     image: str
@@ -42,7 +42,7 @@ class Settings:
     patience: float = 600.0
 
 
-def check_settings(given: Mapping[str, Any]) -> Settings:
+def check_settings(given: Mapping[str, Any]) -> KubernetesSettings:
     """The arguments of `kubernetes` as they are used; None stands for a default.
 
     Raises
@@ -55,7 +55,7 @@ def check_settings(given: Mapping[str, Any]) -> Settings:
     }
     if "image" not in checked:
         raise InputError('`image` must name a container image, e.g. "registry/tf:1", not None')
-    return Settings(**checked)
+    return KubernetesSettings(**checked)
 
 
 def _check_text(name: str, value: Any) -> str:

@@ -166,7 +166,7 @@ def _say(what: str, more: Any) -> str:
 
 
 @dataclass(frozen=True)
-class JobState:
+class KubernetesJob:
     """A Job; None if it is gone."""
 
     job: Mapping[str, Any] | None

@@ -14,7 +14,7 @@ from pybackend.job.messages import Emit, Note
 from pybackend.launchers.child import LOG_LINES
 from pybackend.launchers.kubernetes.cluster import Cluster
 from pybackend.launchers.kubernetes.pod import PodChannel
-from pybackend.launchers.kubernetes.states import JobState, PodState
+from pybackend.launchers.kubernetes.states import KubernetesJob, PodState
 from pybackend.launchers.remote.task import REPORT
 from pybackend.net.meeting import MeetingServer
 
@@ -30,7 +30,7 @@ _SHOWN_REASONS = 3
 _TOLD = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
-class Watch:
+class KubernetesWatch:
     """What Kubernetes says of a Job; `look` is for `run_gang`.
 
     Parameters
@@ -67,7 +67,7 @@ class Watch:
         self._on_event = on_event
         self._patience = patience
         self._pods: dict[int, PodState] = {}
-        self._job = JobState({})
+        self._job = KubernetesJob({})
         self.channels: dict[int, PodChannel] = {}
         self._shown = ""
         self._warnings: list[str] = []
@@ -146,7 +146,7 @@ class Watch:
     def _ask_for_all(self) -> None:
         """Ask for the Job, then for its pods, which have ended if it says that one has."""
         with suppress(ClusterError):
-            self._job = JobState(self._cluster.read_job(self._name))
+            self._job = KubernetesJob(self._cluster.read_job(self._name))
         self._ask()
 
     def _ask_for_warnings(self) -> None:

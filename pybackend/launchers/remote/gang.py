@@ -53,10 +53,10 @@ def run_gang(
     ClusterError, WorkerFailedError
         As `Launcher.launch`.
     """
-    return _Gang(meeting, job, hosts, on_event, meet_seconds, explain).run(look)
+    return _RemoteGang(meeting, job, hosts, on_event, meet_seconds, explain).run(look)
 
 
-class _Gang:
+class _RemoteGang:
     def __init__(
         self,
         meeting: MeetingServer,

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from pybackend.launchers.remote.bundle import library
-from pybackend.launchers.remote.row_files import RowFiles, write_rows
+from pybackend.launchers.remote.row_files import RowFolder, write_rows
 from pybackend.launchers.remote.task import TASK, RemoteTask
 
 
@@ -21,5 +21,5 @@ def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> di
     """
     if datasets:
         counts = write_rows(folder, task.member.job, datasets)
-        task = replace(task, member=replace(task.member, source=RowFiles(), counts=counts))
+        task = replace(task, member=replace(task.member, source=RowFolder(), counts=counts))
     return {**library(), TASK: cloudpickle.dumps(task)}

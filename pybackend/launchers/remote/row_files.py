@@ -45,7 +45,7 @@ def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
 
 
 @dataclass(frozen=True)
-class RowFiles:
+class RowFolder:
     """The source of a `Member` whose rows lie in such a folder, which it is given as its input."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:

@@ -30,14 +30,14 @@ from pybackend.launchers.script.descendants import (
 from pybackend.launchers.script.messages import (
     LONGEST_READ,
     Answer,
+    CannotRun,
     Deliver,
     Ended,
     Prepare,
     Prepared,
     Printed,
     Ready,
-    Refused,
-    Start,
+    StartRanks,
     Stream,
     line_of,
     read_order,
@@ -113,7 +113,7 @@ class Agent:
             order = read_order(line)
             if isinstance(order, Prepare):
                 self._prepare(order)
-            elif isinstance(order, Start):
+            elif isinstance(order, StartRanks):
                 self._start(order)
             else:
                 self._deliver(order)
@@ -125,7 +125,7 @@ class Agent:
             check_temporary(order.temporary)
             addresses = self._reserve(order)
         except ClusterError as error:
-            self._say(Refused(str(error)))
+            self._say(CannotRun(str(error)))
         else:
             self._say(Prepared(addresses))
 
@@ -136,7 +136,7 @@ class Agent:
             self._held = [reserve(host) for _ in order.ranks]
         return tuple(map(address_of, self._held))
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: StartRanks) -> None:
         own = {**os.environ, **own_python(os.environ, sys.executable), **self._variables}
         for rank, variables in zip(self._prepared.ranks, order.variables, strict=True):
             wanted = {**own, **variables}

@@ -16,7 +16,7 @@ _OTHERS = (".sh", ".bash", ".ipynb", ".rmd", ".qmd")
 
 
 @dataclass(frozen=True)
-class Script:
+class ScriptCommand:
     """A script and its arguments; ``name`` is a path, or a module's name."""
 
     kind: Literal["python", "module", "R"]
@@ -32,7 +32,7 @@ class Script:
         return [python, "-u", *module, self.name, *self.arguments]
 
 
-def read_script(words: Sequence[str], is_module: bool) -> Script:
+def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
     """The script that the rest of a command line means.
 
     Raises
@@ -45,7 +45,7 @@ def read_script(words: Sequence[str], is_module: bool) -> Script:
         raise InputError("name a script, as in: tfdist run -w 2 train.py --epochs 3")
     name, *arguments = words
     if is_module:
-        return Script("module", name, tuple(arguments))
+        return ScriptCommand("module", name, tuple(arguments))
     if name.lower().endswith(_OTHERS):
         raise InputError(
             f"{name} is neither a Python file nor an R file, and only these can be started: name "
@@ -53,10 +53,10 @@ def read_script(words: Sequence[str], is_module: bool) -> Script:
             "the shell that calls tfdist"
         )
     is_r = name.lower().endswith(".r")
-    return Script("R" if is_r else "python", name, tuple(arguments))
+    return ScriptCommand("R" if is_r else "python", name, tuple(arguments))
 
 
-def check_script(script: Script, folder: str) -> None:
+def check_script(script: ScriptCommand, folder: str) -> None:
     """Whether the script can be started in a folder of this machine.
 
     Raises

@@ -16,7 +16,7 @@ from typing import IO
 import pybackend
 from pybackend.errors import ClusterError
 from pybackend.launchers.script.messages import LONGEST_READ, Answer, Order, line_of, read_answer
-from pybackend.launchers.script.outbox import Outbox
+from pybackend.launchers.script.outbox import InputPipe
 
 # The system ends no process that waits for a frozen disk.
 _KILL_SECONDS = 5.0
@@ -24,7 +24,7 @@ _KILL_SECONDS = 5.0
 _START = "import sys; sys.path[0] = {!r}; from pybackend.launchers.script.agent import main; main()"
 
 
-class Connection:
+class AgentConnection:
     """An agent that runs behind a command.
 
     Parameters
@@ -70,7 +70,7 @@ class Connection:
             start_new_session=True,
         )
         assert self.process.stdin is not None
-        self.outbox = Outbox(self.process.stdin)
+        self.outbox = InputPipe(self.process.stdin)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when the agent has said something."""

@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.script.connection import Connection
+from pybackend.launchers.script.connection import AgentConnection
 from pybackend.launchers.script.messages import (
     Answer,
+    CannotRun,
     Deliver,
     Ended,
     Prepare,
     Prepared,
     Printed,
     Ready,
-    Refused,
-    Start,
+    StartRanks,
 )
-from pybackend.launchers.script.outbox import Outbox
-from pybackend.launchers.script.output import Output
-from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.script.outbox import InputPipe
+from pybackend.launchers.script.output import ScriptOutput
+from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.script.signals import ENDING, CaughtSignals
 from pybackend.launchers.script.sites import is_loopback
 from pybackend.launchers.script.variables import choose_secret, variables_of
@@ -53,7 +53,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GangEnd:
     """How a gang has ended: the first failure, and the signal by which the user has ended it.
 
     ``has_begun`` is whether the ranks were started before.
@@ -64,10 +64,12 @@ class Outcome:
     has_begun: bool = True
 
 
-class Gang:
+class ScriptGang:
     """The ranks of one start, at their agents."""
 
-    def __init__(self, plan: Plan, restart: int, output: Output, signals: CaughtSignals) -> None:
+    def __init__(
+        self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
+    ) -> None:
         self._plan = plan
         self._restart = restart
         self._output = output
@@ -77,10 +79,10 @@ class Gang:
         self._caught_at = 0.0
         self._deadline = float("inf")
         self._was_killed = False
-        self._connections: list[Connection] = []
-        self._running: dict[Connection, set[int]] = {}
+        self._connections: list[AgentConnection] = []
+        self._running: dict[AgentConnection, set[int]] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> GangEnd:
         """Start all ranks, and stay with them to their end.
 
         Raises
@@ -93,10 +95,10 @@ class Gang:
             if has_begun := self._caught is None:
                 self._start(connections, addresses)
                 self._watch(connections)
-        return Outcome(self._fault, self._caught, has_begun)
+        return GangEnd(self._fault, self._caught, has_begun)
 
     @contextmanager
-    def _connected(self) -> Iterator[list[Connection]]:
+    def _connected(self) -> Iterator[list[AgentConnection]]:
         connections = self._connections
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals, selectors.EVENT_READ)
@@ -113,7 +115,7 @@ class Gang:
             for connection in connections:
                 connection.close(deadline)
 
-    def _prepare(self, connections: Sequence[Connection]) -> tuple[str, ...]:
+    def _prepare(self, connections: Sequence[AgentConnection]) -> tuple[str, ...]:
         """Have all agents look at the script, and hold ports; the addresses by rank."""
         orders = {c: self._order(s) for c, s in zip(connections, self._plan.sites, strict=True)}
         addresses: dict[int, str] = {}
@@ -139,20 +141,20 @@ class Gang:
             _check_reachable(connections, found)
         return found
 
-    def _order(self, site: Site) -> Prepare:
+    def _order(self, site: HostRanks) -> Prepare:
         plan = self._plan
         temporary = plan.variables.get("TMPDIR")
         return Prepare(
             plan.script, plan.folder, site.ranks, not plan.addresses, site.address, temporary
         )
 
-    def _start(self, connections: Sequence[Connection], addresses: Sequence[str]) -> None:
+    def _start(self, connections: Sequence[AgentConnection], addresses: Sequence[str]) -> None:
         secret = choose_secret(self._plan)
         for site, connection in zip(self._plan.sites, connections, strict=True):
             variables = variables_of(self._plan, site, addresses, secret, self._restart)
-            connection.send(Start(variables))
+            connection.send(StartRanks(variables))
 
-    def _watch(self, connections: Sequence[Connection]) -> None:
+    def _watch(self, connections: Sequence[AgentConnection]) -> None:
         """Until all ranks have ended, or cannot be ended."""
         self._deadline = float("inf")
         self._running = {c: set(c.ranks) for c in connections}
@@ -171,14 +173,14 @@ class Gang:
                     return self._give_up()
                 self._kill()
 
-    def _next(self) -> Iterator[tuple[Connection, Answer | None]]:
+    def _next(self) -> Iterator[tuple[AgentConnection, Answer | None]]:
         """What agents say next, None where one is gone; signals are passed on meanwhile."""
         self._await_room()
         rest = self._deadline - time.monotonic()
         for key, _ in self._selector.select(None if rest == float("inf") else max(0.0, rest)):
-            if isinstance(key.fileobj, Outbox):
+            if isinstance(key.fileobj, InputPipe):
                 key.fileobj.flush()
-            elif isinstance(key.fileobj, Connection):
+            elif isinstance(key.fileobj, AgentConnection):
                 connection = key.fileobj
                 yield from ((connection, answer) for answer in connection.receive())
                 if connection.is_lost:
@@ -209,7 +211,7 @@ class Gang:
             self._deadline = min(self._deadline, now + self._plan.grace)
         self._deliver(number)
 
-    def _end(self, connection: Connection, rank: int, status: int | None) -> None:
+    def _end(self, connection: AgentConnection, rank: int, status: int | None) -> None:
         self._running[connection].discard(rank)
         if status == 0 or self._fault is not None:
             return
@@ -234,7 +236,7 @@ class Gang:
             connection.send(Deliver(number))
 
 
-def _check_reachable(connections: Sequence[Connection], addresses: Sequence[str]) -> None:
+def _check_reachable(connections: Sequence[AgentConnection], addresses: Sequence[str]) -> None:
     """Whether hosts can reach each other where ssh has reached them."""
     for connection in connections:
         hosts = {split_address(addresses[rank])[0] for rank in connection.ranks if addresses}
@@ -245,5 +247,5 @@ def _check_reachable(connections: Sequence[Connection], addresses: Sequence[str]
             )
 
 
-def _why(connection: Connection, answer: Answer | None) -> str:
-    return answer.reason if isinstance(answer, Refused) else connection.explain_loss()
+def _why(connection: AgentConnection, answer: Answer | None) -> str:
+    return answer.reason if isinstance(answer, CannotRun) else connection.explain_loss()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pybackend.job.codec import decode, encode
-from pybackend.launchers.script.command import Script
+from pybackend.launchers.script.command import ScriptCommand
 
 Stream = Literal["out", "err"]
 LONGEST_READ = 65536
@@ -31,7 +31,7 @@ class Prepare:
         Their TMPDIR, if the user has named one.
     """
 
-    script: Script
+    script: ScriptCommand
     folder: str
     ranks: tuple[int, ...]
     reserves: bool = True
@@ -52,14 +52,14 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Refused:
+class CannotRun:
     """The script cannot run on this host."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Start:
+class StartRanks:
     """Start the ranks, each with these variables besides the host's own."""
 
     variables: tuple[Mapping[str, str], ...]
@@ -89,8 +89,8 @@ class Ended:
     status: int
 
 
-Order = Prepare | Start | Deliver
-Answer = Ready | Prepared | Refused | Printed | Ended
+Order = Prepare | StartRanks | Deliver
+Answer = Ready | Prepared | CannotRun | Printed | Ended
 
 
 def line_of(message: Order | Answer) -> bytes:

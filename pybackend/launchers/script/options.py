@@ -14,7 +14,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.hosts.host_list import parse_hosts, read_hostfile
 from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.script.command import check_script, check_temporary, read_script
-from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.script.sites import is_loopback, site_by_hand, site_here, sites_of
 from pybackend.launchers.script.variables import split_variable
 from pybackend.launchers.slurm.step_site import find_step_site
@@ -50,7 +50,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_run_plan(options: argparse.Namespace) -> Plan:
+def read_run_plan(options: argparse.Namespace) -> ScriptRun:
     """What the options ask for.
 
     Raises
@@ -71,7 +71,7 @@ def read_run_plan(options: argparse.Namespace) -> Plan:
             check_temporary(variables.get("TMPDIR", os.environ.get("TMPDIR")))
         except ClusterError as error:
             raise InputError(str(error)) from None
-    return Plan(
+    return ScriptRun(
         script,
         size,
         sites,
@@ -99,7 +99,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
         )
 
 
-def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[Site, ...]:
+def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[HostRanks, ...]:
     has_hosts = options.hosts is not None or options.hostfile is not None
     if options.hosts is not None and options.hostfile is not None:
         raise InputError("give either --hosts or --hostfile")

@@ -7,7 +7,7 @@ import os
 from typing import IO
 
 
-class Outbox:
+class InputPipe:
     """The pipe to a command's standard input; writing to it waits for nothing."""
 
     def __init__(self, pipe: IO[bytes]) -> None:

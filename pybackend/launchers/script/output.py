@@ -16,7 +16,7 @@ _LONGEST_LINE = 65536
 _REDRAW_SECONDS = 1.0
 
 
-class Output:
+class ScriptOutput:
     """Where the output of all ranks goes.
 
     Parameters
@@ -30,7 +30,7 @@ class Output:
     def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
         self._shown = shown
         self._folder = folder
-        self._lines: dict[tuple[int, Stream], Lines] = {}
+        self._lines: dict[tuple[int, Stream], LineSplitter] = {}
         self._files: dict[tuple[int, Stream], IO[bytes]] = {}
         if folder is not None:
             try:
@@ -59,8 +59,8 @@ class Output:
         for file in self._files.values():
             file.close()
 
-    def _of(self, rank: int, stream: Stream) -> Lines:
-        return self._lines.setdefault((rank, stream), Lines())
+    def _of(self, rank: int, stream: Stream) -> LineSplitter:
+        return self._lines.setdefault((rank, stream), LineSplitter())
 
     def _keep(self, rank: int, stream: Stream, content: bytes) -> None:
         try:
@@ -84,7 +84,7 @@ class Output:
             target.flush()
 
 
-class Lines:
+class LineSplitter:
     """Whole lines from what comes in pieces.
 
     Of a line that redraws itself by carriage returns, the last state is kept, as on a terminal; and

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh
-from pybackend.launchers.script.command import Script
-from pybackend.launchers.script.connection import Connection, agent_here
+from pybackend.launchers.script.command import ScriptCommand
+from pybackend.launchers.script.connection import AgentConnection, agent_here
 from pybackend.launchers.script.ssh_connection import SshConnection, agent_there
 
 HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Site:
+class HostRanks:
     """Some ranks on one host.
 
     Attributes
@@ -39,13 +39,13 @@ class Site:
         """The command that starts the agent there."""
         return agent_here()
 
-    def connect(self) -> Connection:
+    def connect(self) -> AgentConnection:
         """Start the agent there."""
-        return Connection(self.name, self.ranks, self.command())
+        return AgentConnection(self.name, self.ranks, self.command())
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshSite(Site):
+class SshSite(HostRanks):
     """Some ranks on a host that ssh reaches, and the Python that runs them."""
 
     host: HostSlots
@@ -53,16 +53,16 @@ class SshSite(Site):
     python: str
 
     def command(self) -> list[str]:
-        """See `Site`."""
+        """See `HostRanks`."""
         return agent_there(self.ssh, self.host, self.python)
 
-    def connect(self) -> Connection:
-        """See `Site`."""
+    def connect(self) -> AgentConnection:
+        """See `HostRanks`."""
         return SshConnection(self.ssh, self.host, self.ranks, self.python)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScriptRun:
     """A run of a script.
 
     Attributes
@@ -81,9 +81,9 @@ class Plan:
         Of the gang, if other drivers start other ranks; else each start gets one of its own.
     """
 
-    script: Script
+    script: ScriptCommand
     world_size: int
-    sites: tuple[Site, ...]
+    sites: tuple[HostRanks, ...]
     folder: str
     variables: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()

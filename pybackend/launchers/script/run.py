@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from pybackend.errors import ClusterError
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
-from pybackend.launchers.script.gang import Fault, Gang, Outcome
-from pybackend.launchers.script.output import Output, say
-from pybackend.launchers.script.plan import Plan, Site, SshSite
+from pybackend.launchers.script.gang import Fault, GangEnd, ScriptGang
+from pybackend.launchers.script.output import ScriptOutput, say
+from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite
 from pybackend.launchers.script.signals import CaughtSignals
 from pybackend.launchers.script.variables import variables_of
 from pybackend.launchers.slurm.requeue import requeue_told
@@ -30,7 +30,7 @@ _LOST = 1
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
-def run_script(plan: Plan, is_dry: bool = False) -> int:
+def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
     """Start the script on every rank, and stay until all have ended; the exit status.
 
     This process becomes the parent of whatever the ranks leave behind, and ends it.
@@ -43,7 +43,7 @@ def run_script(plan: Plan, is_dry: bool = False) -> int:
     if is_dry:
         print(describe_plan(plan))
         return 0
-    output = Output(plan.shown, plan.output)
+    output = ScriptOutput(plan.shown, plan.output)
     spared = children()  # of a shell that has become this process by `exec`
     adopt_orphans()
     try:
@@ -58,9 +58,9 @@ def run_script(plan: Plan, is_dry: bool = False) -> int:
         end_descendants(_END_SECONDS, spared)
 
 
-def _run(plan: Plan, output: Output, signals: CaughtSignals) -> int:
+def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
     for restart in range(plan.restarts + 1):
-        outcome = Gang(plan, restart, output, signals).run()
+        outcome = ScriptGang(plan, restart, output, signals).run()
         output.end_lines()
         requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
         if _is_settled(outcome) or restart == plan.restarts or requeued:
@@ -82,11 +82,11 @@ def _requeue(late_seconds: float) -> bool:
         return False
 
 
-def _is_well(outcome: Outcome) -> bool:
+def _is_well(outcome: GangEnd) -> bool:
     return outcome.fault is None and outcome.has_begun
 
 
-def _is_settled(outcome: Outcome) -> bool:
+def _is_settled(outcome: GangEnd) -> bool:
     """Whether the gang has done its work, or the user wants no more of it."""
     return outcome.fault is None or outcome.caught is not None
 
@@ -94,12 +94,12 @@ def _is_settled(outcome: Outcome) -> bool:
 # What `tfdist run` would start, as text.
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: ScriptRun) -> str:
     """The command of every rank, by host; secrets and ports that are yet to be found have names."""
     return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
 
 
-def _describe_site(plan: Plan, site: Site) -> Iterator[str]:
+def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
     if isinstance(site, StepSite):
         yield from describe_step(plan, site, os.environ)
         return
@@ -118,14 +118,14 @@ def _describe_site(plan: Plan, site: Site) -> Iterator[str]:
         yield f"  {shlex.join(plan.script.command(python, 'Rscript'))}"
 
 
-def _share(site: Site, place: int, variables: Mapping[str, str]) -> dict[str, str]:
+def _share(site: HostRanks, place: int, variables: Mapping[str, str]) -> dict[str, str]:
     """What a rank on this machine gets of it; another host divides itself."""
     if isinstance(site, SshSite):
         return {}
     return share_of_machine(site.local_size, {**os.environ, **variables})[site.local_ranks[place]]
 
 
-def _variables(plan: Plan, site: Site) -> tuple[dict[str, str], ...]:
+def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
     """Those of `variables_of`, with placeholders."""
     hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
@@ -140,7 +140,7 @@ def _variables(plan: Plan, site: Site) -> tuple[dict[str, str], ...]:
 # How a gang's end is told: its exit status, and a last message.
 
 
-def exit_status(outcome: Outcome) -> int:
+def exit_status(outcome: GangEnd) -> int:
     """0 only if all ranks have ended so; of a signal, 128 and its number, as in a shell."""
     is_well = outcome.fault is None and outcome.has_begun
     if outcome.caught is not None and not is_well:
@@ -153,7 +153,7 @@ def exit_status(outcome: Outcome) -> int:
     return status if status > 0 else 128 - status
 
 
-def describe(outcome: Outcome, plan: Plan) -> str:
+def describe(outcome: GangEnd, plan: ScriptRun) -> str:
     """What has happened, and what to do; empty if all ranks have just done their work."""
     fault, caught = outcome.fault, outcome.caught
     if caught is not None and not outcome.has_begun:
@@ -177,7 +177,7 @@ def _end_of(fault: Fault) -> str:
     return f"was ended by {known.get(-fault.status, f'signal {-fault.status}')}"
 
 
-def _advice(fault: Fault, plan: Plan) -> str:
+def _advice(fault: Fault, plan: ScriptRun) -> str:
     seen = _where_seen(fault.rank, plan)
     if fault.status is None:
         return f"Look whether {fault.host} still runs and can be reached; {seen}"
@@ -191,7 +191,7 @@ def _advice(fault: Fault, plan: Plan) -> str:
     return f"Fix what its own error says: {seen}"
 
 
-def _where_seen(rank: int, plan: Plan) -> str:
+def _where_seen(rank: int, plan: ScriptRun) -> str:
     if plan.output is not None:
         return f"see {plan.output / f'{rank}.err'}"
     if plan.shown is None or rank in plan.shown:

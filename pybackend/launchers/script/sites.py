@@ -7,26 +7,28 @@ from collections.abc import Sequence
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.hosts.host_list import HostSlots, ranks_by_host
 from pybackend.launchers.hosts.ssh import Ssh
-from pybackend.launchers.script.plan import HERE, Site, SshSite
+from pybackend.launchers.script.plan import HERE, HostRanks, SshSite
 from pybackend.net.rendezvous import own_address, split_address
 
 THIS_MACHINE = "this machine"
 _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 
-def site_here(size: int) -> Site:
+def site_here(size: int) -> HostRanks:
     """All ranks on this machine."""
-    return Site(THIS_MACHINE, tuple(range(size)), tuple(range(size)), size)
+    return HostRanks(THIS_MACHINE, tuple(range(size)), tuple(range(size)), size)
 
 
-def site_by_hand(addresses: Sequence[str], index: int) -> Site:
+def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
     """One rank on this machine, the others by other drivers; ``addresses`` of all, by rank."""
     hosts = [split_address(address)[0] for address in addresses]
     own = hosts[index]
-    return Site(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
+    return HostRanks(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
 
 
-def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh, python: str) -> tuple[Site, ...]:
+def sites_of(
+    hosts: Sequence[HostSlots], workers: int, ssh: Ssh, python: str
+) -> tuple[HostRanks, ...]:
     """The ranks by host; ssh reaches all but ``localhost``, which is this machine.
 
     Raises
@@ -37,11 +39,11 @@ def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh, python: str) ->
     placed = ranks_by_host(hosts, workers)
     others = [host for host, _ in placed if not is_loopback(host.name)]
     own = _address_here(others[0], ssh) if len(others) < len(placed) and others else HERE
-    sites: list[Site] = []
+    sites: list[HostRanks] = []
     for host, ranks in placed:
         numbers, size = tuple(range(len(ranks))), len(ranks)
         if is_loopback(host.name):
-            sites.append(Site(THIS_MACHINE, tuple(ranks), numbers, size, own))
+            sites.append(HostRanks(THIS_MACHINE, tuple(ranks), numbers, size, own))
         else:
             place = (host.name, tuple(ranks), numbers, size, None)
             sites.append(SshSite(*place, host=host, ssh=ssh, python=python))

@@ -14,8 +14,8 @@ from pybackend.launchers.hosts.ssh import Ssh, environment
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle, bootstrap_command, library
 from pybackend.launchers.remote.greeting import read_greeting
-from pybackend.launchers.script.connection import Connection
-from pybackend.launchers.script.messages import Answer, Refused
+from pybackend.launchers.script.connection import AgentConnection
+from pybackend.launchers.script.messages import Answer, CannotRun
 
 _LEAST_PYTHON = (3, 10)
 _SSH_FAILED = 255
@@ -28,7 +28,7 @@ def agent_there(ssh: Ssh, host: HostSlots, python: str) -> list[str]:
     return ssh.command(host, bootstrap_command(python, "", "script.ssh_task"))
 
 
-class SshConnection(Connection):
+class SshConnection(AgentConnection):
     """An agent on another host, which gets this package with it."""
 
     def __init__(self, ssh: Ssh, host: HostSlots, ranks: tuple[int, ...], python: str) -> None:
@@ -40,7 +40,7 @@ class SshConnection(Connection):
         super().__init__(host.name, ranks, agent_there(ssh, host, python), environment(), self._log)
 
     def read(self, line: bytes) -> Answer | None:
-        """See `Connection`; before the agent there is its Python, and before that a login shell."""
+        """See `AgentConnection`; before the agent there are its Python and a login shell."""
         if self._has_greeted:
             return super().read(line)
         if not line.startswith(MARK):
@@ -49,10 +49,10 @@ class SshConnection(Connection):
         try:
             greeting = read_greeting(line, "it")
         except ClusterError as error:
-            return Refused(str(error))
+            return CannotRun(str(error))
         if greeting.version < _LEAST_PYTHON:
             version = ".".join(map(str, greeting.version))
-            return Refused(
+            return CannotRun(
                 f"{greeting.python} is Python {version}, and tfdist needs 3.10 or later: name "
                 "one that every host has with --python"
             )
@@ -60,7 +60,7 @@ class SshConnection(Connection):
         return None
 
     def explain_loss(self) -> str:
-        """See `Connection`."""
+        """See `AgentConnection`."""
         with contextlib.suppress(subprocess.TimeoutExpired):  # its end is what was noticed
             self.process.wait(_END_SECONDS)
         status = self.process.returncode
@@ -76,14 +76,14 @@ class SshConnection(Connection):
         return f"{self._python} has ended there with status {status}{said}"
 
     def let_go(self) -> None:
-        """See `Connection`."""
+        """See `AgentConnection`."""
         is_reading = self._has_greeted and self.outbox.is_empty
         super().let_go()
         if not is_reading:  # ssh does not see that its input has closed, or not in time
             self.process.terminate()
 
     def close(self, deadline: float) -> None:
-        """See `Connection`."""
+        """See `AgentConnection`."""
         super().close(deadline)
         self._log.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import is_variable_name
-from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.net.rendezvous import new_token
 from pybackend.tf_config import make_tf_config
 
@@ -43,13 +43,13 @@ def split_variable(text: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def choose_secret(plan: Plan) -> str | None:
+def choose_secret(plan: ScriptRun) -> str | None:
     """The secret of one start of the gang; None if its drivers, on one machine, share none."""
     return plan.secret if plan.addresses else new_token()
 
 
 def variables_of(
-    plan: Plan, site: Site, addresses: Sequence[str], secret: str | None, restart: int
+    plan: ScriptRun, site: HostRanks, addresses: Sequence[str], secret: str | None, restart: int
 ) -> tuple[dict[str, str], ...]:
     """The variables of each rank of a site, the user's own among them."""
     common = {**plan.variables, "WORLD_SIZE": str(plan.world_size), "TFDIST_RESTART": str(restart)}

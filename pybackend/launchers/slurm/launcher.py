@@ -25,9 +25,9 @@ from pybackend.launchers.slurm.job_files import JobFiles
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import node_address, submit
 from pybackend.launchers.slurm.script import batch_script, srun
-from pybackend.launchers.slurm.settings import Settings, check_settings, with_resources
+from pybackend.launchers.slurm.settings import SlurmSettings, check_settings, with_resources
 from pybackend.launchers.slurm.tasks import check_tasks, count_tasks
-from pybackend.launchers.slurm.watch import Watch
+from pybackend.launchers.slurm.watch import SlurmWatch
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -127,7 +127,7 @@ class SlurmLauncher:
     workers = None
     why_fixed = "a Slurm job keeps the tasks that it began with"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SlurmSettings) -> None:
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -192,13 +192,15 @@ class SlurmLauncher:
             cancelled = stack.enter_context(cancelled_in_the_end(name))
             number = submit(folder / _SCRIPT)
             seconds = notice_seconds(options["signal"])
-            watch = Watch(number, own, meeting, on_event, settings.patience, seconds)
+            watch = SlurmWatch(number, own, meeting, on_event, settings.patience, seconds)
             outcome = run_gang(meeting, job, own, on_event, watch.look, explain=watch.explain)
             cancelled.let_go()
             return outcome
 
 
-def _describe_job(settings: Settings, name: str, files: JobFiles, is_kept: bool) -> dict[str, Any]:
+def _describe_job(
+    settings: SlurmSettings, name: str, files: JobFiles, is_kept: bool
+) -> dict[str, Any]:
     """sbatch's options."""
     return {
         "job-name": name,
@@ -217,7 +219,7 @@ def _describe_job(settings: Settings, name: str, files: JobFiles, is_kept: bool)
 
 
 def _describe_script(
-    settings: Settings, folder: Path, files: JobFiles, options: Mapping[str, Any]
+    settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
     """The batch script."""
     # srun takes it from sbatch's variables no more.

@@ -47,7 +47,7 @@ _NEVER = (
 
 
 @dataclass(frozen=True)
-class JobState:
+class SlurmJob:
     """What ``scontrol show job`` says.
 
     Attributes
@@ -110,13 +110,13 @@ class JobState:
         return shown
 
 
-def read_job(text: str) -> JobState:
+def read_job(text: str) -> SlurmJob:
     """The state in a line of ``scontrol show job --oneliner``."""
     found = {
         name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
     nodes = found.get("NodeList", "(null)")
-    return JobState(
+    return SlurmJob(
         found["JobId"],
         found["JobState"],
         found.get("Reason", "None"),
@@ -157,7 +157,7 @@ def submit(script: Path) -> str:
     return printed.strip().partition(";")[0]
 
 
-def show_job(number: str) -> JobState:
+def show_job(number: str) -> SlurmJob:
     """Ask Slurm about a job.
 
     Raises

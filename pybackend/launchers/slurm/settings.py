@@ -40,7 +40,7 @@ _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class SlurmSettings:
     """Where and how long the workers of a job run; see `slurm`."""
 
     partition: str | None = None
@@ -73,7 +73,7 @@ def check_settings(
     python: str | None,
     address: str | None,
     patience: float | None,
-) -> Settings:
+) -> SlurmSettings:
     """The arguments of `slurm` as they are used.
 
     Raises
@@ -87,7 +87,7 @@ def check_settings(
             raise InputError(f"`{name}` must be printable text, not {value!r}")
     if not isinstance(setup or "", str):
         raise InputError(f"`setup` must be shell commands as text, not {setup!r}")
-    return Settings(
+    return SlurmSettings(
         partition,
         _check_time(time),
         None if nodes is None else check_whole_number("nodes", nodes, least=1),
@@ -102,7 +102,7 @@ def check_settings(
     )
 
 
-def with_resources(settings: Settings, resources: Resources) -> Settings:
+def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettings:
     """The settings of a job whose workers are to have so much.
 
     Raises

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pybackend.errors import ClusterError
 from pybackend.launchers.script.agent import Agent, serve_here
 from pybackend.launchers.script.command import own_python
-from pybackend.launchers.script.messages import Deliver, Ended, Prepare, Printed, Start, Stream
+from pybackend.launchers.script.messages import Deliver, Ended, Prepare, Printed, StartRanks, Stream
 from pybackend.launchers.script.variables import NAMES
 from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.launchers.slurm.queue import ask
@@ -53,7 +53,7 @@ class StepAgent(Agent):
         """See `Agent`; only the tasks will know their addresses: these are none."""
         return tuple(f"srun:{rank + 1}" for rank in order.ranks)
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: StartRanks) -> None:
         given = {k: v for k, v in order.variables[0].items() if k not in _OF_RANKS}
         script, folder = self._prepared.script, self._prepared.folder
         words = step_command(script, len(self._prepared.ranks), folder, self._name, os.environ)

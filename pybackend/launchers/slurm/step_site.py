@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pybackend
 from pybackend.errors import InputError
-from pybackend.launchers.script.command import Script
-from pybackend.launchers.script.plan import Plan, Site
+from pybackend.launchers.script.command import ScriptCommand
+from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.slurm.script import srun
 
 # Not `python -m`: that would let files of the current directory stand in for real modules.
@@ -22,11 +22,11 @@ _START = (
 
 
 @dataclass(frozen=True)
-class StepSite(Site):
+class StepSite(HostRanks):
     """All ranks, on the nodes that Slurm chooses among those of the allocation."""
 
     def command(self) -> list[str]:
-        """See `Site`."""
+        """See `HostRanks`."""
         return [sys.executable, "-c", _START.format(_root(), "step_agent")]
 
 
@@ -57,7 +57,7 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepS
 
 
 def step_command(
-    script: Script, ranks: int, folder: str, name: str, environment: Mapping[str, str]
+    script: ScriptCommand, ranks: int, folder: str, name: str, environment: Mapping[str, str]
 ) -> list[str]:
     """The command that starts all ranks.
 
@@ -81,7 +81,9 @@ def step_command(
     return srun(options, [*flags, *python, *script.command(sys.executable, "Rscript")])
 
 
-def describe_step(plan: Plan, site: Site, environment: Mapping[str, str]) -> Iterator[str]:
+def describe_step(
+    plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
+) -> Iterator[str]:
     """What would be started, as lines of text."""
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():

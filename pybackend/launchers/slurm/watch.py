@@ -12,7 +12,7 @@ from pybackend.job.notice import RESTARTS
 from pybackend.launchers.remote.task import REPORT
 from pybackend.launchers.slurm.explain import explain_log, explain_refusal
 from pybackend.launchers.slurm.job_files import JobFiles
-from pybackend.launchers.slurm.queue import JobState, lost_nodes, show_job
+from pybackend.launchers.slurm.queue import SlurmJob, lost_nodes, show_job
 from pybackend.net.meeting import MeetingServer
 
 # Slurm's controller has many to answer.
@@ -45,7 +45,7 @@ _CAUSES = {
 }
 
 
-class Watch:
+class SlurmWatch:
     """What Slurm says of a job; `look` is for `run_gang`.
 
     Parameters
@@ -79,7 +79,7 @@ class Watch:
         self._meeting = meeting
         self._on_event = on_event
         self._patience = patience
-        self._state = JobState(number, "PENDING")
+        self._state = SlurmJob(number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
@@ -216,7 +216,7 @@ class Watch:
 # Why Slurm has ended a job, in words.
 
 
-def describe_end(state: JobState, host: str, said: str | None) -> tuple[str, str, str]:
+def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str, str]:
     """The end of a worker that did not report, as the type, message and advice of a failure.
 
     Parameters
@@ -238,7 +238,7 @@ def describe_end(state: JobState, host: str, said: str | None) -> tuple[str, str
     return "ProcessDied", message, "see the last lines of its log"
 
 
-def describe_notice(state: JobState, notice_seconds: float) -> tuple[str, str, str] | None:
+def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[str, str, str] | None:
     """Why the workers of a job were told to end, as `describe_end`; None if Slurm does not know.
 
     Parameters
@@ -254,7 +254,7 @@ def describe_notice(state: JobState, notice_seconds: float) -> tuple[str, str, s
     return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
 
 
-def _is_lost(state: JobState, host: str) -> bool:
+def _is_lost(state: SlurmJob, host: str) -> bool:
     try:
         return host in lost_nodes(state.nodes)
     except ClusterError:  # Slurm's controller is gone as well
