@@ -113,16 +113,16 @@ def fit(
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
         auditor = Auditor(
-            model,
-            collective,
-            feed,
-            synchronizer,
-            job,
-            emit,
-            others,
-            None if memory is None else memory.audit,
-            options.get("class_weight"),
-            clock,
+            model=model,
+            collective=collective,
+            feed=feed,
+            exchange=synchronizer,
+            job=job,
+            emit=emit,
+            others=others,
+            report=None if memory is None else memory.audit,
+            class_weight=options.get("class_weight"),
+            clock=clock,
         )
     listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *board]
     listed += [scaled] if scaled else []

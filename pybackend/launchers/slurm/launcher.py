@@ -104,17 +104,17 @@ def slurm(
     """
     return SlurmLauncher(
         check_settings(
-            partition,
-            time,
-            nodes,
-            gpus,
-            cpus,
-            options,
-            setup,
-            folder,
-            python,
-            address,
-            patience,
+            partition=partition,
+            time=time,
+            nodes=nodes,
+            gpus=gpus,
+            cpus=cpus,
+            options=options,
+            setup=setup,
+            folder=folder,
+            python=python,
+            address=address,
+            patience=patience,
         )
     )
 

@@ -117,15 +117,15 @@ def read_job(text: str) -> SlurmJob:
     }
     nodes = found.get("NodeList", "(null)")
     return SlurmJob(
-        found["JobId"],
-        found["JobState"],
-        found.get("Reason", "None"),
-        _read_time(found.get("StartTime", "")),
-        () if nodes == "(null)" else tuple(expand_nodes(nodes)),
-        found.get("PreemptTime", "None") != "None",
-        60 * read_minutes(found.get("RunTime", "00:00:00")),
-        60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
-        int(found.get("Restarts", "0")),
+        number=found["JobId"],
+        state=found["JobState"],
+        reason=found.get("Reason", "None"),
+        start=_read_time(found.get("StartTime", "")),
+        nodes=() if nodes == "(null)" else tuple(expand_nodes(nodes)),
+        is_preempted=found.get("PreemptTime", "None") != "None",
+        ran=60 * read_minutes(found.get("RunTime", "00:00:00")),
+        limit=60 * read_minutes(found.get("TimeLimit", "UNLIMITED")),
+        restarts=int(found.get("Restarts", "0")),
     )
 
 

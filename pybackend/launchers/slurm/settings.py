@@ -88,17 +88,17 @@ def check_settings(
     if not isinstance(setup or "", str):
         raise InputError(f"`setup` must be shell commands as text, not {setup!r}")
     return SlurmSettings(
-        partition,
-        _check_time(time),
-        None if nodes is None else check_whole_number("nodes", nodes, least=1),
-        None if gpus is None else check_whole_number("gpus", gpus, least=0),
-        None if cpus is None else check_whole_number("cpus", cpus, least=1),
-        _check_options(options or {}),
-        setup or "",
-        where,
-        python or sys.executable,
-        address,
-        float("inf") if patience is None else check_positive("patience", patience),
+        partition=partition,
+        time=_check_time(time),
+        nodes=None if nodes is None else check_whole_number("nodes", nodes, least=1),
+        gpus=None if gpus is None else check_whole_number("gpus", gpus, least=0),
+        cpus=None if cpus is None else check_whole_number("cpus", cpus, least=1),
+        options=_check_options(options or {}),
+        setup=setup or "",
+        folder=where,
+        python=python or sys.executable,
+        address=address,
+        patience=float("inf") if patience is None else check_positive("patience", patience),
     )
 
 
