@@ -15,13 +15,26 @@ UserWarning
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# All but tabs and line breaks; halves of characters, as of file names that are not UTF-8, too.
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text of users, workers and files for a terminal: no colours, control characters escaped."""
+    return _UNSHOWN.sub(lambda found: repr(found[0])[1:-1], _COLOURS.sub("", text))
+
 
 class TfdistError(Exception):
     """Base of all errors raised by tfdist."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InputError(TfdistError, ValueError):
@@ -128,6 +141,11 @@ class Failure:
     log: tuple[str, ...] = ()
     time: float = 0.0
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "traceback"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
+        object.__setattr__(self, "log", tuple(map(printable, self.log)))
 
     @property
     def is_loss(self) -> bool:

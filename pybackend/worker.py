@@ -361,9 +361,16 @@ def _name(error: BaseException) -> str:
     return "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # by the code of its class
+        return f"(it has no text: its __str__ has raised {type(failed).__name__})"
+
+
 def _message(error: BaseException) -> str:
     """What went wrong, before all the places at which TensorFlow has defined it."""
-    text = str(error)
+    text = _text(error)
     # TensorFlow puts its own words before the first name of a node.
     reasons = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
     return reasons[0] if text.startswith("Graph execution error") and reasons else text
@@ -402,7 +409,7 @@ def _advice(error: BaseException) -> str:
         return RESTARTS
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name!r} for {sys.executable} on every host that runs workers"
-    text = str(error)
+    text = _text(error)
     if "cudaSetDevice" in text and "out of memory" in text:
         return (
             "other processes hold the memory of this GPU (`nvidia-smi` shows which): a session "

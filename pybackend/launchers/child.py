@@ -22,7 +22,7 @@ from typing import Any
 
 import pybackend
 from pybackend.data.disk import naming_full_disk
-from pybackend.errors import Failure
+from pybackend.errors import Failure, printable
 from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import (
@@ -321,7 +321,9 @@ class Child:
             self._emit(sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+        # Of a progress bar, its last state.
+        states = re.split("[\r\b]+", line.decode(errors="replace").rstrip())
+        text = printable(next(filter(None, reversed(states)), ""))[:_LONGEST_LINE]
         if is_noise(text):  # it would push a worker's own last words out of the log
             return
         self._log.append(text)

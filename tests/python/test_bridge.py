@@ -43,7 +43,7 @@ def test_nul_which_r_cannot_hold_is_written_out() -> None:
     envelope = capture_shown(lambda kind, fields: shown.append(fields), work)
     assert shown == [{"text": r"one\0two"}]
     assert envelope["value"]["lines"] == [r"a\0b", 3]
-    assert capture(fail, InputError("\0"))["error"]["message"] == r"\0"
+    assert capture(fail, InputError("\0"))["error"]["message"] == r"\x00"
 
 
 @pytest.mark.parametrize("kind", [InputError, ClusterError, SerializationError])

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from pybackend import errors
+from pybackend import WorkerContext, barrier_run, errors
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -118,3 +118,29 @@ def test_errors_can_be_pickled_and_copied(error: TfdistError) -> None:
         assert str(again) == str(error)
         assert getattr(again, "rank", None) == getattr(error, "rank", None)
         assert getattr(again, "others", None) == getattr(error, "others", None)
+
+
+def test_text_reaches_a_terminal_without_control_characters() -> None:
+    odd = "a\tred \x1b[1;31mword\x1b[0m\r\nbell \x07 half \udce9 nul \0"
+    shown = "a\tred word\\r\nbell \\x07 half \\udce9 nul \\x00"
+    assert str(InputError(odd)) == shown
+    failure = Failure(0, "h", "ValueError", odd, traceback=odd, log=(odd,))
+    assert (failure.message, failure.traceback, failure.log) == (shown, shown, (shown,))
+    str(WorkerFailedError([failure])).encode()
+
+
+def fail_without_text(context: WorkerContext) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    print("\r1/2 \x1b[32mgreen\x1b[0m\b\b\r2/2 done")
+    raise Mute
+
+
+def test_an_exception_without_text_arrives_with_its_traceback() -> None:
+    with pytest.raises(WorkerFailedError, match=r"Mute: .it has no text: .* RuntimeError") as caught:
+        barrier_run("local", fail_without_text, workers=1, verbose=0)
+    assert caught.value.exception_type == "Mute"
+    assert "in fail_without_text" in caught.value.worker_traceback
+    assert caught.value.log == ["2/2 done"]
