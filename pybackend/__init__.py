@@ -70,15 +70,25 @@ _HOME = {
     "read_tfrecords": "api.records",
     "slurm": "launchers.slurm.launcher",
     "view_tensorboard": "tensorboard",
+    "Audit": "job.report",
+    "Deployment": "sql.deploy",
+    "Failure": "errors",
+    "ScalingRow": "scaling.rows",
+    "SqlModel": "sql.compile",
+    "TensorBoardView": "tensorboard",
+    "WrittenRecords": "api.records",
     "write_tfrecords": "api.records",
 }
 __all__ = [
+    "Audit",
     "Checkpoint",
     "ClusterError",
     "ClusterSpec",
     "DataOptions",
     "DatabaseError",
+    "Deployment",
     "Exchange",
+    "Failure",
     "Gang",
     "InputError",
     "LocalSteps",
@@ -92,15 +102,19 @@ __all__ = [
     "Restart",
     "ScaleLearningRate",
     "ScalingResult",
+    "ScalingRow",
     "SerializationError",
+    "SqlModel",
     "StepTimes",
     "TFDistributor",
+    "TensorBoardView",
     "TfdistError",
     "TrainResult",
     "UnverifiedFileWarning",
     "WorkerContext",
     "WorkerFailedError",
     "WorkerReport",
+    "WrittenRecords",
     "__version__",
     "barrier_evaluate",
     "barrier_predict",
@@ -141,7 +155,7 @@ if TYPE_CHECKING:
     from pybackend.api.observer import Observer
     from pybackend.api.plan import Plan, PlannedWorker, plan
     from pybackend.api.predict import predict_spark
-    from pybackend.api.records import read_tfrecords, write_tfrecords
+    from pybackend.api.records import WrittenRecords, read_tfrecords, write_tfrecords
     from pybackend.api.result import TrainResult
     from pybackend.api.run import barrier_run
     from pybackend.api.score import barrier_evaluate, barrier_predict
@@ -151,6 +165,7 @@ if TYPE_CHECKING:
     from pybackend.errors import (
         ClusterError,
         DatabaseError,
+        Failure,
         InputError,
         PeerLostError,
         RError,
@@ -163,7 +178,7 @@ if TYPE_CHECKING:
     from pybackend.job.context import WorkerContext
     from pybackend.job.learning_rate import ScaleLearningRate
     from pybackend.job.options import DataOptions, Exchange, LocalSteps
-    from pybackend.job.report import Gang, Restart, StepTimes, WorkerReport
+    from pybackend.job.report import Audit, Gang, Restart, StepTimes, WorkerReport
     from pybackend.job.resources import Resources
     from pybackend.launchers.hosts.launcher import hosts
     from pybackend.launchers.joined.joining import join
@@ -182,9 +197,10 @@ if TYPE_CHECKING:
     from pybackend.reporting.call import report
     from pybackend.scaling.call import bench_scale
     from pybackend.scaling.result import ScalingResult
-    from pybackend.sql.compile import to_sql
-    from pybackend.sql.deploy import deploy_model, undeploy_model
-    from pybackend.tensorboard import view_tensorboard
+    from pybackend.scaling.rows import ScalingRow
+    from pybackend.sql.compile import SqlModel, to_sql
+    from pybackend.sql.deploy import Deployment, deploy_model, undeploy_model
+    from pybackend.tensorboard import TensorBoardView, view_tensorboard
     from pybackend.tf_config import ClusterSpec, make_tf_config, read_tf_config
 
 
