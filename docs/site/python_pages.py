@@ -19,7 +19,7 @@ GROUPS = {
         "barrier_train",
         "train_mnist",
         "TrainResult",
-        "Reports of workers: WorkerReport StepTimes Gang Restart",
+        "Reports of workers: WorkerReport StepTimes Audit Gang Restart",
     ],
     "Use a model": [
         "barrier_evaluate",
@@ -43,13 +43,20 @@ GROUPS = {
         "Resources",
         "ScaleLearningRate",
     ],
-    "Data": ["TFRecord files: write_tfrecords read_tfrecords", "mnist", "replay_batches"],
+    "Data": [
+        "TFRecord files: write_tfrecords WrittenRecords read_tfrecords",
+        "mnist",
+        "replay_batches",
+    ],
     "Your own function on every worker": ["barrier_run: barrier_run WorkerContext", "RFunction"],
-    "Databases": ["Models in databases: deploy_model undeploy_model", "to_sql"],
-    "Watch a training": ["Observer", "report", "view_tensorboard"],
-    "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult"],
+    "Databases": [
+        "Models in databases: deploy_model Deployment undeploy_model",
+        "to_sql: to_sql SqlModel",
+    ],
+    "Watch a training": ["Observer", "report", "TensorBoard: view_tensorboard TensorBoardView"],
+    "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult ScalingRow"],
     "Errors": [
-        "Errors: TfdistError InputError ClusterError WorkerFailedError PeerLostError "
+        "Errors: TfdistError InputError ClusterError WorkerFailedError Failure PeerLostError "
         "SerializationError DatabaseError RError UnverifiedFileWarning"
     ],
     "From other packages": [
