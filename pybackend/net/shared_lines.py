@@ -65,7 +65,7 @@ class SharedLines:
 
 
 class _Connection:
-    """What one member has of it, as `Lines`; a write waits for the pipe, without a limit."""
+    """What one member has of it, as `LineStream`; a write waits for the pipe, without a limit."""
 
     def __init__(self, shared: SharedLines, rank: int) -> None:
         self._shared = shared
@@ -75,7 +75,7 @@ class _Connection:
 
     @property
     def heard(self) -> float:
-        """As in `Lines`, of any member: all of them are in one process."""
+        """As in `LineStream`, of any member: all of them are in one process."""
         return self._shared.heard
 
     def put(self, line: bytes) -> None:
@@ -83,7 +83,7 @@ class _Connection:
         self._waiting.put(line)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
-        """As in `Lines`."""
+        """As in `LineStream`."""
         if self._has_ended:
             return b""
         try:
@@ -96,15 +96,15 @@ class _Connection:
         return line
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
-        """As in `Lines`."""
+        """As in `LineStream`."""
         try:
             self._shared.write(f"{self._rank} ".encode() + content)
         except ValueError as error:  # the pipe was closed from here
             raise BrokenPipeError(str(error)) from error
 
     def keep_alive(self) -> None:
-        """As in `Lines`: whoever has made the pipes sees to it."""
+        """As in `LineStream`: whoever has made the pipes sees to it."""
 
     def close(self) -> None:
-        """As in `Lines`; the pipes stay open for the other members."""
+        """As in `LineStream`; the pipes stay open for the other members."""
         self.put(b"")
