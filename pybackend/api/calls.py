@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,6 +13,8 @@ from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.resources import Resources
 
+# A path of the driver's, or a URI.
+Place = str | os.PathLike[str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
@@ -79,11 +82,11 @@ class TrainingCall(ModelCall):
     shuffle: Shuffle = True
     exchange: Exchange | LocalSteps | None = None
     scale_lr: ScaleLearningRate | Scaling | None = None
-    model_uri: str | None = None
-    checkpoint: Checkpoint | str | None = None
+    model_uri: Place | None = None
+    checkpoint: Checkpoint | Place | None = None
     resume: bool = False
     discards_checkpoints: bool = False
     restarts: int = 0
     strategy: Strategy | None = None
     roles: Mapping[str, int] | None = None
-    tensorboard: bool | str | None = None
+    tensorboard: bool | Place | None = None

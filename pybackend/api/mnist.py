@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.calls import TrainingCall
+from pybackend.api.calls import Place, TrainingCall
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
 from pybackend.api.signatures import explain_arguments
@@ -82,10 +82,10 @@ def train_mnist(
     limit: int | None = None,
     seed: int | None = 1,
     resources: Resources | None = None,
-    checkpoint: Checkpoint | str | None = None,
+    checkpoint: Checkpoint | Place | None = None,
     resume: bool = False,
     restarts: int = 0,
-    tensorboard: bool | str | None = None,
+    tensorboard: bool | Place | None = None,
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pybackend.api.callback_files import note_files
-from pybackend.api.calls import Features, Scaling, Strategy, TrainingCall
+from pybackend.api.calls import Features, Place, Scaling, Strategy, TrainingCall
 from pybackend.api.checkpoints import sees_some
 from pybackend.api.datasets import note_index
 from pybackend.api.decoder import Decoder
@@ -62,13 +62,13 @@ def barrier_train(
     exchange: Exchange | LocalSteps | None = None,
     scale_lr: ScaleLearningRate | Scaling | None = None,
     resources: Resources | None = None,
-    model_uri: str | None = None,
-    checkpoint: Checkpoint | str | None = None,
+    model_uri: Place | None = None,
+    checkpoint: Checkpoint | Place | None = None,
     resume: bool = False,
     restarts: int = 0,
     strategy: Strategy | None = None,
     roles: Mapping[str, int] | None = None,
-    tensorboard: bool | str | None = None,
+    tensorboard: bool | Place | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
     verbose: int = 1,

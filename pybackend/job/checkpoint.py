@@ -16,7 +16,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Checkpoint:
     """Keeps the state of a training, from which it can go on as if nothing had happened.
 
@@ -62,11 +62,13 @@ class Checkpoint:
     every: int | str = "epoch"
     keep: int = 2
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, uri: str | os.PathLike[str], every: int | str = "epoch", keep: int = 2
+    ) -> None:
         for name, value in {
-            "uri": _check_uri(self.uri),
-            "every": _check_every(self.every),
-            "keep": check_whole_number("keep", self.keep, least=1),
+            "uri": _check_uri(uri),
+            "every": _check_every(every),
+            "keep": check_whole_number("keep", keep, least=1),
         }.items():
             object.__setattr__(self, name, value)
 

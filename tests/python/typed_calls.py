@@ -5,6 +5,8 @@ mypy reports an ignored error that there is none of, so each line below must hav
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 import pybackend as tfdist
@@ -15,6 +17,8 @@ def accepted(model: object, session: object) -> None:
     result = tfdist.barrier_train("local", model, rows, shuffle="global", scale_lr="sqrt")
     tfdist.barrier_train(session, result, rows, shuffle=False, features={"in": "a"}, label=None)
     tfdist.barrier_train(None, model, "rows/*.parquet", data_options=tfdist.DataOptions())
+    kept = tfdist.Checkpoint(Path("kept"), every="10min")
+    tfdist.barrier_train(None, model, rows, checkpoint=kept, model_uri=Path("model.h5"))
     tfdist.barrier_evaluate("local", result, rows, features=("a", "b"))
     tfdist.barrier_predict("local", result, rows[0], on_missing="error")
     result.predict(rows[0], type="prob")
