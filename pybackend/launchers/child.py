@@ -40,7 +40,7 @@ from pybackend.job.resources import show_bytes
 from pybackend.launchers.libraries import own_libraries
 from pybackend.launchers.marked import end_marked
 from pybackend.launchers.memory import MemoryWatch
-from pybackend.launchers.oom import count_oom_kills
+from pybackend.launchers.oom import OomWatch
 from pybackend.launchers.stall import StallWatch
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
@@ -121,7 +121,7 @@ class Child:
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
-        self._oom_kills = count_oom_kills()
+        self._oom = OomWatch()
         self._has_reported = threading.Event()
         self._last_words: Failure | None = None
         self._server = server or listen(host)
@@ -223,6 +223,7 @@ class Child:
                 self._has_ended = True
                 self._end_group(signal.SIGKILL)
                 return self._describe_end(status)
+            self._oom.look()
             if used := memory.look():
                 self._end_group(signal.SIGKILL)  # it grows on
                 return self._describe_excess(used)
@@ -343,7 +344,7 @@ class Child:
         return self._fail("MemoryExceeded", message, _MEMORY_ADVICE)
 
     def _describe_end(self, status: int) -> Failure:
-        if status == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
+        if status == -signal.SIGKILL and self._oom.has_killed():
             message = (
                 "the system's OOM killer ended the process: the machine, or the container in which "
                 "it ran, had no memory left"

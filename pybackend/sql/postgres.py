@@ -216,7 +216,9 @@ class _PostgresEmitter:
         whole = " IS NOT NULL AND ".join(given)
         return self._collect(whole, formula, rows)
 
-    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_concatenate(
+        self, concatenate: Concatenate, graph: Graph, node: Node, *given: str
+    ) -> str:
         whole = " IS NOT NULL AND ".join(given)
         return f"CASE WHEN {whole} IS NOT NULL THEN {' || '.join(given)} END"
 

@@ -204,7 +204,9 @@ class _SparkEmitter:
             found = f"zip_with({found}, {other}, (a, b) -> {formula})"
         return found
 
-    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_concatenate(
+        self, concatenate: Concatenate, graph: Graph, node: Node, *given: str
+    ) -> str:
         return f"concat({', '.join(given)})"
 
     def _emit_reduce(self, reduce: Reduce, graph: Graph, node: Node, x: str) -> str:

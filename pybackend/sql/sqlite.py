@@ -248,7 +248,9 @@ class _SqliteEmitter:
             for n, x in enumerate(given)
         )
 
-    def _emit_join(self, join: Concatenate, graph: Graph, node: Node, *given: str) -> str:
+    def _emit_concatenate(
+        self, concatenate: Concatenate, graph: Graph, node: Node, *given: str
+    ) -> str:
         return self._collect(
             " + ".join(given), f"SELECT x FROM ({self._stack(given)}) ORDER BY n, key"
         )

@@ -262,6 +262,8 @@ def small_group() -> Iterator[Path]:
         group.rmdir()
 
 
+# The counters are the machine's: a worker that another test kills at that moment would count, too.
+@pytest.mark.full
 def test_the_end_by_the_system_is_told_from_others(small_group: Path) -> None:
     def fill(context: WorkerContext, group: str) -> None:
         if group:
