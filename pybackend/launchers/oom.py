@@ -12,7 +12,7 @@ from pybackend.launchers.machine import cgroups
 _COUNTERS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 
 
-# Between two looks at the counters; how long before a process is seen to be gone its kill may count.
+# Between two looks at the counters; how long before a process is seen to be gone a kill may count.
 _LOOK_SECONDS = 0.5
 _LATEST_SECONDS = 1.0
 
