@@ -72,7 +72,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
     try:
         return {"ok": True, "value": _show_nul(fn(*args, **kwargs))}
     except TfdistError as error:
-        return {"ok": False, "error": _show_nul(_describe(error))}
+        return {"ok": False, "error": _describe(error)}
 
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

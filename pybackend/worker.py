@@ -92,8 +92,19 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job.from_json((folder / JOB).read_text())
         work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        told = (orders, asked, answers)
-        worker = WorkerProcess(job, rank, host, folder, server, *told, emit, at_end, conclude)
+        worker = WorkerProcess(
+            job=job,
+            rank=rank,
+            host=host,
+            folder=folder,
+            server=server,
+            orders=orders,
+            asked=asked,
+            answers=answers,
+            emit=emit,
+            at_end=at_end,
+            conclude=conclude,
+        )
         report = work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
+from pybackend.job.arguments import find_mismatch
 from pybackend.job.job import Job, argument_of
 from pybackend.launchers import is_spark_frame
 
@@ -48,19 +48,14 @@ def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
 
     If ``call`` names a context, it is the first of them.
     """
-    try:
-        signature = inspect.signature(fn)
-    except (ValueError, TypeError):  # some built-in functions have no signature
-        return
-    try:
-        signature.bind(*arguments, **named)
-    except TypeError as error:
+    mismatch = find_mismatch(fn, *arguments, **named)
+    if mismatch is not None:
         has_context = "context" in call
         also = f" and {', '.join(f'`{name}`' for name in named)}" if named else ""
         raise InputError(
             f"the function is called as {call} with {len(arguments) - has_context} arguments"
-            f"{' after the context' if has_context else ''}{also}, but takes {signature}: {error}"
-        ) from error
+            f"{' after the context' if has_context else ''}{also}, but {mismatch}"
+        )
 
 
 def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from pybackend.errors import InputError
+from pybackend.job.arguments import find_mismatch
 from pybackend.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
 
 OnEnd = Callable[[int, dict[str, Any]], object]
@@ -56,24 +56,12 @@ class Observer:
                 raise InputError(
                     f"`{name}` must be a function of a number and the figures by name, not {fn!r}"
                 )
-            if fn is not None:
-                _check_takes_two(fn, name)
+            if fn is not None and (mismatch := find_mismatch(fn, 1, {})) is not None:
+                raise InputError(
+                    f"`{name}` is called with a number and the figures by name, but {mismatch}"
+                )
         if not any(given.values()):
             raise InputError(f"an Observer needs one of {', '.join(given)}")
-
-
-def _check_takes_two(fn: OnEnd, name: str) -> None:
-    try:
-        signature = inspect.signature(fn)
-    except (ValueError, TypeError):  # some built-in functions have none
-        return
-    try:
-        signature.bind(1, {})
-    except TypeError as error:
-        raise InputError(
-            f"`{name}` is called with a number and the figures by name, but takes {signature}: "
-            f"{error}"
-        ) from error
 
 
 class Observers:

@@ -5,9 +5,11 @@ Numbers of any type are accepted: R's 3 is a double, and 3.0 is a whole number.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import InputError
@@ -67,6 +69,19 @@ def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
         listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
         raise InputError(f"`{name}` must be {listed}, not {value!r}")
     return value
+
+
+def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> str | None:
+    """What a function takes, and why not these arguments; None if it can be called with them."""
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some built-in functions have no signature
+        return None
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return f"takes {signature}: {error}"
+    return None
 
 
 def is_variable_name(text: str) -> bool:

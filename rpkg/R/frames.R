@@ -191,7 +191,7 @@ check_not_labelled <- function(column, name, arg, call) {
   }
 }
 
-# With one infinite feature the loss is no number after a step.
+# One infinite feature makes the loss NaN after a step.
 check_finite <- function(data, features, arg, call) {
   for (name in unlist(features)) {
     column <- data[[name]]
