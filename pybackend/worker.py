@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NoReturn, get_args
+from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 
 from pybackend.errors import (
     ClusterError,
@@ -38,7 +38,7 @@ from pybackend.errors import (
 )
 from pybackend.job.answers import Answers
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import Job
+from pybackend.job.job import FunctionJob, Job, ModelJob, TrainingJob
 from pybackend.job.messages import (
     Announced,
     Answer,
@@ -58,6 +58,8 @@ from pybackend.job.report import WorkerReport
 if TYPE_CHECKING:
     from pybackend.collective import Collective
     from pybackend.engine.train import Training
+
+Kind = TypeVar("Kind", bound=Job)
 
 _OPEN_SERVERS = (
     "TensorFlow's own servers (of the transport 'tf' and the strategy 'parameter_server') listen "
@@ -91,8 +93,7 @@ def main(arguments: list[str]) -> int:
     conclude = _Conclusion(folder, events, emit, at_end)
     try:
         job = Job.from_json((folder / JOB).read_text())
-        work = _run if job.kind == "run" else _train if job.kind == "train" else _score
-        worker = WorkerProcess(
+        worker: WorkerProcess[Any] = WorkerProcess(
             job=job,
             rank=rank,
             host=host,
@@ -105,7 +106,7 @@ def main(arguments: list[str]) -> int:
             at_end=at_end,
             conclude=conclude,
         )
-        report = work(worker)
+        report = _work(worker)
     except BaseException as error:
         report = WorkerReport(rank, host, os.getpid(), failure=_failure(rank, host, error))
     conclude(report)
@@ -145,10 +146,10 @@ class _Conclusion:
 
 
 @dataclass(frozen=True)
-class WorkerProcess:
+class WorkerProcess(Generic[Kind]):
     """Which worker this is, and what its launcher shares with it."""
 
-    job: Job
+    job: Kind
     rank: int
     host: str
     folder: Path
@@ -164,7 +165,7 @@ class WorkerProcess:
         """What this worker did."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
-    def receive(self) -> tuple[WorkerProcess, Order]:
+    def receive(self) -> tuple[WorkerProcess[Kind], Order]:
         """Wait for the order, and take the seed from it."""
         order = self.orders.get()
         seed = self.job.seed if order.seed is None else order.seed
@@ -197,7 +198,13 @@ class WorkerProcess:
         self.emit(Waits(peer, seconds, is_second))
 
 
-def _train(worker: WorkerProcess) -> WorkerReport:
+def _work(worker: WorkerProcess[Any]) -> WorkerReport:
+    if isinstance(worker.job, FunctionJob):
+        return _run(worker)
+    return _train(worker) if isinstance(worker.job, TrainingJob) else _score(worker)
+
+
+def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
     from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
@@ -229,11 +236,11 @@ def _train(worker: WorkerProcess) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _train_elastically(worker: WorkerProcess) -> WorkerReport:
+def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     from pybackend.engine.gangs import Membership, train_in_gangs
 
     def join(
-        job: Job, rank: int, order: Order, server: socket.socket
+        job: TrainingJob, rank: int, order: Order, server: socket.socket
     ) -> contextlib.AbstractContextManager[Collective]:
         return replace(worker, job=job, rank=rank, server=server).join(order, False)
 
@@ -244,7 +251,7 @@ def _train_elastically(worker: WorkerProcess) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _train_asynchronously(worker: WorkerProcess, order: Order) -> WorkerReport:
+def _train_asynchronously(worker: WorkerProcess[TrainingJob], order: Order) -> WorkerReport:
     from pybackend.strategy.train import train_asynchronously
 
     job, rank, end = worker.job, worker.rank, partial(_end_server, worker)
@@ -256,7 +263,7 @@ def _train_asynchronously(worker: WorkerProcess, order: Order) -> WorkerReport:
     return _report_training(worker, trained)
 
 
-def _report_training(worker: WorkerProcess, trained: Training) -> WorkerReport:
+def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> WorkerReport:
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
@@ -271,7 +278,7 @@ def _report_training(worker: WorkerProcess, trained: Training) -> WorkerReport:
     )
 
 
-def _score(worker: WorkerProcess) -> WorkerReport:
+def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
     from pybackend.data.reading import read_sources
     from pybackend.engine.score import score
 
@@ -283,7 +290,7 @@ def _score(worker: WorkerProcess) -> WorkerReport:
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 
-def _run(worker: WorkerProcess) -> WorkerReport:
+def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
     from pybackend.function.call import Hooks, call_function
     from pybackend.job.values import encode_value
 
@@ -298,7 +305,7 @@ def _run(worker: WorkerProcess) -> WorkerReport:
     return worker.report(seconds=seconds, value=value)
 
 
-def _end_server(worker: WorkerProcess, error: Exception | None, **found: Any) -> None:
+def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: Any) -> None:
     """End this process although its function may never return: a server's does not."""
     if error is None:
         worker.conclude(worker.report(**found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
@@ -26,8 +26,6 @@ Strategy = Literal["parameter_server"]
 class ModelCall:
     """What calls that use a model have in common; the arguments of `barrier_evaluate`."""
 
-    kind: ClassVar[Literal["train", "evaluate", "predict"]]
-
     model: Any
     workers: int | None = 1
     batch_size: int = 32
@@ -46,14 +44,10 @@ class ModelCall:
 class EvaluationCall(ModelCall):
     """Of `barrier_evaluate` and `TrainResult.evaluate`."""
 
-    kind = "evaluate"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
     """Of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
-
-    kind = "predict"
 
     type: PredictionType | None = None
     levels: Sequence[Any] | None = None
@@ -63,8 +57,6 @@ class PredictionCall(ModelCall):
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
     """Of `barrier_train`; ``discards_checkpoints`` is what a `BackupAndRestore` says."""
-
-    kind = "train"
 
     spark: Any
     data: Any

@@ -15,7 +15,7 @@ from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.files import is_remote, local_path
 from pybackend.errors import InputError
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def settle_checkpoint(call: TrainingCall) -> TrainingCall:
     return call
 
 
-def check_resumes(job: Job) -> None:
+def check_resumes(job: TrainingJob) -> None:
     """Refuse, before anything is started, to go on from another training's checkpoint.
 
     Raises

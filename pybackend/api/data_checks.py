@@ -18,7 +18,7 @@ from pybackend.data.sharding import count_steps
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import find_mismatch
-from pybackend.job.job import Job, argument_of
+from pybackend.job.job import ModelJob, TrainingJob, argument_of
 from pybackend.launchers import is_spark_frame
 
 # Kinds of data whose rows are arrays in their `columns`.
@@ -58,7 +58,7 @@ def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
         )
 
 
-def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
+def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> Any:
     """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway.
 
     Returns some of the rows to train on, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if
@@ -104,7 +104,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: Job) -> Any:
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error
             check_labels(model, columns, argument)
-            if job.class_weight is not None and name == "train":
+            if isinstance(job, TrainingJob) and job.class_weight and name == "train":
                 classes = [int(code) for code, _ in job.class_weight]
                 check_class_weight(model, classes, columns, argument)
             if rows is not None and name == "train":
@@ -135,22 +135,22 @@ def check_no_records(columns: ColumnSpec, name: str) -> None:
         raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
 
 
-def check_one_label(job: Job, is_one: bool) -> None:
-    if job.class_weight is not None and not is_one:
+def check_one_label(job: ModelJob, is_one: bool) -> None:
+    if isinstance(job, TrainingJob) and job.class_weight and not is_one:
         raise InputError(
             "`class_weight` needs labels, of a model with one output: weight rows instead"
         )
 
 
-def check_weights(job: Job, has_weights: bool) -> None:
-    if job.class_weight is not None and has_weights:
+def check_weights(job: ModelJob, has_weights: bool) -> None:
+    if isinstance(job, TrainingJob) and job.class_weight and has_weights:
         raise InputError(
             "`class_weight` and sample weights exclude each other: multiply them into one"
         )
 
 
-def check_rows(rows: int, name: str, job: Job) -> None:
-    if name == "data" and job.kind == "train":
+def check_rows(rows: int, name: str, job: ModelJob) -> None:
+    if name == "data" and isinstance(job, TrainingJob):
         argument = "workers" if job.most_workers == job.workers else "max_workers"
         arrays.check_enough_rows(rows, job.most_workers, argument=argument)
         _check_steps(rows, job)
@@ -158,7 +158,7 @@ def check_rows(rows: int, name: str, job: Job) -> None:
         raise InputError(f"`{name}` has no rows")
 
 
-def _check_steps(rows: int, job: Job) -> None:
+def _check_steps(rows: int, job: TrainingJob) -> None:
     """Refuse more steps per epoch than the rows give."""
     full = count_steps([-(-rows // job.workers)], job.batch_size)
     if job.steps_per_epoch is not None and job.steps_per_epoch > full:

@@ -24,13 +24,13 @@ from pybackend.data.frames import FrameRows, holds_frame
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_fraction
-from pybackend.job.job import Job
+from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.messages import Note
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 
 def read_training_data(
-    launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: Job
+    launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
 ) -> dict[str, Any]:
     """The training and validation data of a call."""
     data, held_out = call.data, call.validation_data
@@ -48,7 +48,7 @@ def read_training_data(
     return found
 
 
-def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
+def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
     """Check a data set and give it the form that launchers take.
 
     Returns
@@ -65,7 +65,7 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
         raise InputError(f"`{name}`: {error}") from error
 
 
-def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
+def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
     if is_dataset(data):
         return _read_batches(data, name, job)
     if holds_frame(data):
@@ -105,10 +105,12 @@ def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
     return replace(known, features=features, finds_levels=False, known_from="`data`")
 
 
-def _read_batches(data: Any, name: str, job: Job) -> Batches:
-    batches = read_batches(
-        data, job.floatx, name, repeats=job.kind == "train" and job.epochs - job.initial_epoch > 1
-    )
+def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
+    if not isinstance(job, TrainingJob):
+        batches = read_batches(data, job.floatx, name, repeats=False)
+        _check_arrays(batches.columns, name, job)
+        return batches
+    batches = read_batches(data, job.floatx, name, repeats=job.epochs - job.initial_epoch > 1)
     steps = len(batches.sizes)
     if name == "data" and job.steps_per_epoch not in (None, steps):
         raise InputError(
@@ -120,7 +122,7 @@ def _read_batches(data: Any, name: str, job: Job) -> Batches:
     return batches
 
 
-def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
     """Training and validation data of one data set: the last rows validate, as in Keras."""
     check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if holds_frame(data) else None
@@ -145,7 +147,7 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: Job) -> di
     return {"train": train, "validation": held_out}
 
 
-def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
+def _check_arrays(found: arrays.Columns, name: str, job: ModelJob) -> arrays.Columns:
     check_one_label(job, "y" in found or name != "data")
     check_weights(job, "sample_weight" in found and name == "data")
     check_rows(arrays.count_rows(found), name, job)
@@ -153,7 +155,7 @@ def _check_arrays(found: arrays.Columns, name: str, job: Job) -> arrays.Columns:
 
 
 def _read_spark_frame(
-    launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: Job
+    launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob
 ) -> Any:
     if launcher.session is None:
         raise InputError(
@@ -163,7 +165,7 @@ def _read_spark_frame(
     from pybackend.data.dataframe import DataFrameRows
 
     check_no_records(columns, name)
-    if job.shuffle == "global" and name == "data":
+    if job.shuffles_globally and name == "data":
         raise InputError(
             "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
             "rows of a DataFrame are spread over the workers at random anyway), or files"
@@ -174,7 +176,7 @@ def _read_spark_frame(
     return DataFrameRows.of(data, columns, job.floatx, name)
 
 
-def _read_files(path: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
+def _read_files(path: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
     if path == "":
         raise InputError(f"`{name}` is an empty path")
     rows = FileRows.at(path, columns, job.floatx, name)
@@ -184,13 +186,13 @@ def _read_files(path: Any, name: str, columns: ColumnSpec, job: Job) -> Any:
     return rows
 
 
-def _read_function(fn: Any, name: str, job: Job) -> Any:
+def _read_function(fn: Any, name: str, job: ModelJob) -> Any:
     check_takes(fn, f"{name}(context)", None)
     if name != "data":
         return FunctionRows(fn)
-    if job.shuffle == "global":
+    if job.shuffles_globally:
         raise InputError(f"shuffle='global' cannot reorder what the function `{name}` returns")
-    if job.class_weight is not None:
+    if isinstance(job, TrainingJob) and job.class_weight:
         raise InputError(
             "`class_weight` needs labels that are known before the training; have the function "
             f"`{name}` return (x, y, sample_weight)"

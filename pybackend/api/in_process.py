@@ -30,7 +30,7 @@ from pybackend.data.rows import Rows, SpooledRows, to_rows
 from pybackend.data.sources import FileRows, read_table
 from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
-from pybackend.job.job import Job, make_job
+from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
 from pybackend.job.options import check_data_options
 from pybackend.launchers import is_spark_frame, launcher_for
 from pybackend.model.quiet import quiet_about_traces
@@ -50,7 +50,7 @@ def evaluate_here(
         Returns the model, and may take its time: what can be checked without it is checked first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
-    job = _make_job(call)
+    job = _make_job(EvaluationJob, call)
     columns = choose_columns(call, check_data_options(call.data_options), known)
     if is_dataset(data):
         given: dict[str, Any] = {"x": data}
@@ -79,7 +79,7 @@ def predict_here(
     names = check_levels(call.levels)
     skips_incomplete = check_on_missing(call.on_missing)
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
-    job = _make_job(call)
+    job = _make_job(PredictionJob, call)
     columns = choose_columns(call, check_data_options(None), known)
     complete = None
     if is_dataset(x):
@@ -100,7 +100,7 @@ def predict_here(
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
 
 
-def _predict_rows(model: Any, found: Any, job: Job) -> Any:
+def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
     """A model's outputs for rows, of which there may be none."""
     columns = found.columns if isinstance(found, FrameRows) else found
     if isinstance(columns, dict) and not arrays.count_rows(columns):
@@ -121,8 +121,8 @@ def spread_outputs(outputs: Any, complete: Any) -> Any:
     return keras.tree.map_structure(lambda array: spread_rows(array, complete), outputs)
 
 
-def _make_job(call: ModelCall) -> Job:
-    return replace(make_job(call.kind, vars(call)), **read_keras_defaults())
+def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
+    return replace(make_job(kind, vars(call)), **read_keras_defaults())
 
 
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
@@ -137,7 +137,7 @@ def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
         )
 
 
-def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
+def _find_compiled(find_model: Callable[[], Any], job: ModelJob) -> Any:
     from pybackend.model.checks import check_model
 
     model = find_model()
@@ -145,7 +145,7 @@ def _find_compiled(find_model: Callable[[], Any], job: Job) -> Any:
     return model
 
 
-def _read_inputs(x: Any, columns: ColumnSpec, job: Job, *, skips_incomplete: bool) -> Any:
+def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, *, skips_incomplete: bool) -> Any:
     if isinstance(x, (str, os.PathLike)):
         if not skips_incomplete:
             return FileRows.at(x, columns, job.floatx, "x")

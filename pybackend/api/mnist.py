@@ -18,7 +18,7 @@ from pybackend.api.train import run_training
 from pybackend.data.mnist import Digits, Mnist, find_mnist
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.checkpoint import Checkpoint
-from pybackend.job.job import make_job
+from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.resources import Resources
 from pybackend.launchers import count_workers, launcher_for
 from pybackend.model.quiet import import_tensorflow
@@ -123,7 +123,7 @@ def train_mnist(
         timeout=timeout,
     )
     # Before the images are looked for, which may take a download.
-    make_job(call.kind, vars(call))
+    make_job(TrainingJob, vars(call))
     check_whole_number("restarts", restarts, least=0)
 
     def download() -> Digits | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
-from pybackend.job.job import EXTRAS, MODEL_FUNCTION, Job
+from pybackend.job.job import EXTRAS, MODEL_FUNCTION, ModelJob
 from pybackend.job.pickling import pickle_value
 
 
@@ -45,7 +45,7 @@ def is_keras_model(model: Any) -> bool:
 def encode_model(
     model: Any,
     custom_objects: Mapping[str, Any],
-    job: Job,
+    job: ModelJob,
     callbacks: Sequence[Any] = (),
     as_file: bool = False,
     rows: Any = None,

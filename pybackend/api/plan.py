@@ -25,7 +25,7 @@ from pybackend.api.request import Request
 from pybackend.api.signatures import explain_arguments
 from pybackend.api.train import barrier_train
 from pybackend.job.arguments import counted
-from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, Job
+from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, TrainingJob
 from pybackend.launchers import Describing, Submission
 
 # Of many workers, so many are listed: `Plan.workers` has all.
@@ -244,7 +244,7 @@ def plan(call: TrainingCall) -> Plan:
     )
 
 
-def _describe_model(request: Request, job: Job) -> str:
+def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
     """What the model is, and how it goes to the workers."""
     if MODEL_FUNCTION in request.files:
         name = getattr(request.model, "__name__", "a function")
@@ -256,7 +256,7 @@ def _describe_model(request: Request, job: Job) -> str:
     return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
 
-def _list_choices(job: Job) -> list[str]:
+def _list_choices(job: TrainingJob) -> list[str]:
     """What a training decides itself, or its workers find out."""
     found = [] if job.is_seeded else ["the seed, which is drawn: give `seed` to repeat a training"]
     if job.workers > 1 and job.strategy is None:

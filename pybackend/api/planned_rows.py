@@ -14,7 +14,7 @@ from pybackend.data.frames import FrameRows
 from pybackend.data.sharding import count_dealt, count_steps
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.arguments import counted
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.roles import place_of
 
 
@@ -46,7 +46,7 @@ class PlannedRows:
     later: tuple[str, ...] = ()
 
 
-def plan_rows(data: Any, job: Job) -> PlannedRows:
+def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     """How the rows of a training are shared out; ``data`` is in the form that launchers take."""
     what = describe_data(data)
     if isinstance(data, DataFrameRows):
@@ -95,12 +95,12 @@ def describe_data(data: Any) -> str:
     return f"arrays of {counted(_count(data), 'row')}: {_describe_tensors(data)}"
 
 
-def role_of(job: Job, rank: int) -> str:
+def role_of(job: TrainingJob, rank: int) -> str:
     """What a process of a training is."""
     return place_of(job.roles, rank)[0] if job.strategy else "worker"
 
 
-def _plan_asynchronous(what: str, rows: int, job: Job) -> PlannedRows:
+def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:
     return PlannedRows(
         what,
         rows,

@@ -19,7 +19,7 @@ from pybackend.api.result import TrainResult
 from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import ColumnSpec, input_name
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import PredictionJob
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.launchers import is_spark_frame, read_schema
 
@@ -105,7 +105,7 @@ def predict_spark(
         safe_mode=safe_mode,
     )
     # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
-    request = prepare(call, partial(_check_inputs, df, model), as_file=True)
+    request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
 
@@ -128,7 +128,9 @@ def check_model(model: Any) -> None:
         raise InputError(message + ": it comes first, `df` second" * kind.endswith("DataFrame"))
 
 
-def _check_inputs(frame: Any, model: Any, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+def _check_inputs(
+    frame: Any, model: Any, columns: ColumnSpec, job: PredictionJob
+) -> dict[str, Any]:
     found = _check_frame(frame)
     if is_keras_model(model):  # without shapes it cannot be written as a whole either
         from pybackend.model.outputs import list_outputs

@@ -18,7 +18,7 @@ from pybackend.api.settings import describe_settings
 from pybackend.api.strategy import settle_strategy
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.tensorboard import check_installed
 from pybackend.launchers import Launcher, launcher_for
 from pybackend.r.function import RFunction
@@ -28,7 +28,7 @@ from pybackend.r.function import RFunction
 class PreparedTraining:
     """A checked training, what will start its workers, and how often again."""
 
-    request: Request
+    request: Request[TrainingJob]
     launcher: Launcher
     restarts: int
 
@@ -51,7 +51,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     call = settle_scale(settle_strategy(launcher, call))
     restarts = check_whole_number("restarts", call.restarts, least=0)
     call = settle_checkpoint(call)
-    request = prepare(call, partial(read_training_data, launcher, call))
+    request = prepare(TrainingJob, call, partial(read_training_data, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
     check_resumes(request.job)
@@ -59,7 +59,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     return PreparedTraining(request, launcher, restarts)
 
 
-def _check_installed(job: Job, call: TrainingCall) -> None:
+def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
     """Check what workers of this process's own Python would not find there."""
     if job.tensorboard is not None:
         check_installed()

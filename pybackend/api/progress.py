@@ -15,7 +15,7 @@ from pybackend.api.display_choice import choose_display, choose_lines
 from pybackend.api.observer import Observers
 from pybackend.api.result_text import show_loss
 from pybackend.job.arguments import counted
-from pybackend.job.job import LOGGER, Job
+from pybackend.job.job import LOGGER, Job, TrainingJob
 from pybackend.job.messages import (
     Answer,
     Emit,
@@ -103,7 +103,7 @@ def _list_figures(event: EpochEnded | StepEnded) -> str:
 def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
     is_seen = display.shows_steps or observers.see_steps or logs_steps()
     # Asynchronous steps have no order that all workers share.
-    return job.kind == "train" and job.strategy is None and is_seen
+    return isinstance(job, TrainingJob) and job.strategy is None and is_seen
 
 
 class _Narrator:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
-from pybackend.api.calls import ModelCall, TrainingCall
+from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
 from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
 from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
@@ -25,19 +25,28 @@ from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches
 from pybackend.data.disk import naming_open_files
 from pybackend.data.sources import FileRows, FunctionRows
-from pybackend.job.job import MODEL_OBJECTS, SOURCE, Job, argument_of, code_classes, make_job
+from pybackend.job.job import (
+    MODEL_OBJECTS,
+    SOURCE,
+    ModelJob,
+    TrainingJob,
+    argument_of,
+    code_classes,
+    make_job,
+)
 from pybackend.job.messages import Emit, Event
 from pybackend.job.options import check_data_options
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import Checking, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
+Kind = TypeVar("Kind", bound=ModelJob)
 # Calls on several threads may be given one model, and Keras's settings are the process's.
 _encoding = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Generic[Kind]):
     """A checked request.
 
     Attributes
@@ -56,7 +65,7 @@ class Request:
         Who sees the training from this session, and may stop it.
     """
 
-    job: Job
+    job: Kind
     files: Mapping[str, bytes]
     datasets: Mapping[str, Any]
     columns: ColumnSpec
@@ -86,10 +95,11 @@ class Request:
 
 
 def prepare(
+    kind: type[Kind],
     call: ModelCall,
-    read: Callable[[ColumnSpec, Job], Mapping[str, Any]],
+    read: Callable[[ColumnSpec, Kind], Mapping[str, Any]],
     as_file: bool = False,
-) -> Request:
+) -> Request[Kind]:
     """Check the arguments of a call, and encode what workers get of them.
 
     What is cheap to check is checked first: a wrong argument is reported before TensorFlow is
@@ -97,6 +107,8 @@ def prepare(
 
     Parameters
     ----------
+    kind
+        Of the job that the call asks for.
     read
         Checks the data, given the columns and the job; returns the data sets by name.
     as_file
@@ -113,7 +125,7 @@ def prepare(
     result = given if isinstance(given, TrainResult) else None
     options = check_data_options(call.data_options)
     job = replace(
-        make_job(call.kind, vars(call)),
+        make_job(kind, vars(call)),
         in_memory=options.in_memory,
         model_source=find_source(given),
         **read_keras_defaults(),
@@ -125,26 +137,30 @@ def prepare(
     )
     check_callbacks(callbacks)
     datasets = read(columns, job)
-    if isinstance(datasets.get("train"), Batches) and call.kind == "train":
-        job = datasets["train"].adapt(job)
-    if call.kind == "train":
-        data = datasets["train"]
-        job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
-    if call.kind != "predict":
+    if isinstance(job, TrainingJob):
+        job = cast("Kind", _settle_training(job, datasets["train"]))
+    if not isinstance(call, PredictionCall):
         check_columns_exist(call, datasets)
     with _encoding:
         request = _encode(job, call, columns, datasets, callbacks, as_file)
     return replace(request, observers=Observers(observers))
 
 
+def _settle_training(job: TrainingJob, data: Any) -> TrainingJob:
+    """The job with the steps of a data set of batches, and with its classes by their codes."""
+    if isinstance(data, Batches):
+        job = data.adapt(job)
+    return code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
+
+
 def _encode(
-    job: Job,
+    job: Kind,
     call: ModelCall,
     columns: ColumnSpec,
     datasets: Mapping[str, Any],
     callbacks: Sequence[Any],
     as_file: bool,
-) -> Request:
+) -> Request[Kind]:
     given = call.model
     model = given.model if isinstance(given, TrainResult) else given
     custom_objects = call.custom_objects or {}
@@ -154,7 +170,7 @@ def _encode(
     rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
     files = encode_model(model, custom_objects, job, callbacks, as_file, rows)
     snapshot = None
-    if job.kind == "train" and MODEL_OBJECTS in files:
+    if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
         from pybackend.model.by_value import take_snapshot
 
         snapshot = take_snapshot(model)

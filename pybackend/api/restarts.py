@@ -8,6 +8,7 @@ from dataclasses import replace
 from pybackend.api.progress import printer
 from pybackend.api.request import Request
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Event, Note, Resumed
 from pybackend.job.report import Restart
 from pybackend.launchers import Launcher, Outcome
@@ -16,7 +17,10 @@ _PAUSE_SECONDS = 5.0
 
 
 def run_with_restarts(
-    request: Request, launcher: Launcher, restarts: int, listen: Emit = lambda event: None
+    request: Request[TrainingJob],
+    launcher: Launcher,
+    restarts: int,
+    listen: Emit = lambda event: None,
 ) -> Outcome:
     """Run a training; if a worker is lost, run it again from the newest checkpoint.
 

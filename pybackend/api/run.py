@@ -16,7 +16,7 @@ from pybackend.errors import Failure, InputError, WorkerFailedError
 from pybackend.function.rank_zero import RankZero
 from pybackend.function.script import read_script
 from pybackend.function.values import Unreturned, decode_result
-from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.pickling import pickle_value
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
@@ -145,7 +145,7 @@ def run_function(
     roles = check_roles(options.get("roles"))
     wanted = _count_by_role(roles, options.get("workers"))
     options = {**options, "workers": count_workers(launcher, wanted)}
-    job = make_job("run", options)
+    job = make_job(FunctionJob, options)
     call = "fn(context, *args, **kwargs)" if kwargs else "fn(context, *args)"
     check_takes(fn, call, None, *args, **kwargs)
     bound = partial(fn, **kwargs) if kwargs else fn

@@ -20,6 +20,7 @@ from pybackend.data.sources import FunctionRows
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.codec import decode, encode
+from pybackend.job.job import TrainingJob
 from pybackend.job.report import WorkerReport
 
 VARIABLE = "TFDIST_BENCH_SCALE"
@@ -117,7 +118,7 @@ def settle_scale(call: TrainingCall) -> TrainingCall:
     return replace(settled, initial_epoch=0, epochs=1, steps_per_epoch=order.steps)
 
 
-def check_scale(request: Request) -> None:
+def check_scale(request: Request[TrainingJob]) -> None:
     """Refuse data whose batches are not of the size that is ordered."""
     order = _read_order()
     if order is None or order.workers == 1:
@@ -135,7 +136,7 @@ def check_scale(request: Request) -> None:
         )
 
 
-def note_scale(request: Request, result: TrainResult) -> None:
+def note_scale(request: Request[TrainingJob], result: TrainResult) -> None:
     """Describe a training that was ordered; of several, the last one counts."""
     order = _read_order()
     if order is None:

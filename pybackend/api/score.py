@@ -18,7 +18,7 @@ from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob
 from pybackend.job.options import DataOptions
 from pybackend.job.report import read_figures
 from pybackend.job.resources import Resources
@@ -92,7 +92,9 @@ def barrier_evaluate(
         timeout=timeout,
     )
     request = prepare(
-        call, lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)}
+        EvaluationJob,
+        call,
+        lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
     )
     # A metric such as F1Score has a figure for each class.
     return read_figures(request.run(launcher).reports[0], (int, float, list))
@@ -153,7 +155,7 @@ def barrier_predict(
         timeout=timeout,
     )
     reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
-    request = prepare(call, reader.read)
+    request = prepare(PredictionJob, call, reader.read)
     if not request.datasets:
         return spread_outputs(_predict_nothing(request.model), reader.complete)
     outcome = request.run(launcher)
@@ -170,7 +172,7 @@ class _InputReader:
         self._skips_incomplete = skips_incomplete
         self.complete: Any = None
 
-    def read(self, columns: ColumnSpec, job: Job) -> dict[str, Any]:
+    def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
         """Columns as launchers take them; no data set if there is nothing to compute."""
         if is_frame(self._x):
             rows = FrameRows.of(

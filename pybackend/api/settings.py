@@ -9,14 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 import pybackend
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.packages import find_version
 from pybackend.launchers import Launcher
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
-def describe_settings(job: Job, launcher: Launcher, restarts: int) -> dict[str, Any]:
+def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
     """What a training was asked to do, as `TrainResult.settings` lists it."""
     return {
         "launcher": launcher.where,

@@ -26,7 +26,7 @@ from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
-from pybackend.job.job import TRAINED, WEIGHTS, Shuffle
+from pybackend.job.job import TRAINED, WEIGHTS, Shuffle, TrainingJob
 from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.report import read_figures
@@ -314,7 +314,8 @@ def run_training(call: TrainingCall) -> TrainResult:
 
 def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> TrainResult:
     request = prepared.request
-    job, trained_on = outcome.job or request.job, request.datasets["train"]
+    job = outcome.job if isinstance(outcome.job, TrainingJob) else request.job
+    trained_on = request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = read_figures(outcome.reports[0], list)
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pybackend.api.calls import ModelCall
+from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
 from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.job.options import DataOptions
 
@@ -38,10 +38,10 @@ def choose_columns(
         encode=options.encode,
         tfrecord_spec=options.tfrecord_spec,
         repartition=options.repartition,
-        finds_levels=call.kind == "train",
+        finds_levels=isinstance(call, TrainingCall),
     )
     check_column_spec(columns)
-    if call.kind == "predict":
+    if isinstance(call, PredictionCall):
         columns = replace(columns, label=None)
     return columns if known is None else _add_defaults(columns, known)
 

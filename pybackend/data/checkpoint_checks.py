@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.data.checkpoint_store import Manifest
 from pybackend.errors import InputError
 from pybackend.job.codec import encode
-from pybackend.job.job import Job, argument_of
+from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.options import LocalSteps
 
 _SETTINGS = (
@@ -29,7 +29,7 @@ _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtyp
 _ROWS = [argument_of(name) for name in ("train", "validation")]
 
 
-def describe_settings(job: Job) -> dict[str, Any]:
+def describe_settings(job: TrainingJob) -> dict[str, Any]:
     """The settings that decide on what is trained, as JSON can hold them."""
     described = {name: getattr(job, name) for name in _SETTINGS}
     described["exchange"] = json.loads(encode(job.exchange))
@@ -39,7 +39,7 @@ def describe_settings(job: Job) -> dict[str, Any]:
     return dict(json.loads(json.dumps(described)))
 
 
-def check_is_same(uri: str, kept: Manifest, job: Job, described: Mapping[str, Any]) -> None:
+def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another training.
 
     Parameters
@@ -70,7 +70,7 @@ def check_is_same(uri: str, kept: Manifest, job: Job, described: Mapping[str, An
         raise InputError(f"{which} is beyond `epochs`, which is {job.epochs}: raise it")
 
 
-def _compare(name: str, kept: Manifest, job: Job, here: Any) -> str | None:
+def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | None:
     """How a training differs from the one that was kept, in words; None: not at all."""
     there = kept.job.get(name)
     if name not in _ROWS:

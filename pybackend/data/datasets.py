@@ -16,7 +16,7 @@ import numpy as np
 
 from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 
 # This process holds them twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
@@ -41,7 +41,7 @@ class Batches:
     columns: Columns
     sizes: tuple[int, ...]
 
-    def adapt(self, job: Job) -> Job:
+    def adapt(self, job: TrainingJob) -> TrainingJob:
         """The job, with its steps cut as these batches are.
 
         Raises

@@ -54,7 +54,7 @@ class Sources:
         for name in self.names:
             layouts = _settle_layouts(collective, folder, name)
             counts[name] = [layout["rows"] for layout in layouts]
-            if name == "train" and job.shuffle == "global":
+            if name == "train" and job.shuffles_globally:
                 rows, workers = counts[name][0], job.workers
                 counts[name] = [len(range(rank, rows, workers)) for rank in range(workers)]
         return counts
@@ -81,7 +81,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
         # Written by the launcher on this machine, from the driver's own objects.
         source = cloudpickle.loads(path.read_bytes())
         if not isinstance(source, FunctionRows):
-            shared = job.is_elastic or (name == "train" and job.shuffle == "global")
+            shared = job.is_elastic or (name == "train" and job.shuffles_globally)
             source.spool(folder / name, job.workers, rank, shared)
         else:
             # What it draws at random is to differ between the workers.

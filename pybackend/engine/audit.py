@@ -50,7 +50,7 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_difference import is_another
 from pybackend.engine.verdict import Judge, describe_error
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
@@ -119,7 +119,7 @@ class Auditor:
         collective: Collective,
         feed: Feed | PipelineFeed,
         exchange: GradientExchange,
-        job: Job,
+        job: TrainingJob,
         emit: Emit,
         others: Sequence[Any] = (),
         report: Audit | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, EventBytes
 from pybackend.job.tensorboard import check_installed, is_uri
 
@@ -26,7 +26,7 @@ _PART_BYTES = 256 << 10
 _REMOTE_FLUSH_MILLIS = 120_000
 
 
-def make_board(job: Job, folder: Path, emit: Emit) -> list[Any]:
+def make_board(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
     """The callbacks of rank 0 that write for TensorBoard; none if the job does not ask for it.
 
     Parameters

@@ -17,7 +17,7 @@ from pybackend.engine.checkpoint_writer import CheckpointWriter
 from pybackend.engine.leaving import Leaving
 from pybackend.engine.training_state import TrainingState
 from pybackend.job.checkpoint import Checkpoint
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import PreemptedError
 
@@ -74,7 +74,7 @@ class Checkpointing(keras.callbacks.Callback):
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         collective: Collective,
         checkpoints: Checkpoints,
         state: TrainingState,

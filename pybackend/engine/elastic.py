@@ -13,7 +13,7 @@ from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.state_file import decode_state
 from pybackend.engine.checkpointing import Start
 from pybackend.engine.training_state import TrainingState
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit
@@ -69,7 +69,7 @@ class Memory:
     is_own: bool = False
     audit: Audit = field(default_factory=Audit)
 
-    def go_back(self, epoch: int | None, collective: Collective, job: Job) -> Start:
+    def go_back(self, epoch: int | None, collective: Collective, job: TrainingJob) -> Start:
         """Where the training goes on; rank 0 gives the state to those that do not have it.
 
         Parameters
@@ -100,7 +100,7 @@ class EpochKeeper(keras.callbacks.Callback):
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         collective: Collective,
         memory: Memory,
         start: Start,

@@ -35,7 +35,7 @@ from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import TrainingState
 from pybackend.engine.trials import MetricsKind
 from pybackend.job.answers import Answers
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
@@ -49,7 +49,7 @@ def fit(
     feed: Feed | PipelineFeed,
     held_out: HeldOut | None,
     callbacks: list[Any],
-    job: Job,
+    job: TrainingJob,
     emit: Emit,
     clock: StepClock,
     metrics: MetricsKind = "unknown",

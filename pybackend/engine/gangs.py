@@ -16,7 +16,7 @@ from pybackend.engine.elastic import GangChangesError, Memory
 from pybackend.engine.train import Training, train
 from pybackend.errors import PeerLostError
 from pybackend.job.answers import Answers
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Order, Standby
 from pybackend.model.load import load_job_model
 from pybackend.net.rendezvous import address_of, listen
@@ -50,11 +50,11 @@ class Membership:
     server: socket.socket
     wait: Callable[[], Order]
     is_asked: Callable[[], bool]
-    join: Callable[[Job, int, Order, socket.socket], AbstractContextManager[Collective]]
+    join: Callable[[TrainingJob, int, Order, socket.socket], AbstractContextManager[Collective]]
     answers: Answers
 
 
-def train_in_gangs(job: Job, membership: Membership, folder: Path, emit: Emit) -> Training:
+def train_in_gangs(job: TrainingJob, membership: Membership, folder: Path, emit: Emit) -> Training:
     """Train in one gang after another, until one has come to the end.
 
     Parameters

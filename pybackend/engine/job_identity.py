@@ -12,7 +12,7 @@ import numpy as np
 from pybackend.collective import Collective
 from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.data.rows import Rows
-from pybackend.job.job import Job, argument_of
+from pybackend.job.job import TrainingJob, argument_of
 from pybackend.model.structure import digest_model
 
 # Rows that are looked at: a file of other rows differs in these, too.
@@ -20,7 +20,7 @@ _SAMPLED_ROWS = 512
 
 
 def describe_training(
-    job: Job,
+    job: TrainingJob,
     model: Any,
     callbacks: Sequence[Any],
     rows: Mapping[str, Rows | None],

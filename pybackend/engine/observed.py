@@ -12,7 +12,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.answers import Answers
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, StepEnded
 
 # People read no faster, and a step takes milliseconds.
@@ -22,7 +22,9 @@ _REPORT_SECONDS = 0.25
 class StepReports(keras.callbacks.Callback):
     """Reports a few steps a second, by what Keras gives its callbacks anyway."""
 
-    def __init__(self, job: Job, feed: Feed | PipelineFeed, world_size: int, emit: Emit) -> None:
+    def __init__(
+        self, job: TrainingJob, feed: Feed | PipelineFeed, world_size: int, emit: Emit
+    ) -> None:
         super().__init__()
         self._job = job
         self._feed = feed

@@ -16,13 +16,13 @@ from pybackend.data.state_file import decode_state
 from pybackend.engine.checkpoint_writer import CheckpointWriter
 from pybackend.engine.checkpointing import Checkpoints, Start
 from pybackend.engine.save import SavingPlan
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.model.compare import hash_weights
 
 
 def describe_model(
-    job: Job, model: Any, plan: SavingPlan, inputs: Any, description: Mapping[str, Any]
+    job: TrainingJob, model: Any, plan: SavingPlan, inputs: Any, description: Mapping[str, Any]
 ) -> Manifest:
     """What all checkpoints of a training have in common, before its model was written."""
     return Manifest(
@@ -40,7 +40,7 @@ def describe_model(
 
 
 def open_checkpoints(
-    job: Job,
+    job: TrainingJob,
     collective: Collective,
     manifest: Manifest | None,
     write_model: Callable[[], bytes],
@@ -82,7 +82,7 @@ def open_checkpoints(
     return Checkpoints(options, _share(kept, job, collective), store, writer, manifest)
 
 
-def _find(store: CheckpointStore, job: Job, own: Manifest, emit: Emit) -> Kept | None:
+def _find(store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit) -> Kept | None:
     """The newest checkpoint, if there is one and the job is to resume."""
     if not job.resume:
         store.check_is_empty()
@@ -97,7 +97,7 @@ def _find(store: CheckpointStore, job: Job, own: Manifest, emit: Emit) -> Kept |
     return kept
 
 
-def _share(kept: Kept | None, job: Job, collective: Collective) -> Start:
+def _share(kept: Kept | None, job: TrainingJob, collective: Collective) -> Start:
     """Where the training begins, on all ranks, with the state that rank 0 has read."""
     place = np.array([job.initial_epoch, 0, 0, 0], np.int64)
     if kept is not None:

@@ -12,7 +12,7 @@ from pybackend.data.files import check_writable, write_whole
 from pybackend.engine.overrides import override
 from pybackend.engine.state import find_trained
 from pybackend.errors import InputError, SerializationError
-from pybackend.job.job import TRAINED, WEIGHTS, Job
+from pybackend.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
@@ -51,7 +51,7 @@ class SavingPlan:
     trained: tuple[int, ...] = ()
 
 
-def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> SavingPlan:
+def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
     Done before training: to fail after hours of it would be too late.
@@ -104,7 +104,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: Job, emit: Emit) -> Savin
 
 
 def _check_can_be_read(
-    loaded: LoadedModel, data: bytes, plan: SavingPlan, inputs: Any, job: Job
+    loaded: LoadedModel, data: bytes, plan: SavingPlan, inputs: Any, job: TrainingJob
 ) -> None:
     """Read a file as the driver will; `SerializationError` if it cannot."""
     if plan.format != WEIGHTS:
@@ -131,7 +131,7 @@ def _has_learned_words(layer: Any) -> bool:
     return hasattr(layer, "get_vocabulary") and layer.get_config().get("vocabulary") is None
 
 
-def _check_size(size: int, job: Job) -> None:
+def _check_size(size: int, job: TrainingJob) -> None:
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
             f"the trained model will have {size / 1e6:,.0f} MB, and at most "

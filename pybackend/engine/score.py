@@ -18,7 +18,7 @@ from pybackend.engine.state import check_structure, find_differing_weights
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.trials import choose_rows, find_over, try_metrics
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import ModelJob
 from pybackend.job.messages import Emit
 from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
@@ -36,7 +36,7 @@ class Score:
 
 
 def score(
-    job: Job,
+    job: ModelJob,
     collective: Collective,
     counts: Mapping[str, Sequence[int]],
     folder: Path,

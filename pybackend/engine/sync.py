@@ -26,7 +26,7 @@ from pybackend.engine.state import (
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, EpochEnded, Note
 from pybackend.model.callbacks import find_unmonitored
 from pybackend.model.layers import is_of_keras
@@ -42,7 +42,7 @@ class EpochSync(keras.callbacks.Callback):
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         collective: Collective,
         synchronizer: Synchronizer,
         feed: Feed | PipelineFeed,

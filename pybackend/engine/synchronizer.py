@@ -19,7 +19,7 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.engine.trials import MetricsKind
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import LocalSteps
 from pybackend.model.layers import find_synchronized
@@ -103,7 +103,7 @@ def make_synchronizer(
     model: Any,
     collective: Collective,
     feed: Feed | PipelineFeed,
-    job: Job,
+    job: TrainingJob,
     emit: Emit,
     clock: StepClock,
     metrics: MetricsKind = "unknown",

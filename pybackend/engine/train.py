@@ -39,7 +39,7 @@ from pybackend.engine.trials import MetricsKind, choose_rows, find_over, try_met
 from pybackend.errors import InputError
 from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import Notice
 from pybackend.job.options import Exchange
@@ -98,7 +98,7 @@ class Training:
 
 
 def train(
-    job: Job,
+    job: TrainingJob,
     collective: Collective,
     counts: Mapping[str, list[int]],
     folder: Path,
@@ -283,7 +283,7 @@ def _is_same_everywhere(collective: Collective, digest: str) -> bool:
 
 
 def _make_feed(
-    job: Job,
+    job: TrainingJob,
     collective: Collective,
     counts: Mapping[str, list[int]],
     folder: Path,

@@ -21,7 +21,7 @@ from pybackend.engine.loss_trial import (
     take_part,
 )
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import ModelJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
 from pybackend.model.behavior import keep_state
@@ -50,7 +50,7 @@ _SHARES = (0.1, 0.35)
 """Whether the state of the metrics given to `compile` may be summed over the workers."""
 
 
-def choose_rows(model: Any, rows: Rows, job: Job) -> Any:
+def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
     """Some finite rows, about as many as a step has memory for; None if there are none."""
     count = len(rows)
     if not count:
@@ -70,7 +70,7 @@ def choose_rows(model: Any, rows: Rows, job: Job) -> Any:
     return nest({key: column[finite] for key, column in found.items()})
 
 
-def try_metrics(model: Any, rows: Any, job: Job, collective: Collective) -> MetricsKind:
+def try_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
     """Try the metrics on every worker's rows; all workers get the same answer."""
     if job.workers == 1 or not isinstance(job.exchange, Exchange):
         return "unknown"
@@ -88,7 +88,7 @@ def find_over(
     model: Any,
     rows: Any,
     metrics: MetricsKind,
-    job: Job,
+    job: ModelJob,
     collective: Collective,
     emit: Emit,
 ) -> OverBatch:

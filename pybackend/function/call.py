@@ -19,7 +19,7 @@ from pybackend.function.hub import GRACE_SECONDS, Hub
 from pybackend.function.spoke import Spoke
 from pybackend.function.values import encode_result
 from pybackend.job.context import Announce, Gather, WorkerContext
-from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, Job
+from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, FunctionJob, Job
 from pybackend.job.messages import Order
 from pybackend.job.roles import (
     config_of,
@@ -63,7 +63,7 @@ class Hooks:
 
 
 def call_function(
-    job: Job,
+    job: FunctionJob,
     rank: int,
     folder: Path,
     server: socket.socket,

@@ -7,9 +7,9 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
@@ -57,59 +57,24 @@ def argument_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is to do, whatever started it.
+    """What every worker is to do, whatever started it: what all kinds of jobs have.
 
     Attributes
     ----------
-    kind
-        ``"train"``, ``"evaluate"`` or ``"predict"`` with a Keras model, or ``"run"`` a function.
     workers
         World size.
-    epochs, batch_size, steps_per_epoch, shuffle, class_weight
-        As in `barrier_train`; ``batch_size`` counts rows per worker and step.
-    batches
-        Rows of all workers together by step, if the data came in batches of their own; None: as
-        ``batch_size`` says.
-    initial_epoch
-        Epochs that were trained before: the first one of this training has this index.
-    validation_freq
-        Validate after every so many epochs, or after the epochs of these numbers (from 1).
     exchange
         What workers exchange; what the default `Exchange` says if they exchange nothing.
-    in_memory
-        As in `DataOptions`.
     resources
         What each worker may use of its machine.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
-    is_seeded
-        Whether the user has given the seed, and so wants rows in an order that repeats.
-    model_uri
-        As in `barrier_train`.
-    model_limit
-        Largest model, in bytes, that comes back through the driver.
+    roles
+        What each process is, with how many there are of it, in the order of the ranks.
     timeout
         As in `barrier_train`.
-    model_source
-        ``"file"`` (a ``.keras`` file) or ``"function"`` (a pickled function).
-    epsilon, floatx, dtype_policy, image_data_format
-        Keras's defaults on the driver.
-    safe_mode
-        Whether loading a model may execute code that it carries.
     verbose
         0 silent, 1 a line per epoch, 2 also whatever the workers print.
-    checkpoint, resume
-        As in `barrier_train`.
-    discards_checkpoints
-        Whether they are removed when the training has ended.
-    scale_lr
-        As in `barrier_train`; None: the optimizer's rate is used as it is.
-    strategy, roles
-        As in `barrier_train`; roles with the number of workers, in the order of the ranks.
-    min_workers, max_workers
-        As in `barrier_train`; None: all workers are needed, and none joins.
-    tensorboard
-        An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
     reports_lines
         Whether workers report each line that they print.
     reports_steps
@@ -118,43 +83,165 @@ class Job:
         Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
     """
 
-    kind: Literal["train", "evaluate", "predict", "run"]
+    kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
+
     workers: int
-    epochs: int = 1
-    initial_epoch: int = 0
-    validation_freq: int | tuple[int, ...] = 1
-    batch_size: int = 32
-    batches: tuple[int, ...] | None = None
-    steps_per_epoch: int | None = None
-    shuffle: Shuffle = True
-    in_memory: bool = False
-    class_weight: tuple[tuple[int | str, float], ...] | None = None
     exchange: Exchange | LocalSteps = field(default_factory=Exchange)
     resources: Resources = field(default_factory=Resources)
     seed: int = 0
-    is_seeded: bool = False
-    model_uri: str | None = None
-    model_limit: int = MODEL_LIMIT
+    roles: Roles = ()
     timeout: float = 300.0
+    verbose: int = 1
+    reports_lines: bool = False
+    reports_steps: bool = False
+    is_observed: bool = False
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change between two epochs."""
+        return False
+
+    @property
+    def most_workers(self) -> int:
+        """How many there may be at once."""
+        return self.workers
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether a further run can go on where this one ends."""
+        return False
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether another run must have the same rows in the same order."""
+        return False
+
+    @property
+    def shuffles_globally(self) -> bool:
+        """Whether each worker may take any row of the training."""
+        return False
+
+    @property
+    def needs_tensorflow_server(self) -> bool:
+        """Whether TensorFlow itself will listen in the workers, or may do so."""
+        return False
+
+    def can_lose(self, ranks: Collection[int]) -> bool:
+        """Whether the others go on without these: workers of parameter servers, not all."""
+        return False
+
+    def to_json(self) -> str:
+        """JSON text of the job."""
+        return encode(self)
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        """Read back what `to_json` wrote."""
+        job: AnyJob = decode(text, *get_args(AnyJob))
+        return job
+
+
+@dataclass(frozen=True)
+class FunctionJob(Job):
+    """Call a function or script of the user's."""
+
+    kind = "run"
+
+    @property
+    def needs_tensorflow_server(self) -> bool:
+        """The function may start one."""
+        return True
+
+
+@dataclass(frozen=True)
+class ModelJob(Job):
+    """What all jobs with a Keras model have.
+
+    Attributes
+    ----------
+    batch_size
+        Rows per worker and step.
+    in_memory
+        As in `DataOptions`.
+    model_source
+        ``"file"`` (a ``.keras`` file) or ``"function"`` (a pickled function).
+    epsilon, floatx, dtype_policy, image_data_format
+        Keras's defaults on the driver.
+    safe_mode
+        Whether loading a model may execute code that it carries.
+    """
+
+    batch_size: int = 32
+    in_memory: bool = False
     model_source: Literal["file", "function"] = "file"
     epsilon: float = 1e-7
     floatx: str = "float32"
     dtype_policy: str = "float32"
     image_data_format: str = "channels_last"
     safe_mode: bool = True
-    verbose: int = 1
+
+
+@dataclass(frozen=True)
+class EvaluationJob(ModelJob):
+    """Evaluate a model."""
+
+    kind = "evaluate"
+
+
+@dataclass(frozen=True)
+class PredictionJob(ModelJob):
+    """Predict with a model."""
+
+    kind = "predict"
+
+
+@dataclass(frozen=True)
+class TrainingJob(ModelJob):
+    """Train a model; what is not said here is as in `barrier_train`.
+
+    Attributes
+    ----------
+    batches
+        Rows of all workers together by step, if the data came in batches of their own; None: as
+        ``batch_size`` says.
+    initial_epoch
+        Epochs that were trained before: the first one of this training has this index.
+    validation_freq
+        Validate after every so many epochs, or after the epochs of these numbers (from 1).
+    is_seeded
+        Whether the user has given the seed, and so wants rows in an order that repeats.
+    model_limit
+        Largest model, in bytes, that comes back through the driver.
+    discards_checkpoints
+        Whether they are removed when the training has ended.
+    scale_lr
+        None: the optimizer's rate is used as it is.
+    min_workers, max_workers
+        None: all workers are needed, and none joins.
+    tensorboard
+        An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
+    """
+
+    kind = "train"
+
+    epochs: int = 1
+    initial_epoch: int = 0
+    validation_freq: int | tuple[int, ...] = 1
+    batches: tuple[int, ...] | None = None
+    steps_per_epoch: int | None = None
+    shuffle: Shuffle = True
+    class_weight: tuple[tuple[int | str, float], ...] | None = None
+    is_seeded: bool = False
+    model_uri: str | None = None
+    model_limit: int = MODEL_LIMIT
     checkpoint: Checkpoint | None = None
     resume: bool = False
     discards_checkpoints: bool = False
     scale_lr: ScaleLearningRate | None = None
     strategy: Literal["parameter_server"] | None = None
-    roles: Roles = ()
     min_workers: int | None = None
     max_workers: int | None = None
     tensorboard: str | None = None
-    reports_lines: bool = False
-    reports_steps: bool = False
-    is_observed: bool = False
 
     @property
     def is_elastic(self) -> bool:
@@ -167,22 +254,26 @@ class Job:
         return max(self.workers, self.max_workers or 0)
 
     @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether a further run can go on where this one ends."""
+        return self.checkpoint is not None
+
+    @property
     def repeats_rows(self) -> bool:
         """Whether another run must have the same rows in the same order."""
-        return self.is_seeded or self.checkpoint is not None
+        return self.is_seeded or self.keeps_checkpoints
+
+    @property
+    def shuffles_globally(self) -> bool:
+        """Whether each worker may take any row of the training."""
+        return self.shuffle == "global"
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Whether TensorFlow itself will listen in the workers, or may do so."""
-        return (
-            self.kind == "run"
-            or self.strategy is not None
-            or (
-                isinstance(self.exchange, Exchange)
-                and self.exchange.transport == "tf"
-                and self.workers > 1
-            )
-        )
+        """Whether TensorFlow itself will listen in the workers."""
+        exchange = self.exchange
+        by_tensorflow = isinstance(exchange, Exchange) and exchange.transport == "tf"
+        return self.strategy is not None or (by_tensorflow and self.workers > 1)
 
     @property
     def has_global_loss(self) -> bool:
@@ -204,20 +295,13 @@ class Job:
         chosen = self.validation_freq
         return (epoch + 1) % chosen == 0 if isinstance(chosen, int) else epoch + 1 in chosen
 
-    def to_json(self) -> str:
-        """JSON text of the job."""
-        return encode(self)
 
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """Read back what `to_json` wrote."""
-        return decode(text, cls)
+AnyJob = FunctionJob | EvaluationJob | PredictionJob | TrainingJob
+Kind = TypeVar("Kind", bound=Job)
 
 
-def make_job(
-    kind: Literal["train", "evaluate", "predict", "run"], arguments: Mapping[str, Any]
-) -> Job:
-    """Check the numbers and choices among a call's arguments; the others have `Job`'s defaults.
+def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
+    """Check the numbers and choices among a call's arguments; the others have their defaults.
 
     A seed of None is drawn.
 
@@ -226,11 +310,17 @@ def make_job(
     InputError
         Names the argument and what is expected.
     """
-    known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in arguments}
+    wanted = {entry.name for entry in fields(kind)} & arguments.keys()
+    known = {name: check(arguments[name]) for name, check in _CHECKS.items() if name in wanted}
     known["reports_lines"] = known.get("verbose", 1) > 1 or LOGGER.isEnabledFor(logging.DEBUG)
-    if kind != "train":
-        return Job(kind=kind, shuffle=kind == "run", **known)
-    job = Job(kind=kind, is_seeded=arguments.get("seed") is not None, **known)
+    job = kind(**known)
+    if isinstance(job, TrainingJob):
+        _check_training(job)
+        return replace(job, is_seeded=arguments.get("seed") is not None)
+    return job
+
+
+def _check_training(job: TrainingJob) -> None:
     if job.initial_epoch >= job.epochs:
         raise InputError(
             f"`initial_epoch` must be below `epochs` ({job.epochs}, the number of the last epoch), "
@@ -244,10 +334,9 @@ def make_job(
     if job.resume and job.checkpoint is None:
         raise InputError("`resume` needs `checkpoint`: the folder to resume from")
     check_elastic(job)
-    return job
 
 
-def check_elastic(job: Job) -> None:
+def check_elastic(job: TrainingJob) -> None:
     """Refuse numbers of workers that contradict each other, and what does not survive a change.
 
     Raises
@@ -314,7 +403,7 @@ def _validation_freq(value: Any) -> int | tuple[int, ...]:
     return check_whole_number("validation_freq", value, least=1)
 
 
-def code_classes(job: Job, levels: Sequence[Any] | None) -> Job:
+def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
     """The job with ``class_weight`` by the codes of classes, which may be named by their levels.
 
     Parameters

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from pybackend.data.arrays import Columns, count_rows
 from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
 from pybackend.job.arguments import counted
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import (
     Emit,
     EpochEnded,
@@ -109,7 +109,7 @@ class Site(Protocol):
 
 
 def train_elastically(
-    job: Job, datasets: Mapping[str, Columns], on_event: Emit, site: Site
+    job: TrainingJob, datasets: Mapping[str, Columns], on_event: Emit, site: Site
 ) -> Outcome:
     """Run an elastic training to its end; the caller ends what the site has started.
 
@@ -167,7 +167,9 @@ class _Member:
 
 
 class _Training:
-    def __init__(self, job: Job, counts: Mapping[str, int], on_event: Emit, site: Site) -> None:
+    def __init__(
+        self, job: TrainingJob, counts: Mapping[str, int], on_event: Emit, site: Site
+    ) -> None:
         self._job = job
         self._counts = counts
         self._on_event = on_event

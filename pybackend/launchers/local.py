@@ -14,7 +14,7 @@ from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.files import check_folder
 from pybackend.data.spool import link_columns, write_columns
 from pybackend.errors import Failure, InputError
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.meminfo import read_meminfo
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
@@ -44,6 +44,8 @@ class LocalLauncher:
     def check(self, job: Job) -> None:
         """See `Checking`: are there the cores, the memory, the GPUs and the folders?"""
         _check_machine(job)
+        if not isinstance(job, TrainingJob):
+            return
         if job.checkpoint is not None:
             check_folder(f"{job.checkpoint.uri.rstrip('/')}/checkpoint", "checkpoint")
         if job.model_uri is not None:
@@ -64,7 +66,7 @@ class LocalLauncher:
         """See `Launcher`."""
         self.check(job)
         shares = share_of_machine(job.most_workers, resources=job.resources)
-        if job.is_elastic:
+        if isinstance(job, TrainingJob) and job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:
                 return train_elastically(job, datasets, on_event, site)
         shards = {
@@ -81,7 +83,7 @@ class LocalLauncher:
                 child.start(files)
                 children.append(child)
             for name, parts in shards.items():
-                shares_all = name == "train" and job.shuffle == "global"
+                shares_all = name == "train" and job.shuffles_globally
                 _write(children, name, [datasets[name]] if shares_all else parts)
             order = Order(
                 token=new_token(),
@@ -92,7 +94,7 @@ class LocalLauncher:
             for child in children:
                 child.go(order)
             failures = Failures(on_event)
-            with notice.expected(job.checkpoint is not None):
+            with notice.expected(job.keeps_checkpoints):
                 reports = _watch(job, children, events, failures, notice)
             failures.raise_any()
             notice.pass_on()

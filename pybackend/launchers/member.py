@@ -156,7 +156,7 @@ class Member:
         child.go(self._order(child, everyone))
         if notice is None:  # of Spark, say, which has its own ways to end a task
             return child.wait()
-        with notice.expected(self.job.checkpoint is not None):
+        with notice.expected(self.job.keeps_checkpoints):
             return child.wait()
 
     def _order(self, child: Child, everyone: Sequence[Arrival]) -> Order:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized, flatten
 from pybackend.model.masks import check_masks, has_masked_loss
@@ -18,7 +18,7 @@ from pybackend.model.masks import check_masks, has_masked_loss
 _MEANS = ("sum_over_batch_size", "mean")
 
 
-def check_model(model: Any, job: Job) -> None:
+def check_model(model: Any, job: ModelJob) -> None:
     """Reject what cannot be trained exactly by the workers of a job.
 
     Raises
@@ -31,9 +31,11 @@ def check_model(model: Any, job: Job) -> None:
     if job.kind == "predict":
         return
     _check_compiled(model)
+    if not isinstance(job, TrainingJob):
+        return
     if job.scale_lr is not None:
         _check_rate(model)
-    if job.workers == 1 or job.kind != "train":
+    if job.workers == 1:
         return
     _check_optimizers(model, job)
     if isinstance(job.exchange, Exchange) and not job.has_global_loss:
@@ -71,7 +73,7 @@ def _check_rate(model: Any) -> None:
         )
 
 
-def _check_optimizers(model: Any, job: Job) -> None:
+def _check_optimizers(model: Any, job: TrainingJob) -> None:
     others = find_other_optimizers(model)
     for optimizer in [model.optimizer, *others.values()]:
         if not type(optimizer).apply_gradients.__module__.startswith("keras."):
@@ -94,7 +96,7 @@ def _check_optimizers(model: Any, job: Job) -> None:
         )
 
 
-def _check_layers(model: Any, job: Job) -> None:
+def _check_layers(model: Any, job: TrainingJob) -> None:
     for layer in find_layers(model):
         if getattr(layer, "stateful", False):
             raise InputError(

@@ -11,7 +11,7 @@ import cloudpickle
 import keras
 
 from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, Job
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, ModelJob
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
@@ -30,7 +30,7 @@ class LoadedModel:
     """Makes the model that came once more, if the driver, too, can do so without a file."""
 
 
-def load_job_model(job: Job, folder: Path) -> LoadedModel:
+def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
     """Configure Keras as on the driver, and load the model from a worker's folder.
 
     Raises
@@ -73,7 +73,7 @@ def _register(custom_objects: Mapping[str, Any]) -> None:
             keras.saving.register_keras_serializable(package, name)(value)
 
 
-def configure_keras(job: Job) -> None:
+def configure_keras(job: ModelJob) -> None:
     """Give Keras the driver's global settings."""
     keras.config.set_epsilon(job.epsilon)
     keras.config.set_floatx(job.floatx)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from pybackend.data.arrays import nest
 from pybackend.data.disk import naming_full_disk
 from pybackend.data.rows import Rows, Spec
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 
 _BLOCK_BYTES = 1 << 20
 # Rows among which the next one is drawn, in memory.
@@ -76,6 +76,6 @@ def draw(rows: Any, row_bytes: int, seed: int) -> Any:
     return rows.shuffle(max(_LEAST_DRAWN, _DRAWN_BYTES // max(1, row_bytes)), seed=seed)
 
 
-def batch(rows: Any, job: Job) -> Any:
+def batch(rows: Any, job: TrainingJob) -> Any:
     """Batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
     return rows.batch(job.batch_size).map(nest).prefetch(2)

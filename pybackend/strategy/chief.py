@@ -29,7 +29,7 @@ from pybackend.engine.trials import choose_rows, try_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
-from pybackend.job.job import Job, argument_of
+from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Begun, Emit, EpochEnded, Note
 from pybackend.job.roles import ranks_of
 from pybackend.model.checks import check_model
@@ -49,7 +49,12 @@ History = dict[str, list[Any]]
 
 
 def train_as_chief(
-    job: Job, folder: Path, counts: Counts, peers: Sequence[str], emit: Emit, answers: Answers
+    job: TrainingJob,
+    folder: Path,
+    counts: Counts,
+    peers: Sequence[str],
+    emit: Emit,
+    answers: Answers,
 ) -> Training:
     """Train the model of a job on the parameter servers, to the last epoch, and write it.
 
@@ -80,7 +85,7 @@ def train_as_chief(
 
 
 def _train(
-    strategy: Any, job: Job, folder: Path, counts: Counts, emit: Emit, answers: Answers
+    strategy: Any, job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
 ) -> Training:
     # In this process, to try the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
@@ -138,7 +143,7 @@ def _copy_state(source: Any, target: Any) -> None:
         other.assign(one.numpy())
 
 
-def _check_metrics(model: Any, rows: Rows, job: Job) -> None:
+def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
     kind = try_metrics(model, choose_rows(model, rows, job), job, Alone())
     build_metrics(model, rows)
     if kind == "not sums":
@@ -148,7 +153,7 @@ def _check_metrics(model: Any, rows: Rows, job: Job) -> None:
         )
 
 
-def _count_steps(job: Job, counts: Counts) -> int:
+def _count_steps(job: TrainingJob, counts: Counts) -> int:
     """Batches that all rows make, on the workers that have them."""
     shares = count_shares(job, counts["train"])
     if 0 in shares:
@@ -157,7 +162,7 @@ def _count_steps(job: Job, counts: Counts) -> int:
     return sum(-(-share // job.batch_size) for share in shares)
 
 
-def _held_out(model: Any, folder: Path, job: Job, counts: Counts) -> Any:
+def _held_out(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
     """The batches to validate on, None if there are none."""
     if "validation" not in counts:
         return None
@@ -173,7 +178,7 @@ def _validate(model: Any, held_out: Any) -> dict[str, Any]:
     return {f"val_{name}": to_plain(value) for name, value in figures.items()}
 
 
-def _describe_steps(job: Job, by_worker: Sequence[int]) -> str:
+def _describe_steps(job: TrainingJob, by_worker: Sequence[int]) -> str:
     """How the steps have fallen to the workers."""
     ranked = zip(ranks_of(job.roles, "worker"), by_worker, strict=True)
     parts = ", ".join(f"worker {n} took {steps}" for n, steps in ranked)
@@ -181,7 +186,7 @@ def _describe_steps(job: Job, by_worker: Sequence[int]) -> str:
 
 
 @contextmanager
-def _naming_lost(job: Job, peers: Sequence[str]) -> Iterator[None]:
+def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
     """Say which server was lost, where TensorFlow says that one was."""
     try:
         yield
@@ -196,7 +201,7 @@ def _naming_lost(job: Job, peers: Sequence[str]) -> Iterator[None]:
 # Models that cannot be trained asynchronously, each refused by name before any step is taken.
 
 
-def check_asynchronous(model: Any, job: Job) -> None:
+def check_asynchronous(model: Any, job: TrainingJob) -> None:
     """Reject a model that depends on what all workers do in the same step.
 
     Raises
@@ -253,7 +258,7 @@ class Keeping:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         loaded: LoadedModel,
         plan: SavingPlan,
         inputs: Any,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pybackend.data.rows import SpooledRows
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.roles import place_of, ranks_of
 from pybackend.strategy.blocks import move_blocks, write_blocks
 
@@ -22,13 +22,13 @@ VALIDATION = "blocks/validation"
 NUMBER = "blocks/number"
 
 
-def device_of(job: Job, rank: int) -> str:
+def device_of(job: TrainingJob, rank: int) -> str:
     """TensorFlow's name of a rank's processor."""
     role, index = place_of(job.roles, rank)
     return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
 
 
-def write_shares(job: Job, rank: int, folder: Path) -> None:
+def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
     """Write this rank's rows as blocks, those of each worker into a folder of its own."""
     rows = SpooledRows(folder / "train")
     places = np.arange(len(rows))
@@ -43,7 +43,7 @@ def write_shares(job: Job, rank: int, folder: Path) -> None:
         write_blocks(held_out, np.arange(len(held_out)), folder / VALIDATION, str(rank))
 
 
-def move_shares(job: Job, counts: Mapping[str, Sequence[int]]) -> None:
+def move_shares(job: TrainingJob, counts: Mapping[str, Sequence[int]]) -> None:
     """Bring all blocks to where they are read; every rank's process is in its folder."""
     for rank in range(job.workers):
         own = device_of(job, rank)
@@ -57,7 +57,7 @@ def move_shares(job: Job, counts: Mapping[str, Sequence[int]]) -> None:
             move_blocks(VALIDATION, own, VALIDATION, device_of(job, 0))
 
 
-def count_shares(job: Job, counts: Sequence[int]) -> list[int]:
+def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
     """Rows of each worker after `move_shares`.
 
     Parameters
@@ -72,7 +72,7 @@ def count_shares(job: Job, counts: Sequence[int]) -> list[int]:
     return found
 
 
-def _share_out(job: Job, rank: int) -> dict[int, slice]:
+def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
     """The part of a rank's rows that goes to each worker, by its number."""
     role, index = place_of(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
@@ -81,6 +81,6 @@ def _share_out(job: Job, rank: int) -> dict[int, slice]:
     return {number: slice(number, None, workers) for number in range(workers)}
 
 
-def _folder_for(job: Job, rank: int, number: int) -> str:
+def _folder_for(job: TrainingJob, rank: int, number: int) -> str:
     """Where a rank writes the rows of a worker."""
     return TRAIN if place_of(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"

@@ -14,7 +14,7 @@ from pybackend.engine.global_batch import find_compiled_metrics
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import count_rows
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.roles import ranks_of
 from pybackend.strategy.blocks import batch, draw, iterate_blocks
 from pybackend.strategy.shares import NUMBER, TRAIN
@@ -36,7 +36,7 @@ class Steps:
     """
 
     def __init__(
-        self, strategy: Any, model: Any, own: Any, rows: Rows, written: Spec, job: Job
+        self, strategy: Any, model: Any, own: Any, rows: Rows, written: Spec, job: TrainingJob
     ) -> None:
         self._model = model
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

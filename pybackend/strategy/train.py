@@ -20,7 +20,7 @@ from pybackend.errors import ClusterError
 from pybackend.function.call import take_part
 from pybackend.job.answers import Answers
 from pybackend.job.context import Gather
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Order
 from pybackend.job.roles import config_of
 from pybackend.net.dialing import find_unreachable
@@ -30,7 +30,7 @@ from pybackend.strategy.shares import write_shares
 
 
 def train_asynchronously(
-    job: Job,
+    job: TrainingJob,
     rank: int,
     folder: Path,
     server: socket.socket,

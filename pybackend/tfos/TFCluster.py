@@ -23,7 +23,7 @@ from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.feed.client import Feeder
 from pybackend.feed.protocol import FEED
 from pybackend.job.arguments import check_seconds, check_whole_number
-from pybackend.job.job import FEED_TOKEN, FUNCTION, make_job
+from pybackend.job.job import FEED_TOKEN, FUNCTION, FunctionJob, make_job
 from pybackend.job.messages import Announced, Event, Note
 from pybackend.job.pickling import pickle_value
 from pybackend.launchers import (
@@ -499,7 +499,7 @@ def run(
         shows.executor_id if tensorboard and shows else None,
         log_dir,
     )
-    job = make_job("run", {"workers": num_executors, "roles": roles, "verbose": 2})
+    job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
     gang = _LaunchedCluster(num_executors)

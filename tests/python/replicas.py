@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from pybackend.api.model import (
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
 from pybackend.data.spool import write_columns
-from pybackend.job.job import MODEL_OBJECTS, Job, make_job
+from pybackend.job.codec import decode
+from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, read_weights
 from pybackend.worker import JOB
@@ -191,7 +192,7 @@ def difference(case: Case, one: Any, other: Any) -> float:
     return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
 
 
-def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
+def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]]]:
     keras.utils.set_random_seed(1)
     model = case.build()
     arguments = {
@@ -203,9 +204,9 @@ def _prepare(case: Case, folder: Path) -> tuple[Job, dict[str, list[int]]]:
         "safe_mode": False,
         **case.settings,
     }
-    job = make_job("train", arguments)
+    job = make_job(TrainingJob, arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
-    job = Job(**{**vars(job), **defaults})
+    job = replace(job, **defaults)
     custom_objects = add_custom_objects(model, case.custom_objects)
     files = encode_model(model, custom_objects, job, list(case.callbacks))
     columns = flatten_data(case.data, job.floatx)
@@ -246,7 +247,7 @@ def _work(context: Any, folder: str, counts: Mapping[str, Mapping[str, list[int]
     found = {}
     for name, rows in counts.items():
         own = Path(folder, name, str(context.rank))
-        job = Job.from_json((own / JOB).read_text())
+        job = decode((own / JOB).read_text(), TrainingJob)
         events: list[Any] = []
 
         try:

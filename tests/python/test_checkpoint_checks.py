@@ -10,9 +10,9 @@ import pytest
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import Manifest, Part
 from pybackend.errors import InputError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 
-JOB = Job("train", 2, epochs=3, seed=5, batches=(20, 20, 10))
+JOB = TrainingJob(2, epochs=3, seed=5, batches=(20, 20, 10))
 OF_MODEL = {"model": "a1", "weights": ["float32 (6, 3)", "float32 (3,)"]}
 KEPT = Manifest(
     1, 0, 2, 5, False, {**describe_settings(JOB), **OF_MODEL}, Part("model", ""), "h5", "", None

@@ -14,7 +14,7 @@ from pybackend import Exchange
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FileRows
-from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job
+from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, TrainingJob
 from pybackend.launchers.joined.claims import describe_call, describe_columns, find_disagreement
 
 PEERS = ["worker 0 (a:1)", "worker 1 (b:1)"]
@@ -23,7 +23,7 @@ ROWS = {"x": np.zeros((4, 2), "float32"), "y": np.arange(4)}
 
 def describe(number: int = 1, files: Any = (), rows: Any = ROWS, **job: Any) -> Any:
     """The claims of a training."""
-    return describe_call(number, Job("train", 2, **job), dict(files), {"train": rows})
+    return describe_call(number, TrainingJob(2, **job), dict(files), {"train": rows})
 
 
 def differ(**other: Any) -> str | None:
@@ -61,7 +61,7 @@ def test_what_differs_is_named(other: Any, found: str) -> None:
 
 
 def test_rows_that_only_some_pass() -> None:
-    without = describe_call(1, Job("train", 2), {}, {})
+    without = describe_call(1, TrainingJob(2), {}, {})
     message = find_disagreement(PEERS, [describe(), without])
     assert "worker 0 (a:1) passes `data` as arrays, worker 1 (b:1) does not" in str(message)
 

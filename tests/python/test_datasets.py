@@ -15,7 +15,7 @@ from pybackend.data.arrays import count_rows, nest, shard
 from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
-from pybackend.job.job import MODEL_FILE, Job
+from pybackend.job.job import MODEL_FILE, TrainingJob
 from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.launchers import launcher_for
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
@@ -85,7 +85,7 @@ def test_workers_train_as_one_process_on_the_data_set(make: Any, workers: int) -
     model = build_dense()
     files = {MODEL_FILE: model_to_bytes(model, format="keras", include_optimizer=True)}
     found = read(make())
-    job = found.adapt(Job("train", workers, epochs=2, verbose=0))
+    job = found.adapt(TrainingJob(workers, epochs=2, verbose=0))
     outcome = launcher_for("local").launch(job, files, {"train": found.columns}, print)
     history = model.fit(make(), epochs=2, shuffle=False, verbose=0).history
     assert outcome.model is not None
@@ -220,11 +220,11 @@ def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) ->
 def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
     found = read(batches())
     with pytest.raises(InputError, match=r"`steps_per_epoch` is 6, but .* of 5 batches"):
-        found.adapt(Job("train", 2, steps_per_epoch=6))
+        found.adapt(TrainingJob(2, steps_per_epoch=6))
     with pytest.raises(InputError, match="shuffle='global' cannot reorder"):
-        found.adapt(Job("train", 2, shuffle="global"))
+        found.adapt(TrainingJob(2, shuffle="global"))
     with pytest.raises(InputError, match="`scale_lr` does not go with a data set of batches"):
-        found.adapt(Job("train", 2, scale_lr=ScaleLearningRate()))
+        found.adapt(TrainingJob(2, scale_lr=ScaleLearningRate()))
 
 
 def test_only_data_sets_are_data_sets() -> None:

@@ -15,13 +15,13 @@ from conftest import build_dense, record_outcome
 from pybackend import InputError, WorkerFailedError, barrier_train, hosts
 from pybackend.api.callback_files import note_files
 from pybackend.engine.state import offset_seeds
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.launchers import launcher_for
 from pybackend.model.callbacks import check_callbacks, select_callbacks
 from pybackend.model.checks import check_model
 
-TWO = Job(kind="train", workers=2)
+TWO = TrainingJob(workers=2)
 
 
 class StopRankOne(keras.callbacks.Callback):
@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 def test_what_cannot_be_exact_is_refused(name: str) -> None:
     model, settings, message = REFUSED[name]
     with pytest.raises(InputError, match=message) as caught:
-        check_model(model(), Job(kind="train", workers=2, **settings))
+        check_model(model(), TrainingJob(workers=2, **settings))
     record_outcome(name, str(caught.value))
 
 
@@ -480,7 +480,7 @@ def test_files_and_what_asks_for_it_are_of_rank_0(tmp_path: Path) -> None:
 def test_one_worker_may_do_what_several_cannot() -> None:
     check_model(
         compiled(keras.layers.Dense(1), loss=keras.losses.MeanSquaredError(reduction="sum")),
-        Job(kind="train", workers=1),
+        TrainingJob(workers=1),
     )
 
 

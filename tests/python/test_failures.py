@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pybackend.errors import Failure, WorkerFailedError
-from pybackend.job.job import Job
+from pybackend.job.job import FunctionJob, Job, TrainingJob
 from pybackend.job.messages import Event, Failed, Note
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.failures import Failures, find_fatal
@@ -48,14 +48,14 @@ def test_others_have_longer_to_report_if_the_cause_is_not_known(
     reports = [WorkerReport(n, "a", 1, failure=failure(n, kind)) for n, kind in enumerate(kinds)]
     began = time.monotonic()
     failures = Failures(lambda event: None)
-    deadline = failures.deadline(Job("run", 3), reports)
+    deadline = failures.deadline(FunctionJob(3), reports)
     assert seconds <= deadline - began <= seconds + (time.monotonic() - began)
     later = [*reports, WorkerReport(2, "a", 1, failure=failure(2, "ValueError"))]
-    assert failures.deadline(Job("run", 3), later) <= deadline
+    assert failures.deadline(FunctionJob(3), later) <= deadline
 
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
-ASYNCHRONOUS = Job("train", 4, strategy="parameter_server", roles=ROLES)
+ASYNCHRONOUS = TrainingJob(4, strategy="parameter_server", roles=ROLES)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ ASYNCHRONOUS = Job("train", 4, strategy="parameter_server", roles=ROLES)
         (ASYNCHRONOUS, {3: "ProcessDied"}, [3]),
         (ASYNCHRONOUS, {0: "PeerLostError", 2: "ProcessDied", 3: "ProcessDied"}, [0, 3]),
         (ASYNCHRONOUS, {0: "PeerLostError", 2: "ProcessDied"}, [0, 2]),
-        (Job("train", 4), {2: "ProcessDied"}, [2]),
+        (TrainingJob(4), {2: "ProcessDied"}, [2]),
     ],
     ids=["lost", "failed", "all", "server", "both", "at the start", "synchronous"],
 )

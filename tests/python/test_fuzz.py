@@ -55,7 +55,7 @@ from pybackend.errors import (
     WorkerFailedError,
 )
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
 from pybackend.job.options import Exchange
 from pybackend.job.report import WorkerReport, read_figures, read_report
@@ -265,9 +265,7 @@ def test_tf_config(text: str) -> None:
 
 
 FAILURE = Failure(1, "a", "ValueError", "what", log=("line",), time=1.5)
-JOB = Job(
-    kind="train", workers=2, class_weight=((0, 1.0), (1, 2.5)), exchange=Exchange(bucket_mb=2.0)
-)
+JOB = TrainingJob(workers=2, class_weight=((0, 1.0), (1, 2.5)), exchange=Exchange(bucket_mb=2.0))
 REPORT = WorkerReport(0, "a", 17, value={"loss": [1.0]}, failure=FAILURE)
 MESSAGES = [
     EpochEnded(1, 2, 0.5, {"loss": 1.0}),
@@ -285,7 +283,7 @@ HOST = {"version": [3, 11, 2], "python": "python", "missing": [], "machine": rea
 @given(altered(encode(JOB), encode(REPORT), *map(encode, [*MESSAGES, *SCRIPT])))
 def test_jobs_reports_and_messages(text: str) -> None:
     with suppress(ValueError):
-        decode(text, Job, WorkerReport, Order, Arrival, *get_args(Event))
+        decode(text, TrainingJob, WorkerReport, Order, Arrival, *get_args(Event))
     for read in (read_order, read_answer):
         with suppress(ValueError):
             read(text.encode())

@@ -11,7 +11,7 @@ from conftest import wait_for
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
-from pybackend.job.job import Job
+from pybackend.job.job import FunctionJob, Job, TrainingJob
 from pybackend.job.messages import Begun, Event, Failed, Note, PrintedLine, Reported
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
@@ -52,7 +52,7 @@ class Gang:
 @pytest.fixture
 def gang() -> Iterator[Gang]:
     with ExitStack() as stack:
-        yield Gang(stack, Job("run", 2))
+        yield Gang(stack, FunctionJob(2))
 
 
 def fail(rank: int, message: str) -> Failure:
@@ -137,7 +137,7 @@ def test_a_worker_that_does_not_come_is_named(gang: Gang) -> None:
 
 def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
     roles = (("chief", 1), ("worker", 2), ("ps", 1))
-    job = Job("train", 4, strategy="parameter_server", roles=roles)
+    job = TrainingJob(4, strategy="parameter_server", roles=roles)
     with ExitStack() as stack:
         gang = Gang(stack, job)
         gang.members[0](Begun())

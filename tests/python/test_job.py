@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.errors import InputError
-from pybackend.job.job import MAX_WORKERS, Job, code_classes, make_job
+from pybackend.job.job import (
+    MAX_WORKERS,
+    EvaluationJob,
+    FunctionJob,
+    Job,
+    PredictionJob,
+    TrainingJob,
+    code_classes,
+    make_job,
+)
 from pybackend.job.options import Exchange, LocalSteps
 
 ARGUMENTS: dict[str, Any] = {
@@ -30,8 +39,7 @@ ARGUMENTS: dict[str, Any] = {
 @settings(deadline=None)
 @given(
     st.builds(
-        Job,
-        kind=st.sampled_from(["train", "run"]),
+        TrainingJob,
         workers=st.integers(1, MAX_WORKERS),
         epochs=st.integers(1),
         batch_size=st.integers(1),
@@ -50,22 +58,27 @@ ARGUMENTS: dict[str, Any] = {
         verbose=st.integers(0, 2),
     )
 )
-def test_a_job_travels_as_json(job: Job) -> None:
+def test_a_job_travels_as_json(job: TrainingJob) -> None:
     assert Job.from_json(job.to_json()) == job
+
+
+@pytest.mark.parametrize("kind", [FunctionJob, EvaluationJob, PredictionJob, TrainingJob])
+def test_a_job_stays_of_its_kind(kind: type[Job]) -> None:
+    assert type(Job.from_json(kind(2, roles=(("chief", 1),)).to_json())) is kind
+    assert kind(2).kind in ("run", "evaluate", "predict", "train")
 
 
 def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        Job("run", 2).workers = 3  # type: ignore[misc]
+        FunctionJob(2).workers = 3  # type: ignore[misc]
 
 
 def test_a_training_job_takes_the_numbers_of_r() -> None:
     job = make_job(
-        "train",
+        TrainingJob,
         {**ARGUMENTS, "workers": 2.0, "epochs": 3.0, "steps_per_epoch": 7.0, "seed": np.int32(1)},
     )
-    assert job == Job(
-        kind="train",
+    assert job == TrainingJob(
         workers=2,
         epochs=3,
         batch_size=32,
@@ -78,15 +91,15 @@ def test_a_training_job_takes_the_numbers_of_r() -> None:
 
 
 def test_a_training_job_takes_the_epochs_of_r() -> None:
-    job = make_job("train", {**ARGUMENTS, "initial_epoch": 1.0, "validation_freq": [3.0, 1]})
+    job = make_job(TrainingJob, {**ARGUMENTS, "initial_epoch": 1.0, "validation_freq": [3.0, 1]})
     assert (job.initial_epoch, job.validation_freq) == (1, (1, 3))
     assert type(job.initial_epoch) is int
-    assert make_job("train", {**ARGUMENTS, "validation_freq": 2.0}).validation_freq == 2
+    assert make_job(TrainingJob, {**ARGUMENTS, "validation_freq": 2.0}).validation_freq == 2
 
 
 def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
-    assert make_job("train", {**ARGUMENTS, "exchange": None}).exchange == Exchange()
-    assert make_job("train", {**ARGUMENTS, "exchange": LocalSteps(2)}).exchange == LocalSteps(2)
+    assert make_job(TrainingJob, {**ARGUMENTS, "exchange": None}).exchange == Exchange()
+    assert make_job(TrainingJob, {**ARGUMENTS, "exchange": LocalSteps(2)}).exchange == LocalSteps(2)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +135,11 @@ def test_a_training_job_exchanges_gradients_unless_asked_otherwise() -> None:
 )
 def test_a_training_job_names_the_wrong_argument(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):
-        make_job("train", {**ARGUMENTS, name: value})
+        make_job(TrainingJob, {**ARGUMENTS, name: value})
 
 
 def test_a_run_job_has_no_training_in_it() -> None:
-    assert make_job("run", {"workers": 3, "verbose": 0}) == Job(kind="run", workers=3, verbose=0)
+    assert make_job(FunctionJob, {"workers": 3, "verbose": 0}) == FunctionJob(workers=3, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +151,12 @@ def test_a_run_job_has_no_training_in_it() -> None:
 )
 def test_a_run_job_names_the_wrong_argument(arguments: Any, name: str) -> None:
     with pytest.raises(InputError, match=rf"^`{name}` must be "):
-        make_job("run", arguments)
+        make_job(FunctionJob, arguments)
 
 
 @pytest.mark.parametrize(("value", "lines"), [(True, 1), (False, 0), ("auto", 1), (2.0, 2)])
 def test_verbose_is_also_what_fit_takes(value: Any, lines: int) -> None:
-    assert make_job("train", {**ARGUMENTS, "verbose": value}).verbose == lines
+    assert make_job(TrainingJob, {**ARGUMENTS, "verbose": value}).verbose == lines
 
 
 LEVELS = ["no", "yes", "1"]
@@ -161,7 +174,7 @@ LEVELS = ["no", "yes", "1"]
     ],
 )
 def test_classes_are_named_by_level_or_code(given: Any, levels: Any, codes: Any) -> None:
-    job = make_job("train", {"workers": 1, "epochs": 1, "class_weight": given})
+    job = make_job(TrainingJob, {"workers": 1, "epochs": 1, "class_weight": given})
     assert code_classes(job, levels).class_weight == codes
 
 
@@ -176,6 +189,6 @@ def test_classes_are_named_by_level_or_code(given: Any, levels: Any, codes: Any)
     ],
 )
 def test_a_class_that_is_none_is_named(given: Any, levels: Any, message: str) -> None:
-    job = make_job("train", {"workers": 1, "epochs": 1, "class_weight": given})
+    job = make_job(TrainingJob, {"workers": 1, "epochs": 1, "class_weight": given})
     with pytest.raises(InputError, match=message):
         code_classes(job, levels)

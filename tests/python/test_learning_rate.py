@@ -12,7 +12,7 @@ from replicas import WORKERS, Case, check_equal, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend import InputError, ScaleLearningRate
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.learning_rate import check_scale_lr
 from pybackend.model.checks import check_model
 
@@ -113,7 +113,7 @@ def test_options_of_r_and_of_json_become_pythons_own() -> None:
     assert scale == ScaleLearningRate("sqrt", 1.5, {2: 0.25, 4: 1.0})
     assert check_scale_lr("sqrt") == ScaleLearningRate("sqrt")
     assert check_scale_lr(None) is None
-    job = Job("train", 2, scale_lr=scale)
+    job = TrainingJob(2, scale_lr=scale)
     assert Job.from_json(job.to_json()) == job
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_option_is_refused_by_name(options: Any, message: str) -> None:
 
 
 def refused(make: Any) -> str:
-    job = Job("train", 2, scale_lr=ScaleLearningRate())
+    job = TrainingJob(2, scale_lr=ScaleLearningRate())
     with pytest.raises(InputError) as error:
         check_model(make(), job)
     return str(error.value)

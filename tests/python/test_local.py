@@ -31,7 +31,7 @@ from pybackend import (
     make_tf_config,
 )
 from pybackend.errors import TfdistError
-from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
 from pybackend.launchers import local
@@ -383,7 +383,7 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
 
 
 def test_a_function_that_is_quiet_for_longer_than_the_timeout_is_left_alone() -> None:
-    job = replace(make_job("run", {"workers": 1, "verbose": 0}), timeout=0.5)
+    job = replace(make_job(FunctionJob, {"workers": 1, "verbose": 0}), timeout=0.5)
     outcome = LocalLauncher().launch(job, {FUNCTION: dumps((sleep, (2.0,)))}, {}, print)
     assert decode_value(outcome.reports[0].value) == 2.0
 
@@ -422,7 +422,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
             raise RuntimeError("only the first time")
         return context.rank
 
-    launcher, job = LocalLauncher(), make_job("run", {"workers": 2, "verbose": 0})
+    launcher, job = LocalLauncher(), make_job(FunctionJob, {"workers": 2, "verbose": 0})
     files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
     with pytest.raises(WorkerFailedError, match="only the first time"):
         launcher.launch(job, files, {}, print)

@@ -14,7 +14,7 @@ import pytest
 from cloudpickle import dumps
 
 from pybackend.errors import ClusterError
-from pybackend.job.job import FEED_TOKEN, FUNCTION, Job
+from pybackend.job.job import FEED_TOKEN, FUNCTION, FunctionJob
 from pybackend.job.messages import Event, PrintedLine
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
@@ -87,7 +87,7 @@ def work(
     resources: Resources | None = None,
     fn: Any = show,
 ) -> list[WorkerReport]:
-    job = Job("run", 2, reports_lines=True, resources=resources or Resources())
+    job = FunctionJob(2, reports_lines=True, resources=resources or Resources())
     member = Member(job, {FUNCTION: dumps((fn, ()))}, source, "token", None, loopback=False)
     memory = Memory(2)
     with ThreadPoolExecutor(2) as threads:
@@ -107,7 +107,9 @@ def test_members_of_any_group_run_a_job() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    member = Member(Job("run", 1), {FEED_TOKEN: b"secret-1"}, None, "secret-2", None, loopback=True)
+    member = Member(
+        FunctionJob(1), {FEED_TOKEN: b"secret-1"}, None, "secret-2", None, loopback=True
+    )
     assert "secret" not in repr(member) + repr(StartMember(member, 1))
 
 

@@ -26,7 +26,7 @@ from pybackend.api.live import Live, Speed, show_seconds
 from pybackend.api.observer import Observers
 from pybackend.api.progress import epoch_line, following, printer
 from pybackend.job.codec import encode
-from pybackend.job.job import Job
+from pybackend.job.job import Job, PredictionJob, TrainingJob
 from pybackend.job.messages import (
     EpochEnded,
     Note,
@@ -91,8 +91,8 @@ def test_a_step_travels_as_other_events_do() -> None:
 
 
 def test_steps_are_reported_only_if_somebody_wants_them(caplog: Any) -> None:
-    def reports(verbose: int, kind: Any = "train") -> bool:
-        job = Job(kind, workers=2, verbose=verbose)
+    def reports(verbose: int, kind: type[Job] = TrainingJob) -> bool:
+        job = kind(workers=2, verbose=verbose)
         with following(LocalLauncher(), job, Observers()) as (own, _):
             return own.reports_steps
 
@@ -100,14 +100,14 @@ def test_steps_are_reported_only_if_somebody_wants_them(caplog: Any) -> None:
     assert not reports(1)  # lines
     with caplog.at_level(logging.DEBUG, "tfdist"):
         assert reports(0)
-        assert not reports(0, "predict")
+        assert not reports(0, PredictionJob)
     with told_to(lambda kind, fields: kind == "is_live"):
         assert reports(1)
         assert not reports(0)
 
 
 def test_a_silent_training_is_logged_with_rank_and_host(caplog: Any, capsys: Any) -> None:
-    job = Job("train", workers=2, verbose=0)
+    job = TrainingJob(workers=2, verbose=0)
     with (
         caplog.at_level(logging.DEBUG, "tfdist"),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
@@ -149,7 +149,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
         told.append((kind, fields.get("text") or fields.get("step")))
         return True
 
-    job = Job("train", workers=2)
+    job = TrainingJob(workers=2)
     with (
         told_to(tell),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
@@ -173,7 +173,7 @@ def test_a_bar_shows_step_loss_speed_and_time_left_below_the_lines() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     live = Live(False, console)
     with live:
-        live.begin("Starting 2 workers ...", Job("train", workers=2))
+        live.begin("Starting 2 workers ...", TrainingJob(workers=2))
         live.step(STEP)
         live.step(replace(STEP, step=10, rows=320, seconds=1.0))
         live.line("note: [brackets] stay")
@@ -199,10 +199,10 @@ def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
     program = """if True:
         from pybackend.api.observer import Observers
         from pybackend.api.progress import following
-        from pybackend.job.job import Job
+        from pybackend.job.job import TrainingJob
         from pybackend.job.messages import EpochEnded, StepEnded
         from pybackend.launchers.local import LocalLauncher
-        with following(LocalLauncher(), Job("train", workers=2), Observers()) as (job, on_event):
+        with following(LocalLauncher(), TrainingJob(workers=2), Observers()) as (job, on_event):
             assert job.reports_steps
             on_event(StepEnded(1, 1, 5, 20, 160, 0.5, {"loss": 0.75}))
             print("printed by a script")

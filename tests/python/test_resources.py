@@ -25,8 +25,8 @@ from pybackend import (
     barrier_run,
     barrier_train,
 )
-from pybackend.job.codec import decode, encode
-from pybackend.job.job import Job
+from pybackend.job.codec import encode
+from pybackend.job.job import FunctionJob, Job
 from pybackend.job.meminfo import read_meminfo
 from pybackend.launchers import local
 from pybackend.launchers.joined.gathering import find_share
@@ -80,8 +80,8 @@ def test_wrong_resources_are_named(wrong: dict[str, Any]) -> None:
 
 
 def test_resources_travel_with_the_job() -> None:
-    job = Job("run", 2, resources=Resources(cpus=2.0, memory="1g"))  # type: ignore[arg-type]
-    assert decode(encode(job), Job) == job
+    job = FunctionJob(2, resources=Resources(cpus=2.0, memory="1g"))  # type: ignore[arg-type]
+    assert Job.from_json(encode(job)) == job
 
 
 def test_only_resources_are_resources() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.options import DataOptions, Exchange
 from pybackend.job.resources import Resources
 
@@ -79,7 +79,7 @@ def test_a_job_has_the_defaults_of_the_call() -> None:
     settled["roles"] = ()
     options = parameters(DataOptions)
     expected = {**parameters(pybackend.barrier_train), **options, **settled}
-    for field in fields(Job):
+    for field in fields(TrainingJob):
         default = field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()

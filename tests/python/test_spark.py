@@ -41,7 +41,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.api.mnist import digit_model
-from pybackend.job.job import FUNCTION, make_job
+from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
@@ -473,7 +473,7 @@ def test_a_task_that_is_stopped_with_its_worker_is_named_and_a_quiet_one_is_not(
                 os.kill(pid, signal.SIGSTOP)
         time.sleep(600)
 
-    job = replace(make_job("run", {"workers": 2, "verbose": 0}), timeout=2.5)
+    job = replace(make_job(FunctionJob, {"workers": 2, "verbose": 0}), timeout=2.5)
     with pytest.raises(WorkerFailedError, match="no sign of life for 5 s") as caught:
         SparkLauncher(spark).launch(job, {FUNCTION: dumps((work, ()))}, {}, print)
     assert (caught.value.rank, caught.value.host) == (0, "127.0.0.1")
@@ -559,7 +559,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
 
     launcher, job = (
         spark_launcher.SparkLauncher(spark),
-        make_job("run", {"workers": 2, "verbose": 0}),
+        make_job(FunctionJob, {"workers": 2, "verbose": 0}),
     )
     files = {FUNCTION: dumps((work, (str(tmp_path / "failed"),)))}
     with pytest.raises(WorkerFailedError, match="only the first time"):

@@ -19,7 +19,7 @@ from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
 from pybackend import InputError, Observer, TrainResult, barrier_train
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -181,7 +181,7 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
 def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
     from pybackend.strategy.chief import check_asynchronous
 
-    job = Job("train", 3, strategy="parameter_server", roles=(*ROLES.items(),))
+    job = TrainingJob(3, strategy="parameter_server", roles=(*ROLES.items(),))
     for reason, build in unfit_models().items():
         with pytest.raises(InputError, match=f"'parameter_server' cannot train .*{reason}"):
             check_asynchronous(build(), job)

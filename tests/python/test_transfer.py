@@ -20,7 +20,7 @@ from test_by_value import Net, Scaled
 import pybackend
 from pybackend.api.model import add_custom_objects, encode_model
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_OBJECTS, make_job
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_OBJECTS, TrainingJob, make_job
 from pybackend.model.by_value import take_snapshot
 from pybackend.model.compare import find_differences, hash_weights
 from pybackend.model.transfer import (
@@ -322,7 +322,7 @@ def test_a_file_that_lacks_a_weight_is_refused_before_the_training() -> None:
 
 def _files(model: Any, callbacks: Any = ()) -> set[str]:
     arguments = {"workers": 2, "epochs": 1, "batch_size": 8, "seed": 1, "timeout": 30}
-    job = replace(make_job("train", arguments), model_source="file")
+    job = replace(make_job(TrainingJob, arguments), model_source="file")
     known = add_custom_objects(model, None)
     return set(encode_model(model, known, job, callbacks)) - {EXTRAS}
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pybackend.data.arrays import Columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.arguments import is_variable_name
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
@@ -80,7 +80,7 @@ class Hosts:
         on_event: Emit,
     ) -> Outcome:
         """See `Launcher`."""
-        if job.is_elastic:
+        if isinstance(job, TrainingJob) and job.is_elastic:
             return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
         names = [host.name for host, ranks in placed for _ in ranks]
@@ -107,7 +107,7 @@ class Hosts:
 
     def _train_elastically(
         self,
-        job: Job,
+        job: TrainingJob,
         files: Mapping[str, bytes],
         datasets: Mapping[str, Columns],
         on_event: Emit,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.elastic import Said
@@ -43,7 +43,7 @@ class HostSite:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         slots: Sequence[HostSlots],
         reach: Callable[[HostSlots, MeetingServer], SshHost],
         contents: Mapping[str, bytes],

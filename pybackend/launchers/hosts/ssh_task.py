@@ -73,7 +73,7 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
         return
     shares = share_of_machine(len(meetings), resources=job.resources)
     with (
-        notice.expected(job.checkpoint is not None),
+        notice.expected(job.keeps_checkpoints),
         ThreadPoolExecutor(len(meetings)) as threads,
     ):
         for (rank, meeting), share in zip(meetings.items(), shares, strict=True):

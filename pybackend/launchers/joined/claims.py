@@ -20,7 +20,7 @@ from pybackend.data.arrays import count_rows
 from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FileRows
 from pybackend.job.codec import encode
-from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, argument_of
+from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
 from pybackend.model.structure import digest_config
 
 # What may differ: only the first process writes files, and the rest is about this process alone.
@@ -59,8 +59,9 @@ def describe_call(
     for field in fields(job):
         if field.name not in _OWN:
             claims[field.name] = json.loads(encode(getattr(job, field.name)))
-    claims["seed"] = job.seed if job.is_seeded else None
-    claims["model_uri"] = None if job.model_uri is None else "a path"
+    if isinstance(job, TrainingJob):
+        claims["seed"] = job.seed if job.is_seeded else None
+        claims["model_uri"] = None if job.model_uri is None else "a path"
     if MODEL_FILE in files:
         claims["structure"] = _digest_file(files[MODEL_FILE])
     # Functions are each process's own: their code names files, and more.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pybackend.data.arrays import Columns, shard
 from pybackend.data.spool import write_columns
@@ -25,7 +25,7 @@ from pybackend.errors import (
     root_cause_first,
 )
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import TRAINED, Job
+from pybackend.job.job import TRAINED, AnyJob, Job
 from pybackend.job.messages import Emit, Event, FromLauncher, Reported, answer_of
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
@@ -94,7 +94,7 @@ class JoinedLauncher:
         place = self.place
         token = derive_token(self._secret, "processes that join")
         claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
-        rows = _OwnRows(datasets, job.workers, job.shuffle == "global")
+        rows = _OwnRows(datasets, job.workers, job.shuffles_globally)
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
@@ -132,7 +132,7 @@ class _Results:
     """What the first process sends all others, besides the model: reports by rank, and its job."""
 
     reports: tuple[WorkerReport, ...]
-    job: Job
+    job: AnyJob
 
 
 def _lead(call: JoinedCall, notice: Notice) -> Outcome:
@@ -164,7 +164,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             raise gang.error
         report = _at_own_end(report, notice)
         reports = others.wait(report)
-        results = _Results(tuple(reports), gang.job)
+        results = _Results(tuple(reports), cast("AnyJob", gang.job))
         contents = {_RESULTS: encode(results).encode()}
         if model is not None and all(report.ok for report in reports):
             contents[_MODEL + model[0]] = model[1]

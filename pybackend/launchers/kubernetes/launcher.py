@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.data.arrays import Columns
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.arguments import check_whole_number
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
@@ -175,7 +175,7 @@ class KubernetesLauncher:
         """See `Launcher`."""
         self.check(job)
         with Cluster(self.settings.context, self.settings.namespace) as cluster:
-            if job.is_elastic:
+            if isinstance(job, TrainingJob) and job.is_elastic:
                 return self._train_elastically(cluster, job, files, datasets, on_event)
             name, token = _new_name(), new_token()
             with MeetingServer(None, token, job.workers) as meeting, swept_folder() as folder:
@@ -192,7 +192,7 @@ class KubernetesLauncher:
     def _train_elastically(
         self,
         cluster: Cluster,
-        job: Job,
+        job: TrainingJob,
         files: Mapping[str, bytes],
         datasets: Mapping[str, Columns],
         on_event: Emit,

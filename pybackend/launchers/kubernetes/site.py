@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pybackend.errors import ClusterError
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.elastic import Remark, Said
@@ -51,7 +51,7 @@ class PodSite:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         open_job: Callable[
             [str, Job, MeetingServer, Callable[[int], Bundle], Emit], AbstractContextManager[Follow]
         ],

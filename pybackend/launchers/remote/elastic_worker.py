@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.job.job import Job
+from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Announced, Emit, Event, FromLauncher
 from pybackend.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.job.report import WorkerReport
@@ -18,7 +18,7 @@ from pybackend.launchers.remote.elastic_task import PACKAGES
 from pybackend.net.meeting import MeetingServer
 
 
-def as_gang(job: Job) -> Job:
+def as_gang(job: TrainingJob) -> TrainingJob:
     """The job as `run_gang` follows it for one worker."""
     return replace(job, workers=1, min_workers=1, max_workers=None)
 

@@ -26,7 +26,7 @@ def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[
         parts = [shard(columns, job.workers, rank) for rank in range(job.workers)]
         counts[name] = [count_rows(part) for part in parts]
         (folder / ROWS / name).mkdir(parents=True)
-        if job.is_elastic or (name == "train" and job.shuffle == "global"):
+        if job.is_elastic or (name == "train" and job.shuffles_globally):
             write_columns(folder / ROWS / name / _ALL, columns)
             continue
         for rank, part in enumerate(parts):

@@ -144,7 +144,7 @@ class SlurmLauncher:
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
         own = JobFiles(folder, job.workers)
-        options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.checkpoint is not None)
+        options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.keeps_checkpoints)
         script = _describe_script(settings, folder, own, options)
         later = (
             "the letters in place of XXXXXXXX",
@@ -185,7 +185,7 @@ class SlurmLauncher:
             # Which hosts, the tasks learn from Slurm.
             contents = pack_task(RemoteTask(member, ()), folder, datasets)
             own = JobFiles(folder, job.workers)
-            options = _describe_job(settings, name, own, job.checkpoint is not None)
+            options = _describe_job(settings, name, own, job.keeps_checkpoints)
             script = _describe_script(settings, folder, own, options).encode()
             Bundle({**contents, _SCRIPT: script}).write(folder)
             (folder / TASK).chmod(0o600)

@@ -39,7 +39,7 @@ def main(folder: Path) -> int:
     # Made by the driver of its own objects, in a folder that is its user's alone.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
     task = replace(task, hosts=hosts_by_rank(os.environ))
-    end.may_wait = task.member.job.checkpoint is not None
+    end.may_wait = task.member.job.keeps_checkpoints
     driver, token = task.member.driver, task.member.token
     rank = int(os.environ["SLURM_PROCID"])
     with MeetingClient(driver, token, rank, _DRIVER_SECONDS, end.at_once) as meeting:

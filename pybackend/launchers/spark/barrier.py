@@ -20,7 +20,7 @@ from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
 from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
-from pybackend.job.job import Job, argument_of
+from pybackend.job.job import Job, TrainingJob, argument_of
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
@@ -162,6 +162,8 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
 
 def _with_model_limit(session: Any, job: Job) -> Job:
     """Spark fails a job whose results are larger than the driver is set to take."""
+    if not isinstance(job, TrainingJob):
+        return job
     limit = read_setting(session, "spark.driver.maxResultSize") or "1g"
     known = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     if known is None or int(known[1]) == 0:  # 0: as large as they are
@@ -236,7 +238,7 @@ def _frame_of_blobs(
     session: Any, job: Job, datasets: Mapping[str, Any]
 ) -> tuple[Any, Blobs, Counts]:
     keys = _partition_keys(session, job.workers)
-    to_all = ("train",) if job.shuffle == "global" else ()
+    to_all = ("train",) if job.shuffles_globally else ()
     counts = count_rows_to_send(datasets, job.workers)
     sent = count_rows_to_send(datasets, job.workers, to_all)
     rows = list(pack_blobs(datasets, keys, to_all))

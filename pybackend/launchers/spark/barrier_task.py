@@ -19,6 +19,7 @@ from pybackend.data.packed import Layout, spool_blobs
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
+from pybackend.job.job import TrainingJob
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.member import Member
 from pybackend.launchers.spark.task_failure import fail_task
@@ -89,7 +90,8 @@ class Task:
                 f"{member.job.workers}"
             )
         is_observed = member.job.is_observed
-        is_wanted = is_observed or member.job.tensorboard is not None
+        writes_events = isinstance(member.job, TrainingJob) and member.job.tensorboard is not None
+        is_wanted = is_observed or writes_events
         patience = _WANTED_DRIVER_SECONDS if is_wanted else _DRIVER_SECONDS
         with MeetingClient(member.driver, member.token, rank, patience) as meeting:
             meeting.start_beating(find_silence(member.job.timeout))

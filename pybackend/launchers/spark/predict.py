@@ -18,7 +18,7 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
-from pybackend.job.job import MODEL_FILE, Job
+from pybackend.job.job import MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python
 from pybackend.launchers.spark.session import ask, is_connect, read_schema
@@ -31,7 +31,7 @@ _VECTOR = "VectorUDT"
 def add_predictions(
     frame: Any,
     choice: ColumnSpec,
-    job: Job,
+    job: PredictionJob,
     files: Mapping[str, bytes],
     predictions: Predictions,
     *,

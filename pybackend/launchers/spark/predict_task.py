@@ -23,7 +23,7 @@ from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
 from pybackend.data.ragged import Ragged, to_dense
-from pybackend.job.job import EXTRAS, MODEL_FILE, Job
+from pybackend.job.job import EXTRAS, MODEL_FILE, PredictionJob
 from pybackend.model.quiet import import_tensorflow
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ class PredictTask:
         Whether a row with a null or an unknown category has null for predictions.
     """
 
-    job: Job
+    job: PredictionJob
     files: Mapping[str, bytes]
     digest: str
     column_groups: tuple[ColumnGroup, ...]
