@@ -116,7 +116,6 @@ _LOSSES = {
     "WorkerStalled",
 }
 
-# A training that is kept may take several of these.
 _LIMITS = {"TimeLimit"}
 
 # What TensorFlow's own collectives, and its coordinator, say on the other workers.
@@ -151,6 +150,11 @@ class Failure:
     def is_loss(self) -> bool:
         """Whether the process was lost, through no fault in what it ran."""
         return self.exception_type in _LOSSES
+
+    @property
+    def is_end_of_time(self) -> bool:
+        """Whether a limit in time has ended it: a training that is kept may take several."""
+        return self.exception_type in _LIMITS
 
     @property
     def is_consequence(self) -> bool:
@@ -212,7 +216,7 @@ class WorkerFailedError(TfdistError):
         is_kept
             Whether there are checkpoints: then a time limit is a loss, too.
         """
-        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
+        lost = [f.is_loss or (is_kept and f.is_end_of_time) for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost or failure.follows(are_lost)

@@ -112,6 +112,11 @@ class Job:
         return False
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether the training goes on, with others or later, when its workers are told to end."""
+        return self.keeps_checkpoints or self.is_elastic
+
+    @property
     def repeats_rows(self) -> bool:
         """Whether another run must have the same rows in the same order."""
         return False

@@ -352,7 +352,7 @@ class Child:
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
             job = self.job  # an elastic one has no checkpoint
-            may_be_kept = job.kind == "train" and not (job.keeps_checkpoints or job.is_elastic)
+            may_be_kept = job.kind == "train" and not job.can_go_on
             advice = _TOLD_ADVICE if may_be_kept else ""
             return self._fail("Preempted", TOLD, advice)
         if status < 0:

@@ -57,15 +57,11 @@ Said = Event | WorkerReport | Obstacle | Remark
 
 
 class Worker(Protocol):
-    """A worker that was started somewhere.
+    """A worker that was started somewhere."""
 
-    Attributes
-    ----------
-    host
-        Where, for messages.
-    """
-
-    host: str
+    @property
+    def host(self) -> str:
+        """Where, for messages."""
 
     def go(self, order: FromLauncher) -> None:
         """Send it an order."""
@@ -368,11 +364,13 @@ class _Training:
         """Raise what a worker has failed by, unless it was lost; the others get a short grace."""
         had = [member for member in self._members if member.orders or not self._gangs]
         failures = [member.failure for member in had if member.failure is not None]
-        if not any(not failure.is_loss for failure in failures):
+        # A worker with a time limit of its own has a successor.
+        causes = [f for f in failures if not (f.is_loss or f.is_end_of_time)]
+        if not causes:
             return
         self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
         if time.monotonic() > self._deadline or not any(m.is_busy for m in self._gang):
-            self._fail([failure for failure in failures if not failure.is_loss])
+            self._fail(causes)
 
     def _fail(self, failures: Sequence[Failure]) -> NoReturn:
         raise WorkerFailedError(root_cause_first(failures))

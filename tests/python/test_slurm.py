@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mnist_case
 import pytest
+import test_elastic
+from cloudpickle import register_pickle_by_value
 from conftest import build_dense, full, needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
-from slurm import Slurm, needs_slurm, slurm_cluster
+from slurm import NODES, Slurm, needs_slurm, slurm_cluster
 from told import check_goes_on
 
 import pybackend
@@ -24,6 +27,8 @@ from pybackend.launchers.slurm import launcher
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import read_job
 from pybackend.launchers.slurm.watch import describe_end, describe_notice
+
+register_pickle_by_value(test_elastic)
 
 pytestmark = [pytest.mark.launcher, needs_slurm]
 
@@ -217,6 +222,77 @@ def test_a_node_that_fails(cluster: Slurm, tmp_path: Path) -> None:
         for left in temporary(cluster).glob("tfdist-1-*"):  # it had no time to do so
             shutil.rmtree(left)
     assert (error.exception_type, error.rank, error.host) == ("NodeFailed", 1, "n10")
+
+
+def show_first_job(cluster: Slurm, what: str) -> str:
+    """What Slurm shows of the job of worker 0, which may not be the first that was submitted."""
+    shown = cluster.run("squeue", "--noheader", f"--format={what} %j").splitlines()
+    return next(line.split()[0] for line in shown if line.endswith("-0"))
+
+
+@pytest.mark.full
+def test_a_training_goes_on_while_a_node_fails_and_another_comes(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop, failed = test_elastic.StopWhenJoined(tmp_path, number=2), []
+
+    def fail() -> None:
+        wait_for(Path(stop.begun).exists, PATIENCE)
+        failed.append(show_first_job(cluster, "%N"))
+        cluster.kill(failed[0])
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    place = pybackend.slurm(folder=jobs(cluster), cpus=2)  # all of a node
+    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500}
+    try:
+        result = test_elastic.train(stop, target=place, **settings)
+    finally:
+        failing.join()
+        cluster.start(failed[0])
+        for left in temporary(cluster).glob("tfdist-*"):  # it had no time to do so
+            shutil.rmtree(left)
+    assert [gang.workers for gang in result.gangs] == [[0, 1], [1], [1, 2]]
+    assert "its node does not answer Slurm any more" in result.gangs[1].left["0"]
+    left = {cluster.hosts[node].address for node in NODES if node not in failed}
+    assert {worker.host for worker in result.workers} == left
+    assert f"worker 0 on {failed[0]} is gone" in capsys.readouterr().out
+    test_elastic.check_exact(result)
+
+
+@pytest.mark.full
+def test_a_worker_whose_time_is_over_is_replaced(cluster: Slurm, tmp_path: Path) -> None:
+    stop = test_elastic.StopWhenJoined(tmp_path, number=2)
+
+    def displace() -> None:
+        wait_for(Path(stop.begun).exists, PATIENCE)
+        number = show_first_job(cluster, "%A")
+        cluster.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
+
+    displacing = threading.Thread(target=displace)
+    displacing.start()
+    place = pybackend.slurm(folder=jobs(cluster), time=60)
+    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 1000, "verbose": 0}
+    result = test_elastic.train(stop, target=place, **settings)
+    displacing.join()
+    assert [gang.workers for gang in result.gangs[:1]] == [[0, 1]]
+    assert result.gangs[-1].workers == [1, 2]
+    left = " ".join(text for gang in result.gangs for text in gang.left.values())
+    assert "time limit" in left
+    test_elastic.check_exact(result)
+
+
+def test_workers_that_go_and_come_have_a_job_each() -> None:
+    settings = {"workers": 2, "min_workers": 1}
+    options = {"ntasks-per-node": 1}
+    for place in (pybackend.slurm(nodes=2), pybackend.slurm(nodes=2, options=options)):
+        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) asks"):
+            pybackend.plan(place, build_dense, test_elastic.X, **settings)
+    planned = pybackend.plan(
+        pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings
+    )
+    assert [worker.place for worker in planned.workers] == ["a job of its own"] * 2
+    assert "#SBATCH --ntasks=1\n" in planned.documents["job.sh"]
 
 
 DRIVER = """

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.data.arrays import Columns
@@ -20,12 +22,13 @@ from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
-from pybackend.launchers.hosts.site import HostSite
 from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.gang import run_gang
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
@@ -121,13 +124,11 @@ class Hosts:
             task = RemoteTask(member, addresses, self.environment)
             contents = pack_task(task, folder, datasets)
 
-            def reach(host: HostSlots, meeting: MeetingServer) -> SshHost:
-                return self._start(host, [0], meeting, job, host.slots)
-
-            with HostSite(job, slots, reach, contents, folder, _CHOOSE_PYTHON) as site:
+            way = _Slots(self, slots, job, contents, folder)
+            with RemoteSite(len(slots), way, _CHOOSE_PYTHON) as site:
                 return train_elastically(job, datasets, on_event, site)
 
-    def _start(
+    def start(
         self,
         host: HostSlots,
         ranks: Sequence[int],
@@ -135,6 +136,7 @@ class Hosts:
         job: Job,
         neighbours: int,
     ) -> SshHost:
+        """Have ssh start Python on a host, for these workers."""
         # A function may do without TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
         temporary = self.environment.get("TMPDIR")
@@ -149,7 +151,7 @@ class Hosts:
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
-                reached.append(self._start(host, ranks, meeting, job, len(ranks)))
+                reached.append(self.start(host, ranks, meeting, job, len(ranks)))
             yield reached
         finally:
             for one in reached:
@@ -157,6 +159,37 @@ class Hosts:
             deadline = time.monotonic() + _END_SECONDS
             for one in reached:
                 one.wait(deadline - time.monotonic())
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """A `Way`: each worker has an ssh of its own, so that one ends without the others."""
+
+    launcher: Hosts
+    slots: Sequence[HostSlots]
+    job: TrainingJob
+    contents: Mapping[str, bytes]
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return self.slots[place].name
+
+    def make_meeting(self) -> MeetingServer:
+        return MeetingServer(None, "", 1)
+
+    @contextmanager
+    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+        host = self.slots[place]
+        share = sum(slot is host for slot in self.slots[:place])
+        post = {POST: Post(number, place, host.slots, share).to_json()}
+        ssh = self.launcher.start(host, [0], meeting, self.job, host.slots)
+        try:
+            ssh.send(Bundle({**self.contents, **post}, files_of_ranks(self.folder, [])))
+            job, names = as_gang(self.job), [host.name]
+            yield partial(run_gang, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
+        finally:
+            ssh.let_go()
+            ssh.wait(_END_SECONDS)
 
 
 def hosts(

@@ -7,11 +7,13 @@ import json
 import secrets as random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns
-from pybackend.errors import ClusterError, Failure
+from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
@@ -27,10 +29,11 @@ from pybackend.launchers.kubernetes.manifests import (
 )
 from pybackend.launchers.kubernetes.pod import PodChannel
 from pybackend.launchers.kubernetes.settings import KubernetesSettings, check_settings
-from pybackend.launchers.kubernetes.site import Follow, PodSite
 from pybackend.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.gang import run_gang
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
@@ -186,8 +189,8 @@ class KubernetesLauncher:
                 def bundle(rank: int) -> Bundle:
                     return Bundle(contents, files_of_ranks(folder, [rank]))
 
-                with self._open_job(cluster, name, job, meeting, bundle, on_event) as follow:
-                    return follow(on_event)
+                with self.open_job(cluster, name, job, meeting, bundle, on_event) as follow:
+                    return follow(on_event=on_event)
 
     def _train_elastically(
         self,
@@ -202,13 +205,12 @@ class KubernetesLauncher:
             member = Member(job, files, None, "", None, False, remedy=_REMEDY)
             # The others reach a pod at the address that is in its environment.
             contents = pack_task(RemoteTask(member, ("localhost",)), folder, datasets)
-            open_job = partial(self._open_job, cluster)
-            arguments = (job, open_job, _new_name(), contents, folder, _REMEDY)
-            with PodSite(*arguments) as site:
+            way = _Pods(self, cluster, _new_name(), job, contents, folder)
+            with RemoteSite(job.most_workers, way, _REMEDY) as site:
                 return train_elastically(job, datasets, on_event, site)
 
     @contextlib.contextmanager
-    def _open_job(
+    def open_job(
         self,
         cluster: Cluster,
         name: str,
@@ -216,7 +218,7 @@ class KubernetesLauncher:
         meeting: MeetingServer,
         bundle: Callable[[int], Bundle],
         on_note: Emit,
-    ) -> Iterator[Follow]:
+    ) -> Iterator[Callable[..., Outcome]]:
         """Create a Job; gives what follows its workers to their end. On leaving, all is gone."""
         command, patience = relay_command(self.settings), self.settings.patience
 
@@ -225,18 +227,16 @@ class KubernetesLauncher:
 
         with self._created(cluster, name, job, on_note):
             watch = KubernetesWatch(cluster, name, job.workers, meeting, join, on_note, patience)
-
-            def follow(on_event: Emit, check: Callable[[], None] = lambda: None) -> Outcome:
-                def look() -> list[Failure]:
-                    check()
-                    return watch.look()
-
-                hosts = host_names(name, job.workers)
-                seconds = max(_MEET_SECONDS, patience)
-                return run_gang(meeting, job, hosts, on_event, look, seconds, watch.explain)
-
             try:
-                yield follow
+                yield partial(
+                    run_gang,
+                    meeting,
+                    job,
+                    host_names(name, job.workers),
+                    look=watch.look,
+                    meet_seconds=max(_MEET_SECONDS, patience),
+                    explain=watch.explain,
+                )
             finally:
                 _close(list(watch.channels.values()))
 
@@ -257,6 +257,32 @@ class KubernetesLauncher:
                     let_go()
                 except ClusterError as error:  # the result, or the first error, goes before it
                     on_event(Note(f"{error}. It may be left: `kubectl delete job {name}`"))
+
+
+@dataclass(frozen=True)
+class _Pods:
+    """A `Way`: a Job with one pod for each worker, whose names begin with the same ``name``."""
+
+    launcher: KubernetesLauncher
+    cluster: Cluster
+    name: str
+    job: TrainingJob
+    contents: Mapping[str, bytes]
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return f"{self.name}-{number}"
+
+    def make_meeting(self) -> MeetingServer:
+        return MeetingServer(None, "", 1)
+
+    def open(
+        self, number: int, place: int, meeting: MeetingServer, note: Emit
+    ) -> contextlib.AbstractContextManager[Follow]:
+        post = {POST: Post(number).to_json()}
+        bundle = Bundle({**self.contents, **post}, files_of_ranks(self.folder, []))
+        name, job = self.name_host(number, place), as_gang(self.job)
+        return self.launcher.open_job(self.cluster, name, job, meeting, lambda _: bundle, note)
 
 
 _TRAINING, _FUNCTION = "tensorflow numpy", "numpy"

@@ -70,7 +70,7 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
         meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return False
     notice, job = Notice(), task.member.job
-    if job.keeps_checkpoints or job.is_elastic:
+    if job.can_go_on:
         signal.signal(signal.SIGTERM, notice.take)
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
     reached = os.environ.get("TFDIST_ADDRESS")

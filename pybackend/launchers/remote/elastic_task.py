@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pybackend.job.codec import encode
+from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Announced, Failed, Reported
 from pybackend.job.notice import Notice
 from pybackend.job.packages import read_versions
@@ -42,17 +42,24 @@ class Post:
         How many workers its host may have.
     share
         Which part of that host it gets, from 0.
+    driver
+        Where it meets the driver, if it is not connected already.
     """
 
     number: int
-    place: int
-    neighbours: int
-    share: int
+    place: int = 0
+    neighbours: int = 1
+    share: int = 0
+    driver: str = ""
+
+    def to_json(self) -> bytes:
+        """Content of the file."""
+        return encode(self).encode()
 
 
 def read_post(folder: Path) -> Post:
     """What the bundle in this folder has for its worker alone."""
-    return Post(**json.loads((folder / POST).read_text()))
+    return decode((folder / POST).read_bytes(), Post)
 
 
 def follow_orders(

@@ -30,6 +30,7 @@ def run_gang(
     look: Callable[[], Iterable[Failure]],
     meet_seconds: float = _MEET_SECONDS,
     explain: Callable[[Failure], Failure] = lambda failure: failure,
+    check: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Follow workers that run `pybackend.launchers.remote.task.take_part`, to their end.
 
@@ -47,13 +48,15 @@ def run_gang(
         Time from the first worker's arrival to the last one's.
     explain
         Says why a worker was told to end, if the platform knows.
+    check
+        Called as often as `look`; what it raises ends this at once.
 
     Raises
     ------
     ClusterError, WorkerFailedError
         As `Launcher.launch`.
     """
-    return _RemoteGang(meeting, job, hosts, on_event, meet_seconds, explain).run(look)
+    return _RemoteGang(meeting, job, hosts, on_event, meet_seconds, explain).run(look, check)
 
 
 class _RemoteGang:
@@ -75,10 +78,11 @@ class _RemoteGang:
         self._reports: dict[int, WorkerReport] = {}
         self._left: dict[int, float] = {}
 
-    def run(self, look: Callable[[], Iterable[Failure]]) -> Outcome:
+    def run(self, look: Callable[[], Iterable[Failure]], check: Callable[[], None]) -> Outcome:
         """See `run_gang`."""
         deadline, trouble = float("inf"), None
         while self._running():
+            check()
             if time.monotonic() > min(deadline, self._deadline()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.

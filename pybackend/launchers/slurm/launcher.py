@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.gang import run_gang
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
@@ -26,7 +30,7 @@ from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import node_address, submit
 from pybackend.launchers.slurm.script import batch_script, srun
 from pybackend.launchers.slurm.settings import SlurmSettings, check_settings, with_resources
-from pybackend.launchers.slurm.tasks import check_tasks, count_tasks
+from pybackend.launchers.slurm.tasks import PER_NODE, check_tasks, count_tasks
 from pybackend.launchers.slurm.watch import SlurmWatch
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
@@ -38,7 +42,7 @@ _NOTICE_SECONDS = 60
 _START = (
     "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
-    "from pybackend.launchers.slurm.task import main; sys.exit(main(folder))"
+    "from pybackend.launchers.slurm.task import main; sys.exit(main(folder, Path(sys.argv[2])))"
 )
 _CHOOSE_PYTHON = "name a Python that all nodes have: slurm(python=...)"
 
@@ -125,10 +129,18 @@ class SlurmLauncher:
     is_here = False
     session = None
     workers = None
-    why_fixed = "a Slurm job keeps the tasks that it began with"
 
     def __init__(self, settings: SlurmSettings) -> None:
         self.settings = settings
+
+    @property
+    def why_fixed(self) -> str | None:
+        """See `Launcher`: without a word on nodes, each worker of an elastic training has a job."""
+        settings = self.settings
+        for name, given in (("nodes", settings.nodes), (PER_NODE, settings.per_node)):
+            if given is not None:
+                return f"{name}={given} of slurm() asks for one job, whose tasks stay the same"
+        return None
 
     def __repr__(self) -> str:
         return f"slurm({self.settings.partition or ''})"
@@ -140,17 +152,18 @@ class SlurmLauncher:
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`."""
+        """See `Describing`; an elastic training has a job for each worker."""
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
-        own = JobFiles(folder, job.workers)
-        options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.keeps_checkpoints)
+        own = JobFiles(folder, 1 if job.is_elastic else job.workers)
+        options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
         script = _describe_script(settings, folder, own, options)
         later = (
             "the letters in place of XXXXXXXX",
             "when the job begins, and on which nodes",
         )
-        return Submission(("a task of the job",) * job.workers, {_SCRIPT: script}, later)
+        place = "a job of its own" if job.is_elastic else "a task of the job"
+        return Submission((place,) * job.workers, {_SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
         """See `Slotted`."""
@@ -170,36 +183,91 @@ class SlurmLauncher:
     ) -> Outcome:
         """See `Launcher`."""
         settings = with_resources(self.settings, job.resources)
-        token = new_token()
-        name = f"tfdist-{new_token()[:8]}"
+        token, name = new_token(), f"tfdist-{new_token()[:8]}"
         address = settings.address or _find_address(settings.partition)
         try:
             settings.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"`folder` of slurm(), {settings.folder}: {error}") from error
-        with ExitStack() as stack:
-            folder = stack.enter_context(swept_folder(str(settings.folder)))
-            meeting = stack.enter_context(MeetingServer(address, token, job.workers))
-            driver = meeting.address
-            member = Member(job, files, None, token, driver, False, remedy=_CHOOSE_PYTHON)
-            # Which hosts, the tasks learn from Slurm.
-            contents = pack_task(RemoteTask(member, ()), folder, datasets)
-            own = JobFiles(folder, job.workers)
-            options = _describe_job(settings, name, own, job.keeps_checkpoints)
-            script = _describe_script(settings, folder, own, options).encode()
-            Bundle({**contents, _SCRIPT: script}).write(folder)
-            (folder / TASK).chmod(0o600)
-            cancelled = stack.enter_context(cancelled_in_the_end(name))
-            number = submit(folder / _SCRIPT)
-            seconds = notice_seconds(options["signal"])
-            watch = SlurmWatch(number, own, meeting, on_event, settings.patience, seconds)
-            outcome = run_gang(meeting, job, own, on_event, watch.look, explain=watch.explain)
+        with swept_folder(str(settings.folder)) as folder:
+            if isinstance(job, TrainingJob) and job.is_elastic:
+                _pack(Member(job, files, None, token, None, False), folder, datasets)
+                way = _Jobs(settings, address, token, name, job, folder)
+                with RemoteSite(job.most_workers, way, _CHOOSE_PYTHON) as site:
+                    return train_elastically(job, datasets, on_event, site)
+            with MeetingServer(address, token, job.workers) as meeting:
+                driver = meeting.address
+                member = Member(job, files, None, token, driver, False, remedy=_CHOOSE_PYTHON)
+                _pack(member, folder, datasets)
+                own = JobFiles(folder, job.workers)
+                with _submitted(settings, name, job, meeting, folder, own, on_event) as follow:
+                    return follow(on_event=on_event)
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """A `Way`: a job of one task for each worker, whose names begin with the same ``name``."""
+
+    settings: SlurmSettings
+    address: str
+    token: str
+    name: str
+    job: TrainingJob
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return self._files(number)[0]
+
+    def make_meeting(self) -> MeetingServer:
+        return MeetingServer(self.address, self.token, 1)
+
+    @contextmanager
+    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+        own = self._files(number)
+        own.folder.mkdir()
+        (own.folder / POST).write_bytes(Post(number, driver=meeting.address).to_json())
+        name, job = f"{self.name}-{number}", as_gang(self.job)
+        with _submitted(self.settings, name, job, meeting, self.folder, own, note) as follow:
+            yield follow
+
+    def _files(self, number: int) -> JobFiles:
+        return JobFiles(self.folder / f"worker-{number}", 1)
+
+
+def _pack(member: Member, folder: Path, datasets: Mapping[str, Columns]) -> None:
+    """Write what all tasks need; which hosts they have, they learn from Slurm."""
+    Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
+    (folder / TASK).chmod(0o600)
+
+
+@contextmanager
+def _submitted(
+    settings: SlurmSettings,
+    name: str,
+    job: Job,
+    meeting: MeetingServer,
+    folder: Path,
+    own: JobFiles,
+    on_note: Emit,
+) -> Iterator[Callable[..., Outcome]]:
+    """Submit a job; gives what follows its workers to their end. On leaving, it is cancelled."""
+    options = _describe_job(settings, name, own, job.can_go_on)
+    path = own.folder / _SCRIPT
+    path.write_text(_describe_script(settings, folder, own, options))
+    with cancelled_in_the_end(name) as cancelled:
+        number, seconds = submit(path), notice_seconds(options["signal"])
+        watch = SlurmWatch(number, own, meeting, on_note, settings.patience, seconds)
+
+        def follow(**options: Any) -> Outcome:
+            outcome = run_gang(meeting, job, own, look=watch.look, explain=watch.explain, **options)
             cancelled.let_go()
             return outcome
 
+        yield follow
+
 
 def _describe_job(
-    settings: SlurmSettings, name: str, files: JobFiles, is_kept: bool
+    settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
 ) -> dict[str, Any]:
     """sbatch's options."""
     return {
@@ -213,7 +281,7 @@ def _describe_job(
         "output": files.batch_log,
         # Its driver is told, and may start again.
         "no-requeue": True,
-        "signal": signal_option(settings.time, _NOTICE_SECONDS) if is_kept else None,
+        "signal": signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
         **settings.options,
     }
 
@@ -228,7 +296,7 @@ def _describe_script(
         "gpus-per-task": settings.gpus or None,
         "output": files.task_log,
     }
-    command = srun(step, [settings.python, "-u", "-c", _START, str(folder)])
+    command = srun(step, [settings.python, "-u", "-c", _START, str(folder), str(files.folder)])
     # A `module load` that fails must not go unnoticed.
     setup = ["set -e", settings.setup, "set +e"] if settings.setup else []
     return batch_script(options, [*setup, f"exec {shlex.join(command)}"])

@@ -17,15 +17,23 @@ import cloudpickle
 from pybackend.errors import ClusterError
 from pybackend.job.notice import Notice
 from pybackend.launchers.joined.slurm_place import hosts_by_rank
+from pybackend.launchers.machine_share import limit_threads
+from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.slurm.step import count_cores
 from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import own_address, split_address
 
 _DRIVER_SECONDS = 30.0
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, own: Path) -> int:
     """Run one worker; returns the status with which its task ends.
+
+    Parameters
+    ----------
+    folder, own
+        What all workers get, and what those of this job alone.
 
     Raises
     ------
@@ -39,9 +47,10 @@ def main(folder: Path) -> int:
     # Made by the driver of its own objects, in a folder that is its user's alone.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
     task = replace(task, hosts=hosts_by_rank(os.environ))
-    end.may_wait = task.member.job.keeps_checkpoints
-    driver, token = task.member.driver, task.member.token
-    rank = int(os.environ["SLURM_PROCID"])
+    end.may_wait = task.member.job.can_go_on
+    rank, token = int(os.environ["SLURM_PROCID"]), task.member.token
+    post = read_post(own) if task.member.job.is_elastic else None
+    driver = (post.driver if post else task.member.driver) or ""
     with MeetingClient(driver, token, rank, _DRIVER_SECONDS, end.at_once) as meeting:
         meeting.wait_until_settled(_DRIVER_SECONDS + 5)
         if meeting.error is not None:
@@ -50,6 +59,11 @@ def main(folder: Path) -> int:
                 "the `address` by which nodes reach the driver's machine"
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
+        if post is not None:
+            variables = limit_threads(task.member.job.resources.cpus or cores)
+            reached = own_address(split_address(driver)[0])
+            arguments = (task, post, folder, meeting, variables, reached, end.notice)
+            return 0 if follow_orders(*arguments) else 1
         is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=end.notice)
         return 0 if is_well else 1
 

@@ -1,0 +1,210 @@
+"""Workers of an elastic training that a system starts on other hosts, one by one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import Announced, Emit, Event, FromLauncher, Note
+from pybackend.job.packages import TITLES, UNKNOWN, find_difference
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.elastic import Obstacle, Remark, Said
+from pybackend.launchers.remote.elastic_task import PACKAGES
+from pybackend.net.meeting import MeetingServer
+
+# For what was started to end, and to be removed.
+_END_SECONDS = 60.0
+
+
+class Follow(Protocol):
+    """Follows what was started for one worker to its end, as `run_gang` does."""
+
+    def __call__(self, *, on_event: Emit, check: Callable[[], None]) -> Outcome: ...
+
+
+class Way(Protocol):
+    """How one worker is started, and what it is called. All methods may be called from threads."""
+
+    def name_host(self, number: int, place: int) -> str:
+        """Where the worker of this number is, for messages."""
+
+    def make_meeting(self) -> MeetingServer:
+        """Where a worker meets the driver, alone."""
+
+    def open(
+        self, number: int, place: int, meeting: MeetingServer, note: Emit
+    ) -> AbstractContextManager[Follow]:
+        """Start it; on leaving, nothing is left of it.
+
+        Parameters
+        ----------
+        number, place
+            As in `Site.start`.
+        note
+            Is told, by a `Note`, what the worker waits for.
+        """
+
+
+def as_gang(job: TrainingJob) -> TrainingJob:
+    """The job as `run_gang` follows it for one worker."""
+    return replace(job, workers=1, min_workers=1, max_workers=None)
+
+
+class RemoteSite:
+    """A `Site`: workers that a system starts one by one; a context manager, which ends them.
+
+    Parameters
+    ----------
+    places
+        As in `Site`.
+    remedy
+        As in `Member`.
+    """
+
+    def __init__(self, places: int, way: Way, remedy: str) -> None:
+        self.places = places
+        self._way = way
+        self._packages = _Packages(remedy)
+        self._workers: list[_RemoteWorker] = []
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> RemoteSite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        deadline = time.monotonic() + _END_SECONDS
+        for worker in self._workers:
+            worker.wait(deadline - time.monotonic())
+
+    def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
+        """See `Site`."""
+        worker = _RemoteWorker(self._way, number, place, say, self._packages, self._check)
+        self._workers.append(worker)
+        worker.follow()
+        return worker
+
+    def _check(self) -> None:
+        if self._is_over.is_set():
+            raise _OverError("the training has ended")
+
+
+class _OverError(Exception):
+    """Nobody needs this worker any more."""
+
+
+class _Packages:
+    """What the workers so far have announced of their Pythons; ``remedy`` is as in `Member`."""
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[str, Mapping[str, str]]] = {}
+
+    def compare(self, number: int, host: str, versions: Mapping[str, str]) -> None:
+        """Take in a further worker's.
+
+        Raises
+        ------
+        ClusterError
+            They are not those of the workers before.
+        """
+        with self._lock:
+            known = {**self._known, number: (host, versions)}
+            unknown = ("", dict.fromkeys(TITLES, UNKNOWN))
+            every = [known.get(n, unknown) for n in range(max(known) + 1)]
+            hosts, found = zip(*every, strict=True)
+            if difference := find_difference(hosts, found, self._remedy):
+                raise ClusterError(difference[1])
+            self._known = known
+
+
+class _RemoteWorker:
+    """A worker that runs `pybackend.launchers.remote.elastic_task.follow_orders`; see `Worker`."""
+
+    def __init__(
+        self,
+        way: Way,
+        number: int,
+        place: int,
+        say: Callable[[Said], None],
+        packages: _Packages,
+        check: Callable[[], None],
+    ) -> None:
+        self._way = way
+        self._number = number
+        self._place = place
+        self._say = say
+        self._packages = packages
+        self._check = check
+        self._meeting = way.make_meeting()  # its own: its rank is 0 there
+        self._model: tuple[str, bytes] | None = None
+        self._thread = threading.Thread(target=self._to_its_end, daemon=True)
+
+    @property
+    def host(self) -> str:
+        """See `Worker`."""
+        return self._way.name_host(self._number, self._place)
+
+    def follow(self) -> None:
+        """Start it and follow it to its end, from a thread."""
+        self._thread.start()
+
+    def go(self, order: FromLauncher) -> None:
+        """See `Worker`."""
+        self._meeting.order(order)
+
+    def model(self) -> tuple[str, bytes] | None:
+        """See `Worker`."""
+        return self._model
+
+    def close(self) -> None:
+        """See `Worker`: its thread leaves nothing of it."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended and was left."""
+        self._thread.join(max(0.1, seconds))
+
+    def _to_its_end(self) -> None:
+        said = None
+        opened = self._way.open(self._number, self._place, self._meeting, self._note)
+        try:
+            with self._meeting, opened as follow:
+                said = self._find_end(follow)
+                self._say(said)
+        except Exception as error:
+            if said is None:
+                self._say(self._describe_obstacle(error))
+
+    def _find_end(self, follow: Follow) -> Said:
+        try:
+            outcome = follow(on_event=self._hear, check=self._check)
+        except WorkerFailedError as error:
+            failure = replace(error.failures[0], rank=self._number)
+            return WorkerReport(self._number, self.host, 0, failure=failure)
+        self._model = outcome.model
+        return replace(outcome.reports[0], rank=self._number)
+
+    def _describe_obstacle(self, error: Exception) -> Obstacle:
+        """Whatever it is, it must not leave the launcher waiting."""
+        if not isinstance(error, ClusterError):
+            error = ClusterError(f"the driver lost {self.host}: {error!r}")
+        return Obstacle(error, self._number)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._say(Remark(event.text))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Announced) and event.name == PACKAGES:
+            self._packages.compare(self._number, self.host, json.loads(event.text))
+        else:
+            self._say(replace(event, rank=self._number))
