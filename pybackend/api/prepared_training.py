@@ -84,7 +84,7 @@ def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
     if launcher.why_fixed is not None:
         raise InputError(
             f"`min_workers` and `max_workers` need workers that may go and come, but "
-            f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...) or on "
+            f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...), slurm() or "
             "kubernetes(...), or leave them out and have all start again after a loss, with "
             "`restarts`, and `checkpoint` from where they were"
         )

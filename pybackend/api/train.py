@@ -113,10 +113,10 @@ def barrier_train(
     workers
         Number of worker processes; None: 2, or as many as there are processes that join.
     min_workers
-        Makes the training elastic, on this machine, on `hosts` or on `kubernetes`: ``workers`` is
-        the number to begin with, and a worker that is lost, or told to end (SIGTERM), is done
-        without as long as so many are left.
-        The processes of the others go on; only their connections are made anew. The epoch in which
+        Makes the training elastic, on this machine, on `hosts`, on `slurm` without ``nodes``,
+        where each worker is a job, or on `kubernetes`: ``workers`` is the number to begin with, and
+        a worker that is lost, or told to end (SIGTERM), is done without as long as so many are
+        left. The processes of the others go on; only their connections are made anew. The epoch in which
         a worker is lost is repeated from its beginning, and one that is told to end leaves after
         its epoch, so each epoch uses each row exactly once, and the result is that of one process
         on the batches of so many workers as each epoch had (`TrainResult.workers_by_epoch`). Every

@@ -6,7 +6,8 @@
 #' interrupt cancels the job, and so does the end of this session. A call that does not say how many
 #' `workers` has one per node, or as many as the option `"ntasks-per-node"` says. A training with
 #' `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds before its time is
-#' over (limits of ten minutes and more), or as the option `signal` says: `"TERM@300"`.
+#' over (limits of ten minutes and more), or as the option `signal` says: `"TERM@300"`. An elastic
+#' training (`min_workers`) has a job for each worker.
 #'
 #' @param partition Where the job runs; `NULL`: the cluster's default, as for all that follows.
 #' @param ... Must be empty: the arguments that follow are given by name.

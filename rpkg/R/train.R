@@ -67,8 +67,8 @@
 #'   for its defaults.
 #' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
 #'   (see [join_workers()]). The default is an option, see [tfdist_options].
-#' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()] or
-#'   on [kubernetes()]: `workers` is the number to begin with, and a worker that is lost, or told to
+#' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()], on
+#'   [slurm()] without `nodes`, where each worker is a job, or on [kubernetes()]: `workers` is the number to begin with, and a worker that is lost, or told to
 #'   end (SIGTERM), is done without as long as so many are left. The processes of the others go on.
 #'   The epoch in which a worker is lost is repeated from its beginning, and one that is told to end
 #'   leaves after its epoch, so each epoch uses each row exactly once, and the result is that of one

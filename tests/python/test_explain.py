@@ -86,7 +86,7 @@ def test_a_missing_module_is_named_without_the_stack_of_java(tmp_path: Path) -> 
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=True,
         env={**variables, "PYTHONPATH": path, "PYSPARK_PYTHON": str(python)},
     )

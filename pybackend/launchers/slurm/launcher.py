@@ -68,7 +68,7 @@ def slurm(
     that does not say how many `workers` has one per node, or as many as ``ntasks-per-node`` says.
     A training with `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds
     before its time is over (limits of ten minutes and more), or as the option ``signal`` says:
-    ``"TERM@300"``.
+    ``"TERM@300"``. An elastic training (`min_workers`) has a job for each worker.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class SlurmLauncher:
         settings = self.settings
         for name, given in (("nodes", settings.nodes), (PER_NODE, settings.per_node)):
             if given is not None:
-                return f"{name}={given} of slurm() asks for one job, whose tasks stay the same"
+                return f"{name}={given} of slurm() asks for one job, whose tasks stay the same (without it, each worker is a job)"
         return None
 
     def __repr__(self) -> str:
