@@ -116,10 +116,10 @@ def barrier_train(
         Makes the training elastic, on this machine, on `hosts`, on `slurm` without ``nodes``,
         where each worker is a job, or on `kubernetes`: ``workers`` is the number to begin with, and
         a worker that is lost, or told to end (SIGTERM), is done without as long as so many are
-        left. The processes of the others go on; only their connections are made anew. The epoch in which
-        a worker is lost is repeated from its beginning, and one that is told to end leaves after
-        its epoch, so each epoch uses each row exactly once, and the result is that of one process
-        on the batches of so many workers as each epoch had (`TrainResult.workers_by_epoch`). Every
+        left. The processes of the others go on; only their connections are made anew. The epoch in
+        which a worker is lost is repeated from its beginning, and one that is told to end leaves
+        after its epoch, so each epoch uses each row exactly once, and the result is that of one
+        process on the batches of so many workers as each epoch had (`TrainResult.workers_by_epoch`). Every
         worker keeps all rows, and, in memory, the state of the epoch's beginning. None: a worker
         that is lost ends the training.
     max_workers

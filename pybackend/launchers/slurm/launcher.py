@@ -139,7 +139,10 @@ class SlurmLauncher:
         settings = self.settings
         for name, given in (("nodes", settings.nodes), (PER_NODE, settings.per_node)):
             if given is not None:
-                return f"{name}={given} of slurm() asks for one job, whose tasks stay the same (without it, each worker is a job)"
+                return (
+                    f"{name}={given} of slurm() asks for one job, whose tasks stay the same "
+                    "(without it, each worker is a job)"
+                )
         return None
 
     def __repr__(self) -> str:
