@@ -119,9 +119,9 @@ def barrier_train(
         left. The processes of the others go on; only their connections are made anew. The epoch in
         which a worker is lost is repeated from its beginning, and one that is told to end leaves
         after its epoch, so each epoch uses each row exactly once, and the result is that of one
-        process on the batches of so many workers as each epoch had (`TrainResult.workers_by_epoch`). Every
-        worker keeps all rows, and, in memory, the state of the epoch's beginning. None: a worker
-        that is lost ends the training.
+        process on the batches of so many workers as each epoch had
+        (`TrainResult.workers_by_epoch`). Every worker keeps all rows, and, in memory, the state of
+        the epoch's beginning. None: a worker that is lost ends the training.
     max_workers
         Others are started until there are so many, at the beginning and whenever a worker has gone;
         they join between two epochs, when they are ready. Of `hosts` all slots are used, and one
