@@ -10,7 +10,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pybackend.api.calls import TrainingCall
-from pybackend.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.data.checkpoint_checks import (
+    check_is_same,
+    check_rows_are_as_many,
+    describe_settings,
+)
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.files import is_remote, local_path
 from pybackend.errors import InputError
@@ -98,8 +102,13 @@ def settle_checkpoint(call: TrainingCall) -> TrainingCall:
     return call
 
 
-def check_resumes(job: TrainingJob) -> None:
+def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     """Refuse, before anything is started, to go on from another training's checkpoint.
+
+    Parameters
+    ----------
+    rows
+        Of all workers together, by data set; None: not known yet.
 
     Raises
     ------
@@ -110,7 +119,9 @@ def check_resumes(job: TrainingJob) -> None:
         return
     manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
     if manifest is not None:
-        check_is_same(job.checkpoint.uri, manifest, job, describe_settings(job))
+        uri = job.checkpoint.uri
+        check_is_same(uri, manifest, job, describe_settings(job))
+        check_rows_are_as_many(uri, manifest, rows)
 
 
 def sees_some(checkpoint: Checkpoint | None) -> bool:

@@ -77,6 +77,11 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     return PlannedRows(what, rows, counts, steps, which, changes)
 
 
+def count_known(data: Any) -> int | None:
+    """Rows of a data set of all workers together; None: not known before the start."""
+    return None if isinstance(data, (DataFrameRows, FunctionRows)) else _count(data)
+
+
 def describe_data(data: Any) -> str:
     """A data set in words."""
     if isinstance(data, DataFrameRows):

@@ -12,6 +12,7 @@ from typing import Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, settle_checkpoint
 from pybackend.api.datasets import read_training_data
+from pybackend.api.planned_rows import count_known
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, settle_scale
 from pybackend.api.settings import describe_settings
@@ -54,7 +55,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     request = prepare(TrainingJob, call, partial(read_training_data, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
-    check_resumes(request.job)
+    check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
     check_scale(request)
     return PreparedTraining(request, launcher, restarts)
 

@@ -48,9 +48,9 @@ def barrier_evaluate(
 
     Metrics come from the sums of their states, so an AUC is that of all rows. What depends, as in
     Keras itself, on which rows share a batch (a loss that compares rows, or that leaves out masked
-    time steps; a metric that is computed from a batch) is that of the batches that
-    `replay_batches` lists with ``shuffle=False``: of even size, and at most ``workers *
-    batch_size`` rows.
+    time steps; a metric that is computed from a batch; of several outputs, the loss of each one,
+    which is a mean of batches) is that of the batches that `replay_batches` lists with
+    ``shuffle=False``: of even size, and at most ``workers * batch_size`` rows.
 
     Parameters
     ----------

@@ -70,6 +70,21 @@ def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping
         raise InputError(f"{which} is beyond `epochs`, which is {job.epochs}: raise it")
 
 
+def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | None]) -> None:
+    """Refuse, as `check_is_same`, data sets of other numbers of rows; None: not known yet."""
+    for name, here in rows.items():
+        argument = argument_of(name)
+        there = sum(count for count, _ in kept.job.get(argument) or ())
+        if there == kept.workers * (here or 0):  # each worker has all rows
+            continue
+        if there and here is not None and there != here:
+            raise InputError(
+                f"the checkpoint of {kept.place} at {uri!r} is of another training: its "
+                f"`{argument}` had {there} rows, and here it has {here}. Make the same call again, "
+                "or name another folder in `checkpoint`"
+            )
+
+
 def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | None:
     """How a training differs from the one that was kept, in words; None: not at all."""
     there = kept.job.get(name)

@@ -267,6 +267,8 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
         is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
         if not isinstance(names, str) and (single or not is_list or not names):
             raise InputError(f"`{argument}` must be {expected}, not {value!r}")
+        if is_list and (twice := next((n for n in names if names.count(n) > 1), None)):
+            raise InputError(f"`{argument}` names the column {twice!r} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):
             raise InputError(f"`{argument}` has an entry named {key!r}: use names without '/'")
     if not groups:

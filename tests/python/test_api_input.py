@@ -145,6 +145,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
     "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
     "class_weight fraction": (train(class_weight={1.7: 1}), "`class_weight` has the class 1.7"),
+    "features twice": (train(features=["a", "b", "a"]), "`features` names the column 'a' twice"),
     "class_weight twice": (
         train(class_weight={"1": 1, 1: 2}),
         "`class_weight` names the class 1 twice",
@@ -318,8 +319,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`min_workers` does not go with files of which each worker reads its share: give shuffle=",
     ),
     "min_workers in Slurm": (
-        lambda: barrier_train(pybackend.slurm(), build, (X, Y), min_workers=1),
-        "but a Slurm job keeps the tasks that it began with: train on this machine",
+        lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), min_workers=1),
+        "but nodes=2 of slurm() asks for one job, whose tasks stay the same (without it, each worker",
     ),
     "strategy": (train(strategy="async"), "`strategy` must be None or 'parameter_server'"),
     "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),

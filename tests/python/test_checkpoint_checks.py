@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from pybackend.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.data.checkpoint_checks import (
+    check_is_same,
+    check_rows_are_as_many,
+    describe_settings,
+)
 from pybackend.data.checkpoint_store import Manifest, Part
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
@@ -38,3 +42,16 @@ def test_what_differs_is_named(settings: Any, of_model: Any, message: str) -> No
     job = replace(JOB, **settings)
     with pytest.raises(InputError, match=message):
         check_is_same("run", KEPT, job, {**describe_settings(job), **OF_MODEL, **of_model})
+
+
+def test_other_numbers_of_rows_are_refused_before_the_start() -> None:
+    dealt = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [24, "b"]]})
+    for rows in (49, None):
+        check_rows_are_as_many("run", dealt, {"train": rows, "validation": 7})
+    with pytest.raises(InputError, match="its `data` had 49 rows, and here it has 50"):
+        check_rows_are_as_many("run", dealt, {"train": 50})
+    shared = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [25, "a"]]})
+    check_rows_are_as_many("run", shared, {"train": 25})  # each worker has all rows
+    kept = replace(KEPT, job={"data": None, "validation_data": [[2, "a"], [0, ""]]})
+    with pytest.raises(InputError, match="its `validation_data` had 2 rows, and here it has 3"):
+        check_rows_are_as_many("run", kept, {"train": 9, "validation": 3})
