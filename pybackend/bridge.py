@@ -23,8 +23,7 @@ from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import Failure, InputError, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
-from pybackend.model.base64_text import decode_base64
-from pybackend.model.serialization import model_from_bytes, save_model
+from pybackend.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
 from pybackend.sql.augment import augment
 from pybackend.sql.dbi import connect_dbi

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from pybackend.data.state_file import encode_state
-from pybackend.engine.csv_log import cut_log, measure_log
 from pybackend.errors import InputError, SerializationError
 
 # Of the training that runs, not of what was before.
@@ -156,3 +155,26 @@ def _is_plain(value: Any) -> bool:
     except (SerializationError, RecursionError):
         return False
     return True
+
+
+def continue_log(callback: Any) -> None:
+    """Before a resumed training: have a `CSVLogger` keep the rows that its file has."""
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        callback.append = True
+
+
+def measure_log(callback: Any) -> int | None:
+    """The bytes in a `CSVLogger`'s file, if it is one of this machine."""
+    if not isinstance(callback, keras.callbacks.CSVLogger):
+        return None
+    return os.path.getsize(callback.filename) if os.path.isfile(callback.filename) else None
+
+
+def cut_log(callback: Any, size: int | None) -> None:
+    """Remove the rows that were written after the checkpoint, whose epochs come again."""
+    now = measure_log(callback)
+    if size is not None and now is not None and now > size:
+        # Keras has opened the file to append: what it writes goes to the new end.
+        os.truncate(callback.filename, size)
+        if not size:
+            callback.append_header = True

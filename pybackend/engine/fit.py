@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from pybackend.collective import Collective
 from pybackend.engine.audit import Auditor
+from pybackend.engine.callback_state import continue_log
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCallbacks, Start
-from pybackend.engine.csv_log import continue_log
 from pybackend.engine.elastic import EpochKeeper, Memory
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed

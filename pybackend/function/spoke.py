@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from pybackend.errors import ClusterError, PeerLostError, TfdistError
-from pybackend.function.hub import LONGEST, PURPOSE, read_answer
-from pybackend.function.outbox import Outbox
+from pybackend.function.hub import LONGEST, PURPOSE, Outbox, read_answer
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import End, FromHub, FromSpoke, NotShared, Returned, Share, Shared
 from pybackend.net.dialing import dial

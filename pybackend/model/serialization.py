@@ -8,6 +8,7 @@ legacy package could read them and it executes such code.
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import logging
 import tempfile
@@ -20,8 +21,6 @@ from typing import Any
 
 from pybackend.data.files import write_whole
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
-from pybackend.model.base64_text import decode_base64
-from pybackend.model.carried_digest import append_digest, carries_digest, check_carried_digest
 from pybackend.model.compile_settings import (
     compile_as_written,
     complete_archive,
@@ -36,6 +35,10 @@ from pybackend.model.optimizer_state import (
     write_optimizer_state,
 )
 from pybackend.model.quiet import import_tensorflow
+
+_MARK = b"\ntfdist sha256 "
+_LENGTH = len(_MARK) + 64
+_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
@@ -323,3 +326,60 @@ def silence_keras() -> Iterator[None]:
                 yield
         finally:
             logger.setLevel(level)
+
+
+def append_digest(data: bytes) -> bytes:
+    """A model file with its digest; an archive must have no comment yet."""
+    if data.startswith(_ZIP_MAGIC):
+        # The last field of an archive is the length of its comment.
+        data = data[:-2] + _LENGTH.to_bytes(2, "little")
+    return data + _MARK + _digest(data)
+
+
+def carries_digest(data: bytes) -> bool:
+    """Whether a model file carries a digest, or what is left of one."""
+    return _find_mark(data) >= 0
+
+
+def check_carried_digest(data: bytes) -> None:
+    """Reject a model file that carries a digest of another content.
+
+    Raises
+    ------
+    SerializationError
+        The file was altered or damaged.
+    """
+    begin = _find_mark(data)
+    if begin >= 0 and data[begin:] != _MARK + _digest(data[:begin]):
+        raise SerializationError(
+            "the model file was altered or damaged: its content does not have the SHA-256 that it "
+            "carries. Copy or save it again"
+        )
+
+
+def _find_mark(data: bytes) -> int:
+    return data.rfind(_MARK, max(0, len(data) - _LENGTH))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode base64 strictly; white space (line breaks of R's encoders) is allowed.
+
+    Raises
+    ------
+    InputError
+        ``text`` is not text.
+    SerializationError
+        It is not base64.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"expected base64 text, not {type(text).__name__}")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise SerializationError(
+            f"this is not base64 text ({error}): it was truncated or altered on its way"
+        ) from error

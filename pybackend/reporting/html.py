@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend.reporting.axes import show_number
+from pybackend.reporting.charts import show_number
 
 # No request ever leaves the page, and no script runs in it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.reporting.axes import show_number, show_seconds
-from pybackend.reporting.charts import Line, draw_lines
+from pybackend.reporting.charts import Line, draw_lines, show_number, show_seconds
 from pybackend.reporting.html import (
     make_charts,
     make_code,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pybackend.job.report import PARTS
-from pybackend.reporting.axes import show_number, show_seconds
-from pybackend.reporting.charts import Bar, Box, draw_bars, draw_boxes
+from pybackend.reporting.charts import Bar, Box, draw_bars, draw_boxes, show_number, show_seconds
 from pybackend.reporting.html import Cell, make_charts, make_figure, make_table, make_text
 
 Worker = Mapping[str, Any]

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.job.options import ColumnEncoding
-from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask
 from pybackend.sql.connections import connect
+from pybackend.sql.deploy import check_listed, look_up_types
 from pybackend.sql.query import SourceQuery, WeightsPart, list_columns
-from pybackend.sql.source import check_listed
 
 
 def augment(

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from pybackend.api.calls import Features, PredictionType
-from pybackend.errors import InputError
+from pybackend.errors import DatabaseError, InputError
 from pybackend.job.options import ColumnEncoding
-from pybackend.sql.column_types import look_up_types
 from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
 from pybackend.sql.connections import Connection, connect
-from pybackend.sql.source import check_source
+from pybackend.sql.query import Question, list_columns
 
 TABLE = "tfdist_models"
+# Names of types begin so in all dialects. Others, as a user's own, are left to the database.
+_NUMBER = re.compile(
+    r"(u?(tiny|small|big|huge)?int(eger)?|float|double( precision)?|real|decimal|numeric"
+    r"|bool(ean)?)(\(.*\))?$"
+)
+_NO_NUMBER = re.compile(
+    r"(text|varchar|char|string|enum|blob|bytea|binary|uuid|date|time|interval|json|struct|map|row)"
+)
+# What PostgreSQL does not cast to real numbers at once.
+_CASTS = {
+    "boolean": "integer",
+    "boolean[]": "integer[]",
+    "vector": "real[]",
+    "halfvec": "real[]",
+}
+_SHOWN = 40
+# Columns, in errors.
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -234,3 +252,81 @@ class Registry:
             (name,),
         )
         return [(int(version), str(action)) for version, action in found]
+
+
+def look_up_types(database: Connection, question: Question) -> Question:
+    """The question, with what its features must be cast to first.
+
+    Raises
+    ------
+    InputError
+        Names a column that does not hold numbers, or arrays of them.
+    DatabaseError
+        There is no such table or column.
+    """
+    given = question.features.values()
+    arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
+    lists = [one for one in given if not isinstance(one, str)]
+    columns = [name for name in list_columns(question.features) if name not in question.encodings]
+    if not columns:
+        return question
+    quote = DIALECTS[database.dialect].quote
+    found = database.types_of(question.source, [quote(name) for name in columns])
+    types = dict(zip(columns, (str(kind).lower() for kind in found), strict=True))
+    for names in lists:
+        for name in (name for name in names if name in types):
+            if _NO_NUMBER.match(types[name]) or _is_array(types[name]):
+                raise _refuse(name, types[name], "encode it as a number")
+    for name in arrays:
+        is_json = database.dialect == "sqlite" and types[name] == "text"
+        element = re.sub(r"^array<|[\[>].*$", "", types[name])
+        if _NUMBER.match(types[name]) or (_NO_NUMBER.match(element) and not is_json):
+            raise _refuse(name, types[name], "it must hold arrays of numbers, or be in a list")
+    casts = {name: _CASTS[kind] for name, kind in types.items() if kind in _CASTS}
+    return replace(question, casts=casts if database.dialect == "postgresql" else {})
+
+
+def _is_array(kind: str) -> bool:
+    return kind.endswith("]") or kind.startswith("array<")
+
+
+def _refuse(name: str, kind: str, hint: str) -> InputError:
+    shown = kind if len(kind) <= _SHOWN else f"{kind[:_SHOWN]}..."
+    return InputError(f"`features` has the column {name!r}, which is of the type {shown}: {hint}")
+
+
+def check_source(database: Connection, question: Question) -> None:
+    """Reject a table that cannot be read, or has no such columns.
+
+    Raises
+    ------
+    InputError
+        Names the argument, and says what the database has said.
+    """
+    source, quote = question.source, DIALECTS[database.dialect].quote
+    wanted: dict[str, Sequence[str]] = {
+        "key": question.keys,
+        "features": list_columns(question.features),
+    }
+    columns = database.list_columns(source)
+    if columns is not None:
+        for argument, names in wanted.items():
+            check_listed(argument, names, columns, source)
+        return
+    for argument, names in {"table": ["1"], **wanted}.items():
+        shown = ", ".join(names if argument == "table" else map(quote, names))
+        try:
+            database.execute(f"SELECT {shown} FROM {source} s WHERE 1 = 0")
+        except DatabaseError as error:
+            place = "" if argument == "table" else f" from {source}"
+            raise InputError(f"`{argument}` cannot be read{place}: {error.__cause__}") from error
+
+
+def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:
+    """Reject names that are not among columns; whether upper or lower case, a database decides."""
+    known = {column.lower() for column in columns}
+    for name in names:
+        if name.lower() not in known:
+            listed = ", ".join(map(repr, columns[:_MOST_SHOWN]))
+            more = ", ..." if len(columns) > _MOST_SHOWN else ""
+            raise InputError(f"`{argument}`: {place} has no column {name!r}; it has {listed}{more}")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import secrets
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.net.rendezvous import reserve
 from pybackend.tfos import TFManager, TFNode, gpu_info, reservation, util
-from pybackend.tfos.tensorboard import start_tensorboard
 
 _TRAINING = ("chief", "master", "worker")
+_SERVES = re.compile(r"http://\S+?:(\d+)/")
+_SECONDS = 60.0
 
 
 class TFNodeContext:
@@ -252,3 +258,38 @@ def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index:
     host = own.rpartition(":")[0]
     nodes = [node for nodes in spec.values() for node in nodes]
     return [node for node in nodes if node.rpartition(":")[0] == host].index(own)
+
+
+def start_tensorboard(host: str, log_dir: str) -> int:
+    """Start TensorBoard, which ends with this worker; its port, 0 if it has not come up."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            f"--logdir={log_dir}",
+            f"--host={host}",
+            f"--port={os.environ.get('TENSORBOARD_PORT', '0')}",
+            "--reload_multifile=true",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    limit = threading.Timer(_SECONDS, process.send_signal, (signal.SIGTERM,))
+    limit.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if found := _SERVES.search(line):
+            limit.cancel()
+            threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
+            return int(found[1])
+    limit.cancel()
+    return 0
+
+
+def _drain(lines: Any) -> None:
+    """Read what nobody needs: a full pipe would stop who writes it."""
+    for _ in lines:
+        pass

@@ -13,9 +13,8 @@ from typing import Any
 
 from pybackend.job.context import WorkerContext
 from pybackend.net.rendezvous import split_address
-from pybackend.tfos.tensorboard import start_tensorboard
 from pybackend.tfos.TFManager import fed_manager
-from pybackend.tfos.TFSparkNode import TFNodeContext
+from pybackend.tfos.TFSparkNode import TFNodeContext, start_tensorboard
 
 # By these names a node tells the driver what it is, and that its function wants no more rows.
 NODE = "node"

@@ -11,12 +11,12 @@ import pytest
 
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.callback_state import (
+    continue_log,
     describe_callback,
     find_lost,
     read_callback,
     restore_callback,
 )
-from pybackend.engine.csv_log import continue_log
 from pybackend.errors import InputError
 
 

@@ -118,6 +118,7 @@ CROSS_CUTTING = {
     "routes": "one job by each route",
     "rpkg_sources": "rpkg installed from a checkout",
     "run_hosts": "tfdist run on other hosts",
+    "site": "the sources of the documents' site, and what checks it",
     "signatures": "the same names and defaults everywhere",
     "standalone": "a Spark cluster of several hosts",
     "warm": "forked workers, tests/python/forge",

@@ -23,8 +23,7 @@ from pybackend import (
     barrier_run,
 )
 from pybackend.function.call import name_place
-from pybackend.function.hub import Hub
-from pybackend.function.outbox import Outbox
+from pybackend.function.hub import Hub, Outbox
 from pybackend.function.script import Script
 from pybackend.function.spoke import Spoke
 from pybackend.net.rendezvous import address_of, listen

@@ -136,7 +136,7 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
     rooms = ("launchers.spark.", "doctor.", "ml.", "tfos.")
     elsewhere = {name for name in importing if not name.startswith(rooms)}
     # Rows and vectors of Spark are what feeds and workers bring.
-    assert elsewhere <= {"data.dataframe", "feed.items", "job.value_spark"}
+    assert elsewhere <= {"data.dataframe", "feed.items", "job.value_kinds"}
 
 
 def reach(name: str) -> set[str]:

@@ -18,7 +18,7 @@ from pybackend import InputError, TrainResult, WorkerFailedError, barrier_train,
 from pybackend.api.curves_svg import find_ticks
 from pybackend.bridge import capture, report_record
 from pybackend.errors import Failure
-from pybackend.reporting.axes import show_number, show_seconds
+from pybackend.reporting.charts import show_number, show_seconds
 
 HOSTILE = '</script><b>\u2028 & "bold" \''
 

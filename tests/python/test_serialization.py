@@ -21,8 +21,8 @@ from conftest import full
 
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
 from pybackend.model import serialization
-from pybackend.model.base64_text import decode_base64
 from pybackend.model.serialization import (
+    decode_base64,
     load_model,
     model_from_base64,
     model_from_bytes,

@@ -11,7 +11,7 @@ import pytest
 from conftest import wait_for
 
 from pybackend.launchers.spark import turns
-from pybackend.launchers.spark.held import hold
+from pybackend.launchers.spark.python import hold
 from pybackend.launchers.spark.rows_at_once import small_batches
 from pybackend.launchers.spark.turns import take_slots
 

@@ -36,8 +36,7 @@ from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
 from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.gang import run_gang
 from pybackend.launchers.remote.janitor import swept_folder
-from pybackend.launchers.remote.packing import pack_task
-from pybackend.launchers.remote.row_files import files_of_ranks
+from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.script.connection import AgentConnection
+from pybackend.launchers.script.connection import AgentConnection, InputPipe
 from pybackend.launchers.script.messages import (
     Answer,
     CannotRun,
@@ -22,11 +26,9 @@ from pybackend.launchers.script.messages import (
     Ready,
     StartRanks,
 )
-from pybackend.launchers.script.outbox import InputPipe
+from pybackend.launchers.script.options import is_loopback
 from pybackend.launchers.script.output import ScriptOutput
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
-from pybackend.launchers.script.signals import ENDING, CaughtSignals
-from pybackend.launchers.script.sites import is_loopback
 from pybackend.launchers.script.variables import choose_secret, variables_of
 from pybackend.net.rendezvous import split_address
 
@@ -37,6 +39,8 @@ _KILL_SECONDS = 10.0
 _END_SECONDS = 15.0
 # `timeout` signals its child, and then its group, of which the child is a part.
 _SAME_SECONDS = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -249,3 +253,44 @@ def _check_reachable(connections: Sequence[AgentConnection], addresses: Sequence
 
 def _why(connection: AgentConnection, answer: Answer | None) -> str:
     return answer.reason if isinstance(answer, CannotRun) else connection.explain_loss()
+
+
+class CaughtSignals:
+    """While this context lasts, the signals that are forwarded wait here, instead of acting.
+
+    What was ignored before (by nohup, or a shell's background job) stays ignored.
+    """
+
+    def __enter__(self) -> CaughtSignals:
+        self._reading, self._writing = os.pipe()
+        for end in (self._reading, self._writing):
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._writing)
+        self._handlers: dict[signal.Signals, Any] = {
+            number: signal.signal(number, lambda *_: None)
+            for number in _FORWARDED
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when a signal has come."""
+        return self._reading
+
+    def take(self) -> list[signal.Signals]:
+        """The signals that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            return [signal.Signals(number) for number in os.read(self._reading, 4096)]
+        return []

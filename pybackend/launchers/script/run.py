@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 from pybackend.errors import ClusterError
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
-from pybackend.launchers.script.gang import Fault, GangEnd, ScriptGang
+from pybackend.launchers.script.gang import CaughtSignals, Fault, GangEnd, ScriptGang
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite
-from pybackend.launchers.script.signals import CaughtSignals
 from pybackend.launchers.script.variables import variables_of
-from pybackend.launchers.slurm.requeue import requeue_told
+from pybackend.launchers.slurm.batch import requeue_told
 from pybackend.launchers.slurm.step_site import StepSite, describe_step
 
 _END_SECONDS = 5.0

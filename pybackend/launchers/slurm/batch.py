@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.script.command import read_script
 from pybackend.launchers.script.variables import split_variable
 from pybackend.launchers.slurm.notice import signal_option
-from pybackend.launchers.slurm.requeue import WANTED
-from pybackend.launchers.slurm.script import batch_script
-from pybackend.launchers.slurm.tasks import PER_NODE, as_count, check_tasks
+from pybackend.launchers.slurm.queue import ask, read_job
+from pybackend.launchers.slurm.settings import PER_NODE, as_count, check_tasks
 
 # Options of `tfdist run` with a value that mean the same in the job.
 _PASSED_ON = ("show", "output_dir", "grace", "max_restarts")
@@ -24,6 +26,8 @@ _OURS = {
     "ntasks": "that is the number of ranks; use -w",
     "wrap": "the script is what `tfdist run` starts",
 }
+# Set by the script that `tfdist run --sbatch` prints, if the user wants --requeue.
+WANTED = "TFDIST_REQUEUE"
 
 
 def describe_batch(options: argparse.Namespace) -> str:
@@ -68,3 +72,73 @@ def _split(word: str) -> tuple[str, str | bool]:
     if name in _OURS:
         raise InputError(f"--sbatch cannot have --{name}: {_OURS[name]}")
     return name, value if equals else True
+
+
+def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
+    """Have Slurm start this job again if it was told to end; whether Slurm does.
+
+    By itself it does so only with a job that stays until it is ended. In either case it ends this
+    process now, which has to stay until then: Slurm could take its end for that of the next run.
+
+    Parameters
+    ----------
+    environment
+        Of this process; without a job there is nothing to do.
+    seconds
+        Left of the job's time, or fewer, if it was told to end because of that.
+
+    Raises
+    ------
+    ClusterError
+        Slurm does not answer, or does not want to.
+    """
+    if "SLURM_JOB_ID" not in environment:
+        return False
+    try:
+        return _requeue(environment, seconds)
+    except ClusterError:
+        # As the job's grace ends, Slurm requeues it itself, and ends a `scontrol` in it, too.
+        return _requeue(environment, seconds)
+
+
+def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
+    number = environment["SLURM_JOB_ID"]
+    shown = ask("scontrol", "show", "job", "--oneliner", number)
+    state = read_job(shown)
+    if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
+        return True
+    is_late = state.seconds_left < seconds and WANTED in environment
+    if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
+        return False
+    ask("scontrol", "requeue", number)
+    return True
+
+
+def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """A script with sbatch's options in it.
+
+    Parameters
+    ----------
+    options
+        sbatch's long options; True for one without a value, None for none at all.
+    lines
+        Shell commands.
+    """
+    head = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quote(value)}"
+        for name, value in options.items()
+        if value is not None
+    ]
+    return "\n".join(["#!/bin/bash", *head, "", *lines, ""])
+
+
+def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
+    """The command that starts one task per worker, and ends all if one fails."""
+    given = {"kill-on-bad-exit": 1, "distribution": "block", "mpi": "none", **options}
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return ["srun", *flags, *command]
+
+
+def _quote(value: Any) -> str:
+    """sbatch splits its lines in the script as a shell would."""
+    return shlex.quote(str(value))

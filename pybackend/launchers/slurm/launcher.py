@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,18 @@ from pybackend.launchers.remote.gang import run_gang
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
-from pybackend.launchers.slurm.guard import cancelled_in_the_end
-from pybackend.launchers.slurm.job_files import JobFiles
+from pybackend.launchers.slurm.batch import batch_script, srun
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import node_address, submit
-from pybackend.launchers.slurm.script import batch_script, srun
-from pybackend.launchers.slurm.settings import SlurmSettings, check_settings, with_resources
-from pybackend.launchers.slurm.tasks import PER_NODE, check_tasks, count_tasks
-from pybackend.launchers.slurm.watch import SlurmWatch
+from pybackend.launchers.slurm.settings import (
+    PER_NODE,
+    SlurmSettings,
+    check_settings,
+    check_tasks,
+    count_tasks,
+    with_resources,
+)
+from pybackend.launchers.slurm.watch import JobFiles, SlurmWatch
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
@@ -45,6 +50,9 @@ _START = (
     "from pybackend.launchers.slurm.task import main; sys.exit(main(folder, Path(sys.argv[2])))"
 )
 _CHOOSE_PYTHON = "name a Python that all nodes have: slurm(python=...)"
+# A shell that waits for the end of its input; a line of text says that the job is over already.
+_CANCEL = 'read -r _ || scancel --quiet --name="$0" --user="$(id -un)"'
+_CANCEL_SECONDS = 60.0
 
 
 def slurm(
@@ -314,3 +322,39 @@ def _find_address(partition: str | None) -> str:
             "nodes reach it"
         )
     return address
+
+
+class Guard:
+    """Cancels the jobs of a name when this process ends."""
+
+    def __init__(self, name: str) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _CANCEL, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C is for the processes of the terminal's group.
+            start_new_session=True,
+        )
+
+    def let_go(self) -> None:
+        """There is nothing to cancel any more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"over\n")
+
+    def end(self) -> None:
+        """Cancel them now, unless they were let go."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # Slurm does not answer: it goes on trying
+            self._process.wait(timeout=_CANCEL_SECONDS)
+
+
+@contextmanager
+def cancelled_in_the_end(name: str) -> Iterator[Guard]:
+    """Cancel the jobs of a name on leaving, and if this process is killed."""
+    guard = Guard(name)
+    try:
+        yield guard
+    finally:
+        guard.end()

@@ -12,7 +12,7 @@ import pybackend
 from pybackend.errors import InputError
 from pybackend.launchers.script.command import ScriptCommand
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
-from pybackend.launchers.slurm.script import srun
+from pybackend.launchers.slurm.batch import srun
 
 # Not `python -m`: that would let files of the current directory stand in for real modules.
 _START = (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from pybackend.launchers.spark.held import hold
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import is_one_machine
+
+_Before = TypeVar("_Before")
 
 
 @contextmanager
@@ -31,3 +34,45 @@ def driver_python(session: Any) -> Iterator[None]:
 
     with hold("python", context, choose, restore):
         yield
+
+
+@dataclass
+class _Change(Generic[_Before]):
+    """What was there before, and how many calls need the change."""
+
+    before: _Before
+    users: int = 0
+
+
+_changes: dict[tuple[str, int], _Change[object]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def hold(
+    name: str, owner: object, change: Callable[[], _Before], restore: Callable[[_Before], None]
+) -> Iterator[None]:
+    """Make a change for the first of several calls at once, and undo it after the last.
+
+    Parameters
+    ----------
+    name, owner
+        What is changed, and on what; the owner lives for as long as the block.
+    change
+        Makes the change, at once: other calls wait. Returns what was there before.
+    restore
+        Is given what was there before.
+    """
+    key = name, id(owner)
+    with _lock:
+        if key not in _changes:
+            _changes[key] = _Change(change())
+        _changes[key].users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            held = _changes[key]
+            held.users -= 1
+            if not held.users:
+                restore(_changes.pop(key).before)  # type: ignore[arg-type]
