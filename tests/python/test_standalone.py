@@ -398,6 +398,7 @@ sparklyr::spark_disconnect(sc)
 
 
 @needs_r
+@pytest.mark.timeout(600)
 @pytest.mark.launcher
 def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
     cluster: Cluster, tmp_path: Path
@@ -413,7 +414,7 @@ def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=550,
     )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     shown = ended.stdout
