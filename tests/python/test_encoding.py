@@ -77,7 +77,7 @@ def test_validation_data_have_the_values_of_the_training() -> None:
         EvaluationCall(model=None, label="year"),
         PredictionCall(model=None),
     ],
-    ids=lambda call: call.kind,
+    ids=lambda call: type(call).__name__,
 )
 def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(call: ModelCall) -> None:
     result = SimpleNamespace(
