@@ -116,6 +116,7 @@ _LOSSES = {
     "WorkerStalled",
 }
 
+# A training that is kept may take several of these.
 _LIMITS = {"TimeLimit"}
 
 # What TensorFlow's own collectives, and its coordinator, say on the other workers.
@@ -152,9 +153,9 @@ class Failure:
         return self.exception_type in _LOSSES
 
     @property
-    def is_end_of_time(self) -> bool:
-        """Whether a limit in time has ended it: a training that is kept may take several."""
-        return self.exception_type in _LIMITS
+    def is_end_of_job(self) -> bool:
+        """Whether its job was ended, in which others, who have jobs of their own, have no part."""
+        return self.exception_type in (*_LIMITS, "Cancelled", "Deleted")
 
     @property
     def is_consequence(self) -> bool:
@@ -216,7 +217,7 @@ class WorkerFailedError(TfdistError):
         is_kept
             Whether there are checkpoints: then a time limit is a loss, too.
         """
-        lost = [f.is_loss or (is_kept and f.is_end_of_time) for f in self.failures]
+        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost or failure.follows(are_lost)

@@ -364,8 +364,7 @@ class _Training:
         """Raise what a worker has failed by, unless it was lost; the others get a short grace."""
         had = [member for member in self._members if member.orders or not self._gangs]
         failures = [member.failure for member in had if member.failure is not None]
-        # A worker with a time limit of its own has a successor.
-        causes = [f for f in failures if not (f.is_loss or f.is_end_of_time)]
+        causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]
         if not causes:
             return
         self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS

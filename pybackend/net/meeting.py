@@ -143,6 +143,11 @@ class MeetingServer:
         self.address = address_of(server, announced) if server else ""
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
 
+    def has_come(self, rank: int) -> bool:
+        """Whether a member has ever connected, even if it has not joined yet."""
+        with self._lock:
+            return rank in self._streams or rank in self._left
+
     @property
     def messages(self) -> Mapping[int, str]:
         """By rank, the messages of those that have joined so far."""

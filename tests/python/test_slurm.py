@@ -23,7 +23,7 @@ from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
-from pybackend.launchers.slurm import launcher
+from pybackend.launchers.slurm import launcher, watch
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
 from pybackend.launchers.slurm.queue import read_job
 from pybackend.launchers.slurm.watch import describe_end, describe_notice
@@ -261,13 +261,20 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
 
 
 @pytest.mark.full
-def test_a_worker_whose_time_is_over_is_replaced(cluster: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["the time limit", "was cancelled"])
+def test_a_worker_whose_job_is_ended_is_replaced(
+    cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(watch, "_START_SECONDS", 5.0)  # those that train have come
     stop = test_elastic.StopWhenJoined(tmp_path, number=2)
 
     def displace() -> None:
         wait_for(Path(stop.begun).exists, PATIENCE)
         number = show_first_job(cluster, "%A")
-        cluster.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
+        if end == "was cancelled":
+            cluster.run("scancel", number)
+        else:
+            cluster.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
 
     displacing = threading.Thread(target=displace)
     displacing.start()
@@ -278,7 +285,7 @@ def test_a_worker_whose_time_is_over_is_replaced(cluster: Slurm, tmp_path: Path)
     assert [gang.workers for gang in result.gangs[:1]] == [[0, 1]]
     assert result.gangs[-1].workers == [1, 2]
     left = " ".join(text for gang in result.gangs for text in gang.left.values())
-    assert "time limit" in left
+    assert end.removeprefix("the ") in left
     test_elastic.check_exact(result)
 
 

@@ -21,7 +21,7 @@ from pybackend.launchers.remote.elastic_task import PACKAGES
 from pybackend.net.meeting import MeetingServer
 
 # For what was started to end, and to be removed.
-_END_SECONDS = 60.0
+_END_SECONDS = 150.0
 
 
 class Follow(Protocol):
@@ -88,8 +88,8 @@ class RemoteSite:
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
         """See `Site`."""
         worker = _RemoteWorker(self._way, number, place, say, self._packages, self._check)
-        self._workers.append(worker)
         worker.follow()
+        self._workers.append(worker)
         return worker
 
     def _check(self) -> None:
@@ -156,7 +156,12 @@ class _RemoteWorker:
 
     def follow(self) -> None:
         """Start it and follow it to its end, from a thread."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads, or processes
+            with self._meeting:
+                pass
+            raise ClusterError(f"no worker can be started on {self.host}: {error}") from error
 
     def go(self, order: FromLauncher) -> None:
         """See `Worker`."""
@@ -175,14 +180,16 @@ class _RemoteWorker:
 
     def _to_its_end(self) -> None:
         said = None
-        opened = self._way.open(self._number, self._place, self._meeting, self._note)
         try:
-            with self._meeting, opened as follow:
+            with self._meeting as meeting, self._open(meeting) as follow:
                 said = self._find_end(follow)
                 self._say(said)
         except Exception as error:
             if said is None:
                 self._say(self._describe_obstacle(error))
+
+    def _open(self, meeting: MeetingServer) -> AbstractContextManager[Follow]:
+        return self._way.open(self._number, self._place, meeting, self._note)
 
     def _find_end(self, follow: Follow) -> Said:
         try:

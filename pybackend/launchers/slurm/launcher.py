@@ -51,7 +51,11 @@ _START = (
 )
 _CHOOSE_PYTHON = "name a Python that all nodes have: slurm(python=...)"
 # A shell that waits for the end of its input; a line of text says that the job is over already.
-_CANCEL = 'read -r _ || scancel --quiet --name="$0" --user="$(id -un)"'
+# Slurm's controller may be away for a moment.
+_CANCEL = (
+    "read -r _ || for try in 1 2 3 4 5; do "
+    'scancel --quiet --name="$0" --user="$(id -un)" && break; sleep 3; done'
+)
 _CANCEL_SECONDS = 60.0
 
 
@@ -346,7 +350,7 @@ class Guard:
         """Cancel them now, unless they were let go."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # Slurm does not answer: it goes on trying
+        with suppress(subprocess.TimeoutExpired):  # Slurm does not answer: the shell goes on
             self._process.wait(timeout=_CANCEL_SECONDS)
 
 

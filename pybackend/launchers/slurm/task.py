@@ -60,7 +60,15 @@ def main(folder: Path, own: Path) -> int:
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
         if post is not None:
-            variables = limit_threads(task.member.job.resources.cpus or cores)
+            wanted = task.member.job.resources
+            variables = limit_threads(wanted.cpus or cores)
+            if gpus is not None:
+                if len(gpus) < (wanted.gpus or 0):
+                    raise ClusterError(
+                        f"`resources` gives each worker {wanted.gpus} GPUs, and Slurm gave "
+                        f"worker {post.number} {len(gpus)}"
+                    )
+                variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: wanted.gpus])
             reached = own_address(split_address(driver)[0])
             arguments = (task, post, folder, meeting, variables, reached, end.notice)
             return 0 if follow_orders(*arguments) else 1

@@ -131,7 +131,7 @@ class SlurmWatch:
 
     def _is_empty(self) -> bool:
         """Whether no worker has come yet."""
-        return len(self._meeting.missing()[0]) == len(self._files)
+        return not any(map(self._meeting.has_come, range(len(self._files))))
 
     def _silent(self) -> list[int]:
         return [r for r in range(len(self._files)) if self._meeting.result(r, REPORT) is None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ _HIDDEN, _SHOWN = "INFO", "WARN"
 # For which a job waits: a query of a new session takes seconds, and later ones hardly any time.
 _MOST_SECONDS = 10.0
 # For the lines of tasks that Spark kills after one has failed.
-_LATE_SECONDS = 5.0
+_LATE_SECONDS = 1.0
 # Jobs that need silence, and the levels to return to after the last one.
 _jobs = 0
 _before: dict[str, str] = {}
@@ -40,23 +39,24 @@ def quiet_log(session: Any) -> Iterator[None]:
     if is_connect(session):  # the log is the server's
         yield
         return
-    is_silent, end = threading.Event(), queue.SimpleQueue[float]()
-    arguments = (session, is_silent, end)
+    is_silent, is_over = threading.Event(), threading.Event()
+    arguments = (session, is_silent, is_over)
     threading.Thread(target=_silence_until, args=arguments, daemon=True).start()
     is_silent.wait(_MOST_SECONDS)  # else a job may fail first, on a busy machine
-    seconds = _LATE_SECONDS
     try:
         yield
-        seconds = 0.0
+    except Exception:
+        time.sleep(_LATE_SECONDS)  # here: once the session is stopped, no level can be set any more
+        raise
     finally:
-        end.put(seconds)
+        is_over.set()
 
 
-def _silence_until(session: Any, is_silent: threading.Event, end: queue.SimpleQueue[float]) -> None:
+def _silence_until(session: Any, is_silent: threading.Event, is_over: threading.Event) -> None:
     with suppress(Exception):
         _begin(session)
     is_silent.set()
-    time.sleep(end.get())
+    is_over.wait()
     with suppress(Exception):
         _end(session)
 
