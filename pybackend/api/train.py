@@ -115,11 +115,11 @@ def barrier_train(
     min_workers
         Makes the training elastic, on this machine, on `hosts`, on `slurm` without ``nodes``,
         where each worker is a job, or on `kubernetes`: ``workers`` is the number to begin with, and
-        a worker that is lost, or told to end (SIGTERM), is done without as long as so many are
-        left. The processes of the others go on; only their connections are made anew. The epoch in
-        which a worker is lost is repeated from its beginning, and one that is told to end leaves
-        after its epoch, so each epoch uses each row exactly once, and the result is that of one
-        process on the batches of so many workers as each epoch had
+        training continues without a worker that fails or is preempted (SIGTERM), as long as this
+        many are left. The processes of the others keep running; only their connections are opened
+        again. The epoch in which a worker fails is repeated from its beginning, and one that is
+        preempted leaves after its epoch, so each epoch uses each row exactly once, and the result
+        is that of one process on the batches of so many workers as each epoch had
         (`TrainResult.workers_by_epoch`). Every worker keeps all rows, and, in memory, the state of
         the epoch's beginning. None: a worker that is lost ends the training.
     max_workers

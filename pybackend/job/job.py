@@ -78,7 +78,7 @@ class Job:
     reports_lines
         Whether workers report each line that they print.
     reports_steps
-        Whether rank 0 reports some of its steps: somebody wants to see them.
+        Whether rank 0 reports some of its steps, because a display or an observer shows them.
     is_observed
         Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
     """
@@ -113,7 +113,7 @@ class Job:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the training goes on, with others or later, when its workers are told to end."""
+        """Whether the training continues, with other workers or later, if workers are preempted."""
         return self.keeps_checkpoints or self.is_elastic
 
     @property
@@ -148,7 +148,7 @@ class Job:
 
 @dataclass(frozen=True)
 class FunctionJob(Job):
-    """Call a function or script of the user's."""
+    """Call the user's function or script."""
 
     kind = "run"
 

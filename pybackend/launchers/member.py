@@ -125,7 +125,7 @@ class Member:
             The report, which may be of a failure; on rank 0 also the model's format and content.
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
-        variables = _variables(group, self.job.resources)
+        variables = choose_variables(group, self.job.resources)
         options = (rscript, server, give_up, notice or Notice(), orders)
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
@@ -138,7 +138,7 @@ class Member:
         """Feed the worker, bring it together with the others, and wait for its end."""
         error: Exception | None = None
         try:
-            _check_allotted(group, self.job.resources)
+            check_allotted(group, self.job.resources)
             if self.source is None:
                 for _ in batches:
                     pass
@@ -243,7 +243,8 @@ def read_arrival(text: str, name: str) -> Arrival:
         ) from error
 
 
-def _variables(group: Group, resources: Resources) -> dict[str, str]:
+def choose_variables(group: Group, resources: Resources) -> dict[str, str]:
+    """Variables by which a worker's process uses its own cores and GPUs only."""
     variables = limit_threads(resources.cpus or max(1, group.cores))
     gpus = group.gpus if resources.gpus is None else (group.gpus or [])[: resources.gpus]
     if gpus is not None:
@@ -251,8 +252,8 @@ def _variables(group: Group, resources: Resources) -> dict[str, str]:
     return variables
 
 
-def _check_allotted(group: Group, resources: Resources) -> None:
-    """Refuse a member that was given less than its worker is to have."""
+def check_allotted(group: Group, resources: Resources) -> None:
+    """Raise `ClusterError` if a member was given less than its worker is to have."""
     gpus = len(group.gpus or [])
     pairs = {"cpus": (resources.cpus, group.cores), "gpus": (resources.gpus, gpus)}
     for name, (wanted, has) in pairs.items():

@@ -69,12 +69,12 @@
 #'   (see [join_workers()]). The default is an option, see [tfdist_options].
 #' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()],
 #'   on [slurm()] without `nodes`, where each worker is a job, or on [kubernetes()]: `workers` is
-#'   the number to begin with, and a worker that is lost, or told to end (SIGTERM), is done
-#'   without as long as so many are left. The processes of the others go on. The epoch in which a
-#'   worker is lost is repeated from its beginning, and one that is told to end leaves after its
-#'   epoch, so each epoch uses each row exactly once, and the result is that of one process on
-#'   the batches of so many workers as each epoch had (`workers_by_epoch` of the fit). Every
-#'   worker keeps all rows. `NULL`: a worker that is lost ends the training.
+#'   the number to begin with, and training continues without a worker that fails or is preempted
+#'   (SIGTERM), as long as this many are left. The processes of the others keep running. The
+#'   epoch in which a worker fails is repeated from its beginning, and one that is preempted
+#'   leaves after its epoch, so each epoch uses each row exactly once, and the result is that of
+#'   one process on the batches of so many workers as each epoch had (`workers_by_epoch` of the
+#'   fit). Every worker keeps all rows. `NULL`: a worker that is lost ends the training.
 #' @param max_workers Others are started until there are so many, at the beginning and whenever a
 #'   worker has gone; they join between two epochs, when they are ready. Of [hosts()] all slots are
 #'   used, and one where none can be started is tried again every 30 seconds. `NULL`: none are.

@@ -49,7 +49,7 @@ class Way(Protocol):
         number, place
             As in `Site.start`.
         note
-            Is told, by a `Note`, what the worker waits for.
+            Receives a `Note` when what the worker waits for changes.
         """
 
 

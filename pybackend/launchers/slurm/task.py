@@ -17,9 +17,9 @@ import cloudpickle
 from pybackend.errors import ClusterError
 from pybackend.job.notice import Notice
 from pybackend.launchers.joined.slurm_place import hosts_by_rank
-from pybackend.launchers.machine_share import limit_threads
+from pybackend.launchers.member import check_allotted, choose_variables
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
-from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
+from pybackend.launchers.remote.task import TASK, RemoteGroup, RemoteTask, take_part
 from pybackend.launchers.slurm.step import count_cores
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import own_address, split_address
@@ -60,15 +60,9 @@ def main(folder: Path, own: Path) -> int:
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
         if post is not None:
-            wanted = task.member.job.resources
-            variables = limit_threads(wanted.cpus or cores)
-            if gpus is not None:
-                if len(gpus) < (wanted.gpus or 0):
-                    raise ClusterError(
-                        f"`resources` gives each worker {wanted.gpus} GPUs, and Slurm gave "
-                        f"worker {post.number} {len(gpus)}"
-                    )
-                variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: wanted.gpus])
+            group = RemoteGroup(post.number, task.hosts, cores, gpus, meeting)
+            check_allotted(group, task.member.job.resources)
+            variables = choose_variables(group, task.member.job.resources)
             reached = own_address(split_address(driver)[0])
             arguments = (task, post, folder, meeting, variables, reached, end.notice)
             return 0 if follow_orders(*arguments) else 1
