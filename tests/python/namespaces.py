@@ -144,7 +144,9 @@ def _free_number() -> int:
     """What no other test run has for its addresses: process ids may have the same last digits."""
     shown = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True).stdout
     taken = {int(number) for number in re.findall(r" 10\.213\.(\d+)\.", shown)}
-    return next(n % 256 for n in range(os.getpid(), os.getpid() + 256) if n % 256 not in taken)
+    # Not 0: ssh looks for the key of fd77:0::1 as that of fd77::1.
+    wanted = (1 + n % 255 for n in range(os.getpid(), os.getpid() + 255))
+    return next(number for number in wanted if number not in taken)
 
 
 def _remove_leftovers() -> None:
