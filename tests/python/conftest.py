@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "forge"))
-from warm import Forge
+from warm import OF_SPARK, Forge
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("tfdist", deadline=None)
@@ -294,9 +294,7 @@ def shared_spark(master: str) -> Iterator[Any]:
     session = _SHARED_SESSIONS.get(master)
     if session is None:
         stop_shared_spark()
-        # Most of what Python processes do in local mode here takes Keras (forge/sitecustomize.py).
-        environment = "spark__executorEnv__TFDIST_TEST_SPARK_KERAS"
-        settings = {} if "cluster" in master else {environment: "1"}
+        settings = {f"spark__executorEnv__{OF_SPARK}": "1"}
         session = _SHARED.enter_context(_started(master, **settings))
         _SHARED_SESSIONS[master] = session
     yield session

@@ -60,8 +60,6 @@ end_shared_connection <- function() {
 test_config <- function() {
   config <- sparklyr::spark_config()
   config[["sparklyr.shell.driver-memory"]] <- "1g"
-  # Its Python processes are forked from one with Keras (tests/python/forge).
-  config[["spark.executorEnv.TFDIST_TEST_SPARK_KERAS"]] <- "1"
   # Jars that a release of Spark needs for sparklyr's R workers; scripts/test-matrix.sh names them.
   jars <- Sys.getenv("TFDIST_TEST_CLASSPATH")
   if (nzchar(jars)) {

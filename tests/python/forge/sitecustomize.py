@@ -1,7 +1,7 @@
 """On the path of the Python processes that tests start: what imports TensorFlow is forked.
 
-Workers are, see `warm`. So are Spark's Python processes, where tests ask for it: Spark's daemon,
-from which it forks them, has imported Keras then.
+Workers are, see `warm`. So is Spark's daemon, where tests ask for it, and with it the Python
+processes of tasks, which it forks.
 """
 
 import os
@@ -12,7 +12,7 @@ if os.environ.get("TFDIST_TEST_FORGE"):
 
     import warm
 
-    subprocess.Popen = warm.Popen  # type: ignore[misc]
+    if os.environ.get(warm.OF_SPARK) and warm.DAEMON in sys.orig_argv:
+        warm.run_daemon()
 
-    if os.environ.get("TFDIST_TEST_SPARK_KERAS") and "pyspark.daemon" in sys.orig_argv:
-        import keras  # noqa: F401
+    subprocess.Popen = warm.Popen  # type: ignore[misc]

@@ -27,7 +27,11 @@ from typing import Any, NoReturn
 _START_SECONDS = _END_SECONDS = 180.0
 ROOT = Path(__file__).parents[3]
 VARIABLE = "TFDIST_TEST_FORGE"
+# Says that Spark's Python processes are forked, too.
+OF_SPARK = "TFDIST_TEST_FORGE_SPARK"
 _POPEN = subprocess.Popen
+# The program from which Spark forks the Python processes of its tasks.
+DAEMON = "pyspark.daemon"
 # Of which a host of `namespaces` has its own.
 _NAMESPACES = ("net", "mnt")
 
@@ -71,7 +75,8 @@ class Forge:
         """Process ids of its workers that still run."""
         if self._process is None:
             return []
-        return [pid for waiting in _children(self._process.pid) for pid in _children(waiting)]
+        forked = [pid for waiting in _children(self._process.pid) for pid in _children(waiting)]
+        return [pid for pid in forked if _name(pid) != DAEMON]
 
     def popen(self, command: Any, **options: Any) -> Any:
         """`subprocess.Popen`, but a Python worker's process is forked."""
@@ -130,17 +135,14 @@ class WarmWorker:
         stdout, its_stdout = os.pipe()
         self.stdin = os.fdopen(stdin, "wb")
         self.stdout = os.fdopen(stdout, "rb")
-        self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(str(path))
         message = {
+            "program": "pybackend.worker",
             "arguments": ["-c", *command[command.index("-c") + 2 :]],
             "environment": env,
             "folder": os.getcwd(),
             "descriptors": [0, 1, 2, *passed],
         }
-        sent = [its_stdin, its_stdout, its_stdout, *passed]
-        socket.send_fds(self._connection, [b"."], sent)
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+        self._connection = _ask(path, message, [its_stdin, its_stdout, its_stdout, *passed])
         os.close(its_stdin)
         os.close(its_stdout)
         self._replies = self._connection.makefile("r")
@@ -169,6 +171,35 @@ class WarmWorker:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it ends just now
                 os.kill(self.pid, number)
+
+
+def run_daemon() -> None:
+    """Have a forked process do in place of this one what Spark has started it for, if there is a forge.
+
+    Spark ends its daemon by closing the standard input, which both have.
+    """
+    path = os.environ[VARIABLE]
+    if not Path(path).exists():
+        return
+    message = {
+        "program": DAEMON,
+        "arguments": sys.orig_argv[sys.orig_argv.index(DAEMON) :],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "descriptors": [0, 1, 2],
+        "path": sys.path,
+    }
+    with _ask(path, message, [0, 1, 2]).makefile("r") as replies:
+        replies.readline()
+        os._exit(max(0, int(replies.readline() or 1)))
+
+
+def _ask(path: str | Path, message: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    socket.send_fds(connection, [b"."], descriptors)
+    connection.sendall(json.dumps(message).encode() + b"\n")
+    return connection
 
 
 def serve(path: str) -> None:
@@ -201,6 +232,13 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip()
+    except OSError:  # it has ended
+        return ""
+
+
 def _fork(connection: socket.socket, server: socket.socket) -> None:
     """Start one worker, and beside it a process that reports how the worker ended."""
     _, received, _, _ = socket.recv_fds(connection, 1, 16)
@@ -211,7 +249,8 @@ def _fork(connection: socket.socket, server: socket.socket) -> None:
         server.close()
         worker = os.fork()
         if worker == 0:
-            os.setsid()
+            if message["program"] != DAEMON:  # which makes a group of its own
+                os.setsid()
             _enter_host(asking)
             connection.sendall(f"{os.getpid()}\n".encode())
             connection.close()
@@ -240,20 +279,23 @@ def _enter_host(pid: int) -> None:
 
 
 def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
-    """Become the worker: its descriptors, folder, environment and arguments, then its program."""
+    """Become the process: its descriptors, folder, environment and arguments, then its program."""
     try:
         _take(received, message["descriptors"])
         os.chdir(message["folder"])
         os.environ.clear()
         os.environ.update(message["environment"])
         tempfile.tempdir = None
-        inherited = os.environ["PYTHONPATH"].split(os.pathsep)
-        sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
         sys.argv[:] = message["arguments"]
         import numpy as np
 
         np.random.seed()  # else all workers would draw the same numbers
-        runpy.run_module("pybackend.worker", run_name="__main__", alter_sys=True)
+        if message["program"] == DAEMON:
+            _become_daemon(message["path"])
+        else:
+            inherited = os.environ["PYTHONPATH"].split(os.pathsep)
+            sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
+        runpy.run_module(message["program"], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 1)
     except BaseException:
@@ -262,6 +304,18 @@ def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _become_daemon(path: list[str]) -> None:
+    """Take what Spark's daemon finds at ``path``; only TensorFlow and Keras are there already."""
+    Path("/proc/self/comm").write_text(DAEMON)
+    # The package that pip has installed is the same, and compiled.
+    sys.path[:] = [place for place in path if not place.endswith("/lib/pyspark.zip")]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pybackend"]:
+        del sys.modules[name]
+    import warm
+
+    subprocess.Popen = warm.Popen  # type: ignore[misc]
 
 
 def _take(received: list[int], wanted: list[int]) -> None:
@@ -278,12 +332,12 @@ def _take(received: list[int], wanted: list[int]) -> None:
 
 
 def run(command: list[str]) -> int:
-    """Run a command whose Python processes fork their workers; its exit status.
+    """Run a command whose Python processes, and Spark, fork their workers; its exit status.
 
     A forge that the environment names serves, too.
     """
     forge = Forge()
-    variables = forge.variables()
+    variables = {**forge.variables(), OF_SPARK: "1"}
     if Path(os.environ.get(VARIABLE, "/nonexistent")).exists():
         variables[VARIABLE] = os.environ[VARIABLE]
     else:
