@@ -587,19 +587,24 @@ WARNED = {
     )
 }
 # What `make test-full` trains, too.
-SELDOM = {"learned positions, jit", "dropout, several steps at once", "class weights"}
+SELDOM = {
+    "learned positions, jit",
+    "dropout, several steps at once",
+    "class weights",
+    "two halves",
+    "dropout, accumulation",
+    "dropout, XLA",
+    "a brightness",
+    "a generator",
+}
 DAILY = [
     "hardest rows",
-    "two halves, of rows",
-    "annealed",
     "largest",
     "add_loss",
     "correlation",
-    "sum, with dropout",
     "a sum, compressed",
     "a sum that is seldom",
     "no rate at first",
-    "largest in a layer",
     "rows in a layer",
 ]
 CASES = EQUAL | NOISY | WARNED

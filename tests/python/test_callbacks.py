@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import build_dense, largest_difference
+from conftest import build_dense, full, largest_difference
 from test_exact_cases import dense
 
 from pybackend import WorkerFailedError, barrier_train
@@ -163,7 +163,7 @@ class StopsWithin(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-@pytest.mark.parametrize("rank", ["0", "1", "01"])
+@pytest.mark.parametrize("rank", ["0", full("1"), full("01")])
 def test_a_stop_within_an_epoch_is_after_the_same_step_as_in_keras_fit(
     rows: Any, rank: str
 ) -> None:
@@ -254,7 +254,9 @@ class Switches(keras.callbacks.Callback):
                 self.model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize(("is_frozen", "eagerly"), [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize(
+    ("is_frozen", "eagerly"), [full(False, True), full(False, False), (True, False)]
+)
 def test_layers_frozen_or_thawed_meanwhile_train_as_by_keras_fit(
     rows: Any, is_frozen: bool, eagerly: bool, caplog: Any
 ) -> None:

@@ -25,6 +25,7 @@ CHECKS = {
 MARKS = {
     "docs": [pytest.mark.full],
     "r-check-python": [pytest.mark.full],
+    "r-test-cluster": [pytest.mark.full],
     "test-matrix": [pytest.mark.full],
     "py-lint": [pytest.mark.fast],
 }

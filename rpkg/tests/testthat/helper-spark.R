@@ -40,6 +40,9 @@ file_connection <- function(master, env = parent.frame()) {
   shared_connection$sc
 }
 
+# Executors of their own in `make test-full`, else tasks in Spark's one process.
+full_cluster <- function() if (runs_full()) "local-cluster[2,1,1024]" else "local[2]"
+
 shared_connection <- new.env()
 
 is_open <- function(sc) !is.null(sc) && sparklyr::connection_is_open(sc)

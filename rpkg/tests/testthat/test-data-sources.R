@@ -178,7 +178,7 @@ test_full("tensors define how bytes and arrays are read", {
   expect_type(barrier_evaluate("local", fit, path), "double")
 })
 
-test_that("an R function gives each worker its batches", {
+test_full("an R function gives each worker its batches", {
   skip_if_no_pybackend()
   x <- as.matrix(iris[1:4])
   y <- as.integer(iris$Species) - 1L

@@ -14,7 +14,7 @@ test_that("resources show what they are", {
   expect_snapshot(resources(cpus = 2, memory = "4GB"))
 })
 
-test_that("workers have the resources of the call", {
+test_full("workers have the resources of the call", {
   skip_if_no_pybackend()
   threads <- function(ctx) c(Sys.getenv("OMP_NUM_THREADS"), Sys.getenv("CUDA_VISIBLE_DEVICES", NA))
   wanted <- resources(cpus = 1, memory = "4GiB", gpus = 0)

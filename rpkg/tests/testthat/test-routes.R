@@ -7,17 +7,17 @@ test_full("local, with a model of this session and with one built by R in the wo
 })
 
 test_full("sparklyr: the shared JVM", {
-  sc <- file_connection("local-cluster[2,1,1024]")
+  sc <- file_connection(full_cluster())
   expect_scenario(scenario_train(sc, model = scenario()$build()))
 })
 
 test_that("sparklyr: spark_apply() with R in the same application", {
-  sc <- file_connection("local-cluster[2,1,1024]")
+  sc <- file_connection(full_cluster())
   expect_scenario(scenario_train(sc, model_fn = scenario_model()))
 })
 
 test_full("sparklyr: rpy2 in the tasks of the same application", {
-  sc <- file_connection("local-cluster[2,1,1024]")
+  sc <- file_connection(full_cluster())
   session <- open_session(check_sc(sc))
   expect_scenario(scenario_train(session, model_fn = scenario_model()))
 })

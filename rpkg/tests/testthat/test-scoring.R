@@ -94,7 +94,7 @@ test_that("a label that is left out is that of the training, if the data have it
   expect_identical(complete_columns(columns_of("Species"), fit)$formula, fit$formula)
 })
 
-test_that("several workers compute what one process computes", {
+test_full("several workers compute what one process computes", {
   skip_if_no_pybackend()
   fit <- train_flowers(iris)
   alone <- evaluate_here(fit$model, iris_arrays())
@@ -145,7 +145,7 @@ test_that("a model of several inputs and outputs returns a list", {
   )
 })
 
-test_that("a metric of several values keeps them", {
+test_full("a metric of several values keeps them", {
   skip_if_no_pybackend()
   keras <- reticulate::import("keras")
   model <- dense_model()

@@ -1,5 +1,5 @@
 # Functions of R on the executors of a real sparklyr connection.
-sc <- file_connection("local-cluster[2,1,1024]")
+sc <- file_connection(full_cluster())
 
 views <- function() {
   session <- open_session(check_sc(sc))

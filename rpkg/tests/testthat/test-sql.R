@@ -163,7 +163,7 @@ check_scores <- function(con, fit, missing) {
   expect_equal(scored$.pred, found$.pred[31:35])
 }
 
-test_that("what a formula or a recipe computes becomes SQL, with the numbers of the training", {
+test_full("what a formula or a recipe computes becomes SQL, with the numbers of the training", {
   skip_if_no_pybackend()
   train <- function(inputs, formula) {
     arguments <- list("local", regression(inputs), cars, formula, workers = 1, seed = 1)

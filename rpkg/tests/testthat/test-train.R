@@ -149,7 +149,7 @@ test_that("a model of two inputs takes them by name", {
   expect_identical(dim(predict(fit, x)), c(150L, 3L))
 })
 
-test_that("inputs without labels train as by Keras's fit(x)", {
+test_full("inputs without labels train as by Keras's fit(x)", {
   skip_if_no_pybackend()
   main <- reticulate::py_run_string(paste(
     "import keras, tensorflow as tf",
@@ -215,7 +215,7 @@ test_that("a loss of labels needs them", {
   )
 })
 
-test_that("a data frame trains as its arrays do", {
+test_full("a data frame trains as its arrays do", {
   skip_if_no_pybackend()
   train <- function(data) {
     barrier_train(

@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[3]
 VARIABLE = "TFDIST_TEST_FORGE"
 # Says that Spark's Python processes are forked, too.
 OF_SPARK = "TFDIST_TEST_FORGE_SPARK"
+# The environment of whose Python the forge is.
+_PREFIX = "TFDIST_TEST_FORGE_PREFIX"
 _POPEN = subprocess.Popen
 # The program from which Spark forks the Python processes of its tasks.
 DAEMON = "pyspark.daemon"
@@ -50,7 +52,11 @@ class Forge:
     def variables(self) -> dict[str, str]:
         """What has the Python processes of an environment use it, by `sitecustomize`."""
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        return {VARIABLE: str(self.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        return {
+            VARIABLE: str(self.path),
+            _PREFIX: sys.prefix,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
 
     def start(self) -> None:
         """Start it, unless it runs."""
@@ -174,12 +180,12 @@ class WarmWorker:
 
 
 def run_daemon() -> None:
-    """Have a forked process do in place of this one what Spark has started it for, if there is a forge.
+    """Have a forked process do in place of this one what Spark has started it for, if it can.
 
     Spark ends its daemon by closing the standard input, which both have.
     """
     path = os.environ[VARIABLE]
-    if not Path(path).exists():
+    if not Path(path).exists() or sys.prefix != os.environ.get(_PREFIX):
         return
     message = {
         "program": DAEMON,
