@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import queue
 import re
@@ -54,6 +55,7 @@ from pybackend.job.messages import (
 )
 from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
+from pybackend.model.quiet import uncollected
 
 if TYPE_CHECKING:
     from pybackend.collective import Collective
@@ -201,11 +203,14 @@ class WorkerProcess(Generic[Kind]):
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
     if isinstance(worker.job, FunctionJob):
         return _run(worker)
+    # It takes seconds: meanwhile the peers' addresses are gathered.
+    with uncollected():
+        import keras  # noqa: F401
+    gc.freeze()  # this process keeps all of it
     return _train(worker) if isinstance(worker.job, TrainingJob) else _score(worker)
 
 
 def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
-    # Importing TensorFlow takes seconds: it is done while the peers' addresses are gathered.
     from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 # How such lines begin; in the syntax that Python's `re` and `grep -E` share.
 NOISE = (
@@ -67,13 +68,27 @@ def _import(verbose: int = 1) -> None:
     is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
     _is_importing = True
     try:
-        if is_loaded or verbose > 1 or _LEVEL in os.environ:
-            import keras
-        else:
-            with _errors_only(), _filtered_stderr():
-                import keras  # noqa: F401
+        with ExitStack() as stack:
+            if not is_loaded:
+                stack.enter_context(uncollected())
+                if verbose < 2 and _LEVEL not in os.environ:
+                    stack.enter_context(_errors_only())
+                    stack.enter_context(_filtered_stderr())
+            import keras  # noqa: F401
     finally:
         _is_importing = False
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: what an import makes is none, and looking takes a second."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import re
@@ -161,6 +162,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (is_asked and is_module and not is_fast(collection_path)) or None
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage in what tests make, and not again and again in all modules."""
+    gc.freeze()
+    gc.enable()
+
+
 def is_distributed(config: pytest.Config) -> bool:
     """Whether xdist distributes the tests of this run; in its controller and in its processes."""
     return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
@@ -171,6 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The folder of the controller has the others in it; it marks all that the run has started.
     """
+    gc.disable()  # until the tests are collected
     # A shell that runs this in the background has it ignore Ctrl-C, and so would what tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_distributed(config):

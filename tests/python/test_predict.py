@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -442,3 +444,17 @@ def test_classes_need_several_numbers(table: Any) -> None:
     own = table.withColumnRenamed("label", ".PRED")
     with pytest.raises(InputError, match=r"two columns named '\.pred'"):
         predict_spark(model, own, features=FEATURES)
+
+
+@pytest.mark.full
+def test_spark_looks_for_no_garbage_in_tensorflow() -> None:
+    code = (
+        "import gc; from pybackend.launchers.spark.predict_task import set_up_tensorflow as set_up"
+    )
+    code += "; set_up(); print(gc.isenabled(), gc.get_freeze_count())"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    enabled, frozen = ended.stdout.split()
+    assert enabled == "True"
+    assert int(frozen) > 100_000

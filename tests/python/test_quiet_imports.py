@@ -14,7 +14,8 @@ from pybackend.model.quiet_imports import install
 install()
 install()
 {first}
-import importlib, keras, tensorflow
+import gc, importlib, keras, tensorflow
+print(gc.isenabled())
 for module in (keras, tensorflow):
     print(module.__spec__.name, type(module.__spec__.loader).__name__)
 print(importlib.import_module("keras") is keras, callable(keras.layers.Dense))
@@ -45,6 +46,7 @@ def test_an_import_is_quiet_and_gives_the_usual_modules(first: str) -> None:
     )
     assert ended.stderr == ""
     assert ended.stdout.splitlines() == [
+        "True",
         "keras SourceFileLoader",
         "tensorflow SourceFileLoader",
         "True True",

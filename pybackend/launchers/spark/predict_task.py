@@ -6,7 +6,9 @@ tasks are plain ones, which Spark starts, repeats and shares out as it likes.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -201,9 +203,13 @@ def set_up_tensorflow() -> None:
     gpus = None if context is None else context.resources().get("gpu")
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    is_first = "tensorflow" not in sys.modules
     import_tensorflow()
     import tensorflow as tf
 
+    if is_first:
+        # Spark looks for garbage after each task, among all that TensorFlow has made: for nothing.
+        gc.freeze()
     with suppress(RuntimeError):  # it runs already: for an earlier model, or the user
         if context is not None:
             tf.config.threading.set_intra_op_parallelism_threads(max(1, context.cpus()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -218,6 +219,7 @@ def serve(path: str) -> None:
     import pybackend.engine.score
     import pybackend.engine.train  # noqa: F401
 
+    gc.freeze()  # what looks for garbage in a forked process would copy all of this
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
