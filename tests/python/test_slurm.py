@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mnist_case
@@ -25,8 +26,9 @@ import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.launchers.slurm import launcher, watch
 from pybackend.launchers.slurm.notice import notice_seconds, signal_option
-from pybackend.launchers.slurm.queue import read_job
+from pybackend.launchers.slurm.queue import SlurmJob, read_job
 from pybackend.launchers.slurm.watch import describe_end, describe_notice
+from pybackend.net.meeting import MeetingServer
 
 register_pickle_by_value(test_elastic)
 
@@ -392,6 +394,29 @@ def test_why_workers_were_told_to_end(
     given_way = describe_notice(read_job(f"{words}2026-03-05T14:02:00"), 0.0)
     assert given_way is not None
     assert given_way[0] == "Preempted"
+
+
+def test_slurm_is_asked_less_often_the_longer_a_job_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[float] = []
+    now = 0.0
+
+    def answer(number: str) -> SlurmJob:
+        asked.append(now)
+        return SlurmJob(number, "PENDING", "Resources")
+
+    monkeypatch.setattr(watch, "show_job", answer)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
+    notes: list[Any] = []
+    with MeetingServer("127.0.0.1", "token", 1) as meeting:
+        waiting = watch.SlurmWatch("7", watch.JobFiles(tmp_path, 1), meeting, notes.append, 1e9, 60)
+        while now < 3600:
+            assert waiting.look() == []
+            now += 0.25
+    assert 25 <= sum(second < 60 for second in asked) <= 31
+    assert 55 <= sum(second >= 1800 for second in asked) <= 61
+    assert len(notes) == 1  # nothing has changed
 
 
 def test_jobs_are_told_before_their_time_is_over() -> None:

@@ -22,6 +22,7 @@ from pybackend.net.meeting import MeetingServer
 # Slurm's controller has many to answer.
 _BEGINNING_SECONDS = 0.5
 _WAITING_SECONDS = 2.0
+_LONGEST_SECONDS = 30.0  # once it has waited for a quarter of an hour
 _RUNNING_SECONDS = 10.0
 # Slurm knows why a worker is gone, but not at once.
 _CAUSE_SECONDS = 30.0
@@ -100,10 +101,7 @@ class SlurmWatch:
         ClusterError
             The job does not start, or its workers do not come.
         """
-        pause = _WAITING_SECONDS if self._is_empty() else _RUNNING_SECONDS
-        if not self._is_empty() and not self._state.is_running:  # it has just begun
-            pause = _BEGINNING_SECONDS
-        if time.monotonic() > self._asked + pause:
+        if time.monotonic() > self._asked + self._pause():
             self._ask()
         lost = self._lost()
         if lost:
@@ -128,6 +126,13 @@ class SlurmWatch:
         kind, message, advice = found
         message = f"{message} (Slurm job {self._number}); {failure.message}"
         return replace(failure, exception_type=kind, message=message, advice=advice)
+
+    def _pause(self) -> float:
+        """Seconds between two questions. Workers that start connect by themselves."""
+        if not self._is_empty():
+            return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
+        waited = time.monotonic() - self._submitted
+        return min(max(_WAITING_SECONDS, waited / 30), _LONGEST_SECONDS)
 
     def _is_empty(self) -> bool:
         """Whether no worker has come yet."""
