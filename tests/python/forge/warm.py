@@ -211,6 +211,7 @@ def _ask(path: str | Path, message: dict[str, Any], descriptors: Sequence[int]) 
 
 def serve(path: str) -> None:
     """Fork a worker for each connection, until standard input closes."""
+    gc.disable()
     import cloudpickle  # noqa: F401
     import h5py  # noqa: F401
     import keras  # noqa: F401
@@ -220,6 +221,7 @@ def serve(path: str) -> None:
     import pybackend.engine.train  # noqa: F401
 
     gc.freeze()  # what looks for garbage in a forked process would copy all of this
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
