@@ -116,15 +116,26 @@ check_same_rows <- function(parts, at, call) {
   rows <- rows[!is.na(rows)]
   if (length(unique(rows)) > 1L) {
     counts <- sprintf("`%s` has %d", names(rows), rows)
+    if (length(counts) > 5L) {
+      counts <- c(utils::head(counts, 5L), sprintf("and so on: %d arrays in all", length(rows)))
+    }
+    numbers <- Filter(function(part) is_list_of_values(parts[[part]]), names(parts))
     abort_input(
       c(
         "The arrays must have the same number of rows.",
         x = sprintf("%s.", toString(counts)),
-        i = "The first dimension of each array counts the rows."
+        i = "The first dimension of each array counts the rows.",
+        i = if (length(numbers) > 0L) {
+          sprintf("`%1$s` is a list of single values: pass `unlist(%1$s)`.", at[[numbers[[1L]]]])
+        }
       ),
       call = call
     )
   }
+}
+
+is_list_of_values <- function(x) {
+  identical(class(x), "list") && is.null(names(x)) && length(x) > 1L && all(lengths(x) == 1L)
 }
 
 count_all_rows <- function(x, arg) {

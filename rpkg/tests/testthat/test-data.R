@@ -76,6 +76,7 @@ test_that("arrays that cannot be used are rejected by name", {
   with_na[2, 1] <- NA
   expect_snapshot(error = TRUE, {
     check(list(x, 1:4))
+    check(list(x, as.list(1:7)))
     check(list(x = list(left = x, right = x[-1, ]), y = 1:3))
     check(list(with_na, 1:3))
     check(list(x, c(1, NA, 3)))
