@@ -162,10 +162,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (is_asked and is_module and not is_fast(collection_path)) or None
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
     """Look for garbage in what tests make, and not again and again in all modules."""
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_distributed(config: pytest.Config) -> bool:
@@ -178,7 +183,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The folder of the controller has the others in it; it marks all that the run has started.
     """
-    gc.disable()  # until the tests are collected
     # A shell that runs this in the background has it ignore Ctrl-C, and so would what tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_distributed(config):

@@ -449,9 +449,11 @@ def test_classes_need_several_numbers(table: Any) -> None:
 @pytest.mark.full
 def test_spark_looks_for_no_garbage_in_tensorflow() -> None:
     code = (
-        "import gc; from pybackend.launchers.spark.predict_task import set_up_tensorflow as set_up"
+        "import gc\n"
+        "from pybackend.launchers.spark.predict_task import set_up_tensorflow\n"
+        "set_up_tensorflow()\n"
+        "print(gc.isenabled(), gc.get_freeze_count())"
     )
-    code += "; set_up(); print(gc.isenabled(), gc.get_freeze_count())"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
