@@ -24,12 +24,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, all_sum, broadcast_bytes
+from pybackend.collective import all_sum, broadcast_bytes
 from pybackend.data.arrays import nest
 from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
-from pybackend.engine.feed import Feed
 from pybackend.engine.noise import PLACES, Noise, stand_in_noise
 from pybackend.engine.one_process import (
     OneProcess,
@@ -39,6 +38,7 @@ from pybackend.engine.one_process import (
     set_own_settings,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.replica import Replica
 from pybackend.engine.row_memory import (
     count_neighbours,
     find_free_memory,
@@ -50,8 +50,7 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_difference import is_another
 from pybackend.engine.verdict import Judge, describe_error
 from pybackend.errors import InputError
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, Note
+from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.model.layers import find_custom_parts
@@ -115,29 +114,26 @@ class Auditor:
 
     def __init__(
         self,
-        model: Any,
-        collective: Collective,
-        feed: Feed | PipelineFeed,
+        replica: Replica,
         exchange: GradientExchange,
-        job: TrainingJob,
-        emit: Emit,
-        others: Sequence[Any] = (),
-        report: Audit | None = None,
-        class_weight: Any = None,
-        clock: StepClock | None = None,
+        clock: StepClock,
+        others: Sequence[Any],
+        report: Audit | None,
+        class_weight: Any,
     ) -> None:
+        model, feed, job = replica.model, replica.feed, replica.job
         self.report = Audit() if report is None else report
         """What was found so far."""
         self._before = self.report.steps
         self.noise = Noise()
         """To be watched while the training lasts."""
         self._model = model
-        self._collective = collective
+        self._collective = replica.collective
         self._feed = feed
         self._exchange = exchange
         self._only_warns = isinstance(job.exchange, Exchange) and job.exchange.audit == "warn"
         self._limit = job.resources.bytes
-        self._emit = emit
+        self._emit = replica.emit
         self._state = StepState(model, others)
         self._process = OneProcess(model, class_weight)
         self._judge = Judge(model, exchange, self._state, self._process, feed.is_dealt)

@@ -15,29 +15,12 @@ from pybackend.data.checkpoint_store import CheckpointStore, Manifest, describe_
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.checkpoint_writer import CheckpointWriter
 from pybackend.engine.leaving import Leaving
+from pybackend.engine.lifecycle import Start
+from pybackend.engine.replica import Replica
 from pybackend.engine.training_state import TrainingState
 from pybackend.job.checkpoint import Checkpoint
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, Note
+from pybackend.job.messages import Note
 from pybackend.job.notice import PreemptedError
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a training begins: after so many epochs, and so many steps of the next.
-
-    ``state`` is None if it begins at its beginning.
-    """
-
-    epoch: int
-    step: int = 0
-    is_stopped: bool = False
-    state: Any = None
-
-    @property
-    def is_within_epoch(self) -> bool:
-        """Whether an epoch was begun."""
-        return self.step > 0
 
 
 @dataclass(frozen=True)
@@ -74,24 +57,21 @@ class Checkpointing(keras.callbacks.Callback):
 
     def __init__(
         self,
-        job: TrainingJob,
-        collective: Collective,
+        replica: Replica,
         checkpoints: Checkpoints,
         state: TrainingState,
-        steps: int,
-        emit: Emit,
         leaving: Leaving,
     ) -> None:
         super().__init__()
-        self._job = job
+        self._job = replica.job
         self._leaving = leaving
-        self._emit = emit
+        self._emit = replica.emit
         self._reported: set[str] = set()
-        self._collective = collective
+        self._collective = replica.collective
         self._checkpoints = checkpoints
         self._state = state
-        self._steps = steps
-        self._schedule = Schedule(checkpoints.options, collective)
+        self._steps = replica.feed.steps
+        self._schedule = Schedule(checkpoints.options, replica.collective)
         self._epoch = checkpoints.start.epoch
         self._seen = checkpoints.start.step
         self._to_restore = checkpoints.start.state

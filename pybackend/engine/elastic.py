@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,10 +12,21 @@ import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.state_file import decode_state
-from pybackend.engine.checkpointing import Start
-from pybackend.engine.training_state import TrainingState
+from pybackend.engine.lifecycle import (
+    Lifecycle,
+    Start,
+    build_what_is_restored,
+    share_first_weights,
+    wait_for_all,
+)
+from pybackend.engine.replica import Replica
+from pybackend.engine.state import offset_seeds
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.sync import EpochSync
+from pybackend.engine.synchronizer import Synchronizer
+from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, Note
+from pybackend.job.messages import Note
 from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit
 from pybackend.model.load import LoadedModel
@@ -69,24 +81,75 @@ class Memory:
     is_own: bool = False
     audit: Audit = field(default_factory=Audit)
 
-    def go_back(self, epoch: int | None, collective: Collective, job: TrainingJob) -> Start:
-        """Where the training goes on; rank 0 gives the state to those that do not have it.
 
-        Parameters
-        ----------
-        epoch
-            To the beginning of which; None: the training begins.
-        """
+class ElasticLifecycle(Lifecycle):
+    """One worker group's part of an elastic training.
+
+    Parameters
+    ----------
+    memory
+        Of this worker, from all groups that it belonged to.
+    epoch
+        Back to whose beginning the training goes; None: it begins.
+    """
+
+    def __init__(self, job: TrainingJob, memory: Memory, epoch: int | None) -> None:
+        super().__init__(job)
+        self._memory = memory
+        self._epoch = epoch
+        self.audit = memory.audit
+
+    def load_model(self, folder: Path) -> LoadedModel:
+        """The model and the callbacks as the last group has left them."""
+        return self._memory.loaded
+
+    def seed(self, rank: int) -> None:
+        """As `Lifecycle.seed`, once in this process, and by a number that no other worker has."""
+        if not self._memory.is_seeded:
+            super().seed(self._memory.member)
+
+    def begin(self, replica: Replica) -> None:
+        """See `Lifecycle.begin`."""
+        self.start = self._go_back(replica.collective)
+        if self.start.state is not None:
+            replica.feed.resume(self.job.initial_epoch)
+        if has_keras_train_step(replica.model):
+            build_what_is_restored(replica)
+        self._memory.notice.expect()
+
+    def share_state(self, replica: Replica) -> None:
+        """See `Lifecycle.share_state`; a group that goes back restores its state later."""
+        if not self._memory.is_seeded:
+            offset_seeds(replica.model, self._memory.member)
+            self._memory.is_seeded = True
+        if replica.collective.world_size > 1 and self.start.state is None:
+            share_first_weights(replica)
+
+    def make_callbacks(
+        self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
+    ) -> list[Any]:
+        """See `Lifecycle.make_callbacks`."""
+        memory, kept = self._memory, keep_callbacks(replica)
+        state = TrainingState(replica.model, sync, synchronizer, kept, memory.first)
+        return [kept[HISTORY], EpochKeeper(replica, memory, self.start, state)]
+
+    def close(self, replica: Replica) -> None:
+        """See `Lifecycle.close`."""
+        wait_for_all(replica)
+
+    def _go_back(self, collective: Collective) -> Start:
+        """Where the training goes on; rank 0 gives the state to those that do not have it."""
+        memory, epoch = self._memory, self._epoch
         if epoch is None:
-            self.kept = self.next = None
-            return Start(job.initial_epoch)
-        held = next((k for k in (self.kept, self.next) if k and k.epoch == epoch), None)
-        self.is_own = held is not None
-        if not np.all(collective.all_gather(np.array([self.is_own], np.int64))):
+            memory.kept = memory.next = None
+            return self.start
+        held = next((k for k in (memory.kept, memory.next) if k and k.epoch == epoch), None)
+        memory.is_own = held is not None
+        if not np.all(collective.all_gather(np.array([memory.is_own], np.int64))):
             received = broadcast_bytes(collective, held.state if held else b"")
             held = held or EpochState(epoch, received)
         assert held is not None
-        self.kept, self.next = held, None
+        memory.kept, memory.next = held, None
         state = decode_state(held.state)
         return Start(epoch, is_stopped=state["is_stopped"], state=state)
 
@@ -99,21 +162,15 @@ class EpochKeeper(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        job: TrainingJob,
-        collective: Collective,
-        memory: Memory,
-        start: Start,
-        state: TrainingState,
-        emit: Emit,
+        self, replica: Replica, memory: Memory, start: Start, state: TrainingState
     ) -> None:
         super().__init__()
-        self._job = job
-        self._collective = collective
+        self._job = replica.job
+        self._collective = replica.collective
         self._memory = memory
         self._start = start
         self._state = state
-        self._emit = emit
+        self._emit = replica.emit
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._start.state is None:

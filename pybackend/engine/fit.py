@@ -10,74 +10,42 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective
 from pybackend.engine.audit import Auditor
 from pybackend.engine.callback_state import continue_log
-from pybackend.engine.checkpointing import Checkpointing, Checkpoints, ResumedCallbacks, Start
-from pybackend.engine.elastic import EpochKeeper, Memory
+from pybackend.engine.checkpointing import ResumedCallbacks
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
-from pybackend.engine.held_out import HeldOut
-from pybackend.engine.leaving import Leaving
+from pybackend.engine.lifecycle import Lifecycle, Start
 from pybackend.engine.observed import StepReports, StopWhenAsked
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.state import (
-    broadcast_state,
-    check_structure,
-    find_differing_weights,
-    offset_seeds,
-)
+from pybackend.engine.replica import Replica
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
-from pybackend.engine.training_state import TrainingState
-from pybackend.engine.trials import MetricsKind
 from pybackend.job.answers import Answers
-from pybackend.job.job import TrainingJob
 from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.messages import Emit, Note
-from pybackend.job.notice import Notice
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_other_optimizers
 
 
 def fit(
-    model: Any,
-    collective: Collective,
-    feed: Feed | PipelineFeed,
-    held_out: HeldOut | None,
-    callbacks: list[Any],
-    job: TrainingJob,
-    emit: Emit,
+    replica: Replica,
+    lifecycle: Lifecycle,
     clock: StepClock,
-    metrics: MetricsKind = "unknown",
-    checkpoints: Checkpoints | None = None,
-    notice: Notice | None = None,
-    memory: Memory | None = None,
-    start: Start | None = None,
-    board: Sequence[Any] = (),
-    answers: Answers | None = None,
+    board: Sequence[Any],
+    answers: Answers | None,
 ) -> tuple[dict[str, list[Any]], int, Auditor | None]:
-    """Train a model by its own ``fit``, kept in step with the other workers.
+    """Train a replica by Keras's own ``fit``, kept in step with the other workers.
 
     Parameters
     ----------
     clock
         Times the steps.
-    metrics
-        Whether the metrics given to ``compile`` may be summed.
-    checkpoints
-        Where the training begins, and where it is kept.
-    notice
-        Tells when this process is to end: all leave then, after a last checkpoint.
-    memory
-        What the worker of an elastic training remembers.
-    start
-        Where the training begins, if not where its checkpoint is.
     board
-        Further callbacks, of which no state is kept.
+        Further callbacks, of which no state is saved.
     answers
         What observers of the training say to it.
 
@@ -87,6 +55,7 @@ def fit(
         The history, values by name of the figure; the number of steps taken; and who has audited
         them, or None.
     """
+    model, job, feed = replica.model, replica.job, replica.feed
     # The feed shuffles; Keras is not asked to.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
     options |= feed.fit_options
@@ -94,17 +63,12 @@ def fit(
         options["class_weight"] = feed.complete_class_weight(
             {int(code): weight for code, weight in job.class_weight}
         )
-    start = start or (checkpoints.start if checkpoints else Start(job.initial_epoch))
-    if memory is not None and not memory.is_seeded:
-        offset_seeds(model, memory.member)
-        memory.is_seeded = True
-    if collective.world_size > 1 and (memory is None or start.state is None):
-        _share_state(model, collective, emit, has_seeds=memory is not None)
-    if collective.world_size > 1:
-        _report_what_is_local(model, emit)
-    synchronizer = make_synchronizer(model, collective, feed, job, emit, clock, metrics)
-    sync = EpochSync(job, collective, synchronizer, feed, held_out, emit, metrics)
-    own = select_callbacks(collective.rank, callbacks)
+    lifecycle.share_state(replica)
+    if replica.collective.world_size > 1:
+        _report_what_is_local(model, replica.emit)
+    synchronizer = make_synchronizer(replica, clock)
+    sync = EpochSync(replica, synchronizer)
+    own = select_callbacks(replica.rank, replica.callbacks)
     sync.evaluated_by = [*own, *board]
     scaled = None
     if job.scale_lr is not None:
@@ -112,45 +76,20 @@ def fit(
     auditor = None
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
-        auditor = Auditor(
-            model=model,
-            collective=collective,
-            feed=feed,
-            exchange=synchronizer,
-            job=job,
-            emit=emit,
-            others=others,
-            report=None if memory is None else memory.audit,
-            class_weight=options.get("class_weight"),
-            clock=clock,
-        )
+        class_weight = options.get("class_weight")
+        auditor = Auditor(replica, synchronizer, clock, others, lifecycle.audit, class_weight)
     listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *board]
     listed += [scaled] if scaled else []
-    if collective.rank == 0 and job.reports_steps:
-        listed.append(StepReports(job, feed, collective.world_size, emit))
-    if collective.rank == 0 and job.is_observed and answers is not None:
+    if replica.rank == 0 and job.reports_steps:
+        listed.append(StepReports(replica))
+    if replica.rank == 0 and job.is_observed and answers is not None:
         listed.append(StopWhenAsked(answers))
-    leaving = None
-    if checkpoints is not None:
-        # Within an epoch, the place in a pipeline could not be found again.
-        leaving = Leaving(collective, notice or Notice(), isinstance(feed, Feed))
-    if collective.world_size > 1:
-        listed.append(StopTogether(collective, synchronizer, emit, leaving, callbacks))
-    keeper = None
-    if checkpoints is not None and leaving is not None:
-        history = keras.callbacks.History()
-        kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
-        state = TrainingState(model, sync, synchronizer, kept)
-        keeper = Checkpointing(job, collective, checkpoints, state, feed.steps, emit, leaving)
-        listed += [history, keeper]
-    if memory is not None:
-        history = keras.callbacks.History()
-        kept = {-1: history, **{n: c if c in own else None for n, c in enumerate(callbacks)}}
-        state = TrainingState(model, sync, synchronizer, kept, memory.first)
-        listed += [history, EpochKeeper(job, collective, memory, start, state, emit)]
+    if replica.collective.world_size > 1:
+        listed.append(StopTogether(replica, synchronizer, lifecycle.leaving))
+    listed += lifecycle.make_callbacks(replica, sync, synchronizer)
     if auditor is not None:
         listed.append(auditor.beginning)
-    if start.state is not None:
+    if lifecycle.start.state is not None:
         for callback in own:
             continue_log(callback)
     try:
@@ -160,11 +99,9 @@ def fit(
             synchronizer.install(),
             auditor.noise.watch() if auditor else nullcontext(),
         ):
-            history = _fit_from(start, model, feed, listed, options)
+            history = _fit_from(lifecycle.start, model, feed, listed, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
-    if keeper is not None:
-        keeper.finish()
     return dict(history), sync.steps_done, auditor
 
 
@@ -208,21 +145,6 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
             "begins with new optimizers, except for the one given to compile()"
         )
         emit(Note(text))
-
-
-def _share_state(model: Any, collective: Collective, emit: Emit, has_seeds: bool) -> None:
-    """Give all ranks rank 0's weights, and report if they were not equal before."""
-    check_structure(model, collective)
-    differing = find_differing_weights(model, collective)
-    if differing:
-        text = (
-            f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
-            "worker 0 (seeded by rank?): all start from worker 0's"
-        )
-        emit(Note(text))
-    if not has_seeds:
-        offset_seeds(model, collective.rank)
-    broadcast_state(model, collective)
 
 
 # Steps with a learning rate that is scaled to the number of workers: see `ScaleLearningRate`.

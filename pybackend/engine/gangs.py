@@ -12,7 +12,7 @@ from pathlib import Path
 from pybackend.collective import Collective
 from pybackend.data.reading import read_all_sources
 from pybackend.data.sharding import count_dealt
-from pybackend.engine.elastic import GangChangesError, Memory
+from pybackend.engine.elastic import ElasticLifecycle, GangChangesError, Memory
 from pybackend.engine.train import Training, train
 from pybackend.errors import PeerLostError
 from pybackend.job.answers import Answers
@@ -82,8 +82,7 @@ def train_in_gangs(job: TrainingJob, membership: Membership, folder: Path, emit:
                     counts,
                     folder,
                     emit,
-                    memory=memory,
-                    epoch=order.epoch,
+                    lifecycle=ElasticLifecycle(own, memory, order.epoch),
                     answers=membership.answers,
                 )
         except (PeerLostError, GangChangesError) as error:

@@ -8,12 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.engine.feed import Feed
 from pybackend.engine.metrics import to_plain
-from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.replica import Replica
 from pybackend.job.answers import Answers
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, StepEnded
+from pybackend.job.messages import StepEnded
 
 # People read no faster, and a step takes milliseconds.
 _REPORT_SECONDS = 0.25
@@ -22,14 +20,12 @@ _REPORT_SECONDS = 0.25
 class StepReports(keras.callbacks.Callback):
     """Reports a few steps a second, by what Keras gives its callbacks anyway."""
 
-    def __init__(
-        self, job: TrainingJob, feed: Feed | PipelineFeed, world_size: int, emit: Emit
-    ) -> None:
+    def __init__(self, replica: Replica) -> None:
         super().__init__()
-        self._job = job
-        self._feed = feed
-        self._world_size = world_size
-        self._emit = emit
+        self._job = replica.job
+        self._feed = replica.feed
+        self._world_size = replica.collective.world_size
+        self._emit = replica.emit
         self._epoch = 0
         self._began = 0.0
         self._due = 0.0

@@ -1,9 +1,10 @@
-"""Finds the checkpoint that a training resumes from, and gives it to all workers."""
+"""A training with checkpoints: finds the one that it resumes from, and gives it to all workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,87 @@ from pybackend.data.checkpoint_store import CheckpointStore, Kept, Manifest, Par
 from pybackend.data.files import check_writable
 from pybackend.data.state_file import decode_state
 from pybackend.engine.checkpoint_writer import CheckpointWriter
-from pybackend.engine.checkpointing import Checkpoints, Start
-from pybackend.engine.save import SavingPlan
+from pybackend.engine.checkpointing import Checkpointing, Checkpoints
+from pybackend.engine.feed import Feed
+from pybackend.engine.job_identity import describe_training
+from pybackend.engine.leaving import Leaving
+from pybackend.engine.lifecycle import Lifecycle, Start, build_what_is_restored, wait_for_all
+from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.replica import Replica
+from pybackend.engine.save import SavingPlan, encode_trained
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.sync import EpochSync
+from pybackend.engine.synchronizer import Synchronizer
+from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
+from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note, Resumed
+from pybackend.job.notice import Notice
 from pybackend.model.compare import hash_weights
+
+_ABOUT_PIPELINES = (
+    "a training that resumes calls the function `data` anew: its result is that of one without an "
+    "interruption if the function gives the same batches in every epoch"
+)
+
+
+class CheckpointedLifecycle(Lifecycle):
+    """A training whose state is saved in a folder, from which it resumes."""
+
+    _checkpoints: Checkpoints
+    _keeper: Checkpointing | None = None
+
+    def begin(self, replica: Replica) -> None:
+        """See `Lifecycle.begin`; raises as `open_checkpoints`."""
+        job, model, plan = self.job, replica.model, replica.plan
+        rows = replica.rows if isinstance(replica.feed, Feed) else None
+        sets = {"train": rows, "validation": replica.validation}
+        description = describe_training(job, model, replica.callbacks, sets, replica.collective)
+        manifest = None
+        if plan is not None:
+            manifest = describe_model(job, model, plan, replica.inputs, description)
+
+        def encode() -> bytes:
+            return encode_trained(replica.loaded, plan) if plan else b""
+
+        checkpoints = open_checkpoints(job, replica.collective, manifest, encode, replica.emit)
+        self._checkpoints, self.start = checkpoints, checkpoints.start
+        if isinstance(replica.feed, PipelineFeed):
+            _check_pipeline(replica.feed, replica.emit)
+        if self.start.state is not None:
+            replica.feed.resume(job.initial_epoch)
+        is_resumed = self.start.state is not None and has_keras_train_step(model)
+        if is_resumed or self.start.is_within_epoch or model.jit_compile:
+            # XLA fuses a step otherwise that makes these variables first.
+            build_what_is_restored(replica)
+        # To the end: what comes after it is saved by then, and handed over.
+        notice = Notice()
+        notice.expect()
+        # Within an epoch, the place in a pipeline could not be found again.
+        self.leaving = Leaving(replica.collective, notice, isinstance(replica.feed, Feed))
+
+    def make_callbacks(
+        self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
+    ) -> list[Any]:
+        """See `Lifecycle.make_callbacks`."""
+        assert self.leaving is not None
+        kept = keep_callbacks(replica)
+        state = TrainingState(replica.model, sync, synchronizer, kept)
+        self._keeper = Checkpointing(replica, self._checkpoints, state, self.leaving)
+        return [kept[HISTORY], self._keeper]
+
+    def finish(self) -> None:
+        """See `Lifecycle.finish`."""
+        if self._keeper is not None:
+            self._keeper.finish()
+        self._checkpoints.wait(self.job.timeout)
+
+    def close(self, replica: Replica) -> Callable[[], None] | None:
+        """See `Lifecycle.close`."""
+        if not self.job.discards_checkpoints:
+            return None
+        wait_for_all(replica)
+        return partial(self._checkpoints.clear, self.job.timeout)
 
 
 def describe_model(
@@ -112,3 +189,13 @@ def _share(kept: Kept | None, job: TrainingJob, collective: Collective) -> Start
         content[:] = np.frombuffer(kept.state, np.uint8)
     collective.broadcast(content)
     return Start(epoch, step, bool(is_stopped), decode_state(content.tobytes()))
+
+
+def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:
+    """Say on what a pipeline's result depends; `InputError` if the data would be others."""
+    if feed.fit_options:
+        raise InputError(
+            "`checkpoint` needs a function `data` whose batches end with each epoch: endless "
+            "ones cannot be found again. Leave out `steps_per_epoch`, or pass rows or files"
+        )
+    emit(Note(_ABOUT_PIPELINES))

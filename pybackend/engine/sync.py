@@ -9,12 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, all_sum
-from pybackend.engine.feed import Feed
-from pybackend.engine.held_out import HeldOut
+from pybackend.collective import all_sum
 from pybackend.engine.leaving import Leaving
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
-from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.replica import Replica
 from pybackend.engine.state import (
     find_differing_weights,
     find_normalizing,
@@ -24,10 +22,8 @@ from pybackend.engine.state import (
     uses_gpus,
 )
 from pybackend.engine.synchronizer import Synchronizer
-from pybackend.engine.trials import MetricsKind
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, EpochEnded, Note
+from pybackend.job.messages import EpochEnded, Note
 from pybackend.model.callbacks import find_unmonitored
 from pybackend.model.layers import is_of_keras
 
@@ -40,24 +36,15 @@ _ABOUT_DRIFT = (
 class EpochSync(keras.callbacks.Callback):
     """First of the callbacks: the others see figures over the rows of all workers."""
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        collective: Collective,
-        synchronizer: Synchronizer,
-        feed: Feed | PipelineFeed,
-        held_out: HeldOut | None,
-        emit: Emit,
-        metrics: MetricsKind,
-    ) -> None:
+    def __init__(self, replica: Replica, synchronizer: Synchronizer) -> None:
         super().__init__()
-        self._job = job
-        self._collective = collective
+        self._job = replica.job
+        self._collective = replica.collective
         self._synchronizer = synchronizer
-        self._feed = feed
-        self._held_out = held_out
-        self._emit = emit
-        self._metrics = metrics
+        self._feed = replica.feed
+        self._held_out = replica.held_out
+        self._emit = replica.emit
+        self._metrics = replica.metrics
         # Values of statistics that the workers agreed on last, by their place among the weights: a
         # callback may freeze or thaw layers meanwhile.
         self._agreed: dict[int, Any] = {}
@@ -224,26 +211,18 @@ class StopTogether(keras.callbacks.Callback):
 
     A rank that left an epoch by itself would miss the exchanges that the others wait for.
 
-    Parameters
-    ----------
-    callbacks
-        Those of the user, on any rank. If one may stop within an epoch, each step ends with a
-        question to all workers; other requests travel with the exchange of the next step.
+    If a callback of the user may stop within an epoch, on any rank, each step ends with a question
+    to all workers; other requests travel with the exchange of the next step.
     """
 
     def __init__(
-        self,
-        collective: Collective,
-        synchronizer: Synchronizer,
-        emit: Emit,
-        leaving: Leaving | None = None,
-        callbacks: Sequence[Any] = (),
+        self, replica: Replica, synchronizer: Synchronizer, leaving: Leaving | None
     ) -> None:
         super().__init__()
-        self._emit = emit
-        self._asks_each_step = any(_may_stop_within(one) for one in callbacks)
+        self._emit = replica.emit
+        self._asks_each_step = any(_may_stop_within(one) for one in replica.callbacks)
         self._has_drifted = False
-        self._collective = collective
+        self._collective = replica.collective
         self._leaving = leaving
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer

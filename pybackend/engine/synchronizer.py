@@ -6,21 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from pybackend.collective import Collective
 from pybackend.collective.tensorflow import GraphReduce
 from pybackend.engine.exchange import GradientExchange
-from pybackend.engine.feed import Feed
 from pybackend.engine.flat import StopAgreement
 from pybackend.engine.global_batch import OverBatch
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.local_steps import WeightAveraging
-from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.replica import Replica
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position, has_keras_train_step
-from pybackend.engine.trials import MetricsKind
-from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, Note
+from pybackend.job.messages import Note
 from pybackend.job.options import LocalSteps
 from pybackend.model.layers import find_synchronized
 
@@ -99,16 +95,10 @@ class NoExchange:
         """Nothing was kept."""
 
 
-def make_synchronizer(
-    model: Any,
-    collective: Collective,
-    feed: Feed | PipelineFeed,
-    job: TrainingJob,
-    emit: Emit,
-    clock: StepClock,
-    metrics: MetricsKind = "unknown",
-) -> Synchronizer:
+def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
+    model, collective, feed = replica.model, replica.collective, replica.feed
+    job = replica.job
     if collective.world_size == 1:
         return NoExchange()
     nominal = collective.world_size * job.batch_size
@@ -124,7 +114,7 @@ def make_synchronizer(
             nominal_rows=nominal,
             compression=exchange.compression,
         )
-    over_metrics = metrics == "not sums"
+    over_metrics = replica.metrics == "not sums"
     if model.jit_compile:
         reason = None
         if not has_keras_train_step(model):
@@ -136,7 +126,7 @@ def make_synchronizer(
         elif Position(feed).is_uneven:
             reason = "the exchange of how many rows the arrays of a batch have"
         if reason is not None:
-            emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
+            replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False
     # Layers exchange statistics during the backward pass: gradients travel after it.
     bucket_bytes = float("inf") if find_synchronized(model) else exchange.bucket_mb * 1e6

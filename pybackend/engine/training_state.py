@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes
@@ -17,13 +18,24 @@ from pybackend.engine.callback_state import (
     read_callback,
     restore_callback,
 )
+from pybackend.engine.replica import Replica
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError
+from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_optimizers, find_variables
 
 _DIGEST_BYTES = 16
+# The place of Keras's history among the callbacks.
+HISTORY = -1
+
+
+def keep_callbacks(replica: Replica) -> dict[int, Any]:
+    """The user's callbacks of this rank, as `TrainingState` takes them, and Keras's history."""
+    own = select_callbacks(replica.rank, replica.callbacks)
+    listed = {n: one if one in own else None for n, one in enumerate(replica.callbacks)}
+    return {HISTORY: keras.callbacks.History(), **listed}
 
 
 class TrainingState:

@@ -21,10 +21,11 @@ from pybackend.data.state_file import encode_state
 from pybackend.engine.held_out import build_metrics
 from pybackend.engine.job_identity import describe_training
 from pybackend.engine.metrics import to_plain
+from pybackend.engine.replica import build_variables
 from pybackend.engine.resume import describe_model, open_checkpoints
 from pybackend.engine.save import SavingPlan, encode_trained, plan_saving, write_model
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.train import Training, build_variables
+from pybackend.engine.train import Training
 from pybackend.engine.trials import choose_rows, try_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.answers import Answers

@@ -1,0 +1,233 @@
+"""One worker's replica of the model: made once, with all that is found out about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pybackend.collective import Collective
+from pybackend.data.arrays import nest
+from pybackend.data.rows import DealtRows, Rows, SpooledRows, make_zero_row
+from pybackend.engine.feed import Feed
+from pybackend.engine.global_batch import (
+    NOTHING,
+    OverBatch,
+    check_runs_eagerly,
+    find_compiled_metrics,
+)
+from pybackend.engine.held_out import HeldOut, build_metrics
+from pybackend.engine.pipeline_feed import PipelineFeed
+from pybackend.engine.row_memory import fit_in_memory
+from pybackend.engine.save import SavingPlan, plan_saving
+from pybackend.engine.step_means import build_losses
+from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.trials import MetricsKind, choose_rows, find_over, try_metrics
+from pybackend.errors import InputError
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import Emit, Note
+from pybackend.job.options import Exchange
+from pybackend.model.callbacks import check_callbacks
+from pybackend.model.checks import check_model
+from pybackend.model.inputs import (
+    build_by_batch,
+    check_input_names,
+    check_output_names,
+    reshape_rows,
+)
+from pybackend.model.labels import check_has_labels, check_some_labels
+from pybackend.model.layers import find_synchronized
+from pybackend.model.load import LoadedModel
+from pybackend.model.masks import has_masked_loss
+from pybackend.model.transfer import describe_inputs
+
+_ABOUT_METRICS = (
+    "some of the metrics are not sums over rows: in each step the workers send each other their "
+    "outputs, and compute the metrics of all rows"
+)
+_ABOUT_UNTRIED_METRICS = (
+    "the metrics failed when they were tried on some rows: their variables are summed over the "
+    "workers, which is right for sums and counts only"
+)
+_ABOUT_UNEVEN = (
+    "the arrays of a batch have different numbers of rows: gradients are weighted by the rows of "
+    "`y`, which is exact if the loss is a mean over these; no step is audited"
+)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A worker's model and rows, ready to train.
+
+    Attributes
+    ----------
+    feed
+        Gives the batches of each epoch.
+    rows
+        The training rows, or of a ``tf.data.Dataset`` some like them.
+    inputs
+        Describes what the model is called with, see `describe_inputs`.
+    metrics
+        Whether the metrics given to ``compile`` may be summed over the workers.
+    plan
+        How rank 0 writes the trained model; None on others.
+    held_out, validation
+        The validation, and its rows; None without one.
+    """
+
+    job: TrainingJob
+    collective: Collective
+    emit: Emit
+    loaded: LoadedModel
+    feed: Feed | PipelineFeed
+    rows: Rows
+    callbacks: list[Any]
+    inputs: Any
+    metrics: MetricsKind
+    plan: SavingPlan | None = None
+    held_out: HeldOut | None = None
+    validation: Rows | None = None
+
+    @property
+    def model(self) -> Any:
+        """The Keras model."""
+        return self.loaded.model
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self.collective.rank
+
+
+def make_replica(
+    job: TrainingJob,
+    collective: Collective,
+    counts: Mapping[str, list[int]],
+    folder: Path,
+    emit: Emit,
+    loaded: LoadedModel,
+    stream: Any,
+    seed: Callable[[int], None],
+) -> Replica:
+    """Build a worker's model by its rows, check both, and try on some rows what may be exchanged.
+
+    Parameters
+    ----------
+    counts, folder, emit, stream
+        As in `train`.
+    seed
+        Makes what is random differ from rank to rank; called with the rank once all that must be
+        equal is made.
+    """
+    model, rank = loaded.model, collective.rank
+    spools = [folder / name for name in counts if (folder / name).is_dir()]
+    in_memory = job.in_memory and fit_in_memory(spools, job.resources.bytes, collective, emit)
+    feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
+    if isinstance(feed, PipelineFeed) and feed.is_uneven and job.workers > 1:
+        emit(Note(_ABOUT_UNEVEN))
+    callbacks = list(loaded.extras.get("callbacks") or [])
+    check_callbacks(callbacks)
+    inputs = build_variables(model, rows)
+    check_model(model, job)
+    tried = choose_rows(model, rows, job)
+    if tried is not None:
+        check_some_labels(model, tried)
+    metrics = try_metrics(model, tried, job, collective)
+    over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
+    if job.workers > 1 and isinstance(job.exchange, Exchange):
+        _report_metrics(model, metrics, emit)
+        needs_rows = over != NOTHING or not has_keras_train_step(model)
+        if needs_rows or find_synchronized(model):
+            check_runs_eagerly(model, feed.may_be_empty)
+    seed(rank)
+    plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
+    if job.workers > 1:
+        build_losses(model, rows)
+    if model.run_eagerly and feed.may_be_empty:
+        build_metrics(model, rows)
+    held_out, validation = None, None
+    if "validation" in counts:
+        validation = _deal(SpooledRows(folder / "validation", in_memory), model, job, rank)
+        check_has_labels(model, validation.spec, "validation_data", trains=False)
+        evaluated = find_over(model, tried, metrics, job, collective, emit)
+        evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
+        held_out = HeldOut(validation, counts["validation"], job.batch_size, evaluated)
+        held_out.prepare(model, collective)
+    return Replica(
+        job=job,
+        collective=collective,
+        emit=emit,
+        loaded=loaded,
+        feed=feed,
+        rows=rows,
+        callbacks=callbacks,
+        inputs=inputs,
+        metrics=metrics,
+        plan=plan,
+        held_out=held_out,
+        validation=validation,
+    )
+
+
+def build_variables(model: Any, rows: Rows) -> Any:
+    """Create all weights and the optimizer's state, so that they can be made equal.
+
+    Returns what describes the inputs.
+    """
+    check_has_labels(model, rows.spec, "data", trains=True)
+    check_input_names(model, rows.spec)
+    check_output_names(model, rows.spec)
+    inputs = build_by_batch(model, nest(make_zero_row(rows)))
+    if model.compiled and model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return describe_inputs(inputs)
+
+
+def _make_feed(
+    job: TrainingJob,
+    collective: Collective,
+    counts: Mapping[str, list[int]],
+    folder: Path,
+    model: Any,
+    stream: Any,
+    in_memory: bool,
+) -> tuple[Feed | PipelineFeed, Rows]:
+    """The local batches, and rows like theirs."""
+    if stream is not None:
+        if job.workers > 1 and not job.has_global_loss and has_masked_loss(model):
+            raise InputError(
+                "masks reach the loss of this model, so that its steps must be weighted by what "
+                "they hold: pass the rows themselves, not a function `data`"
+            )
+        pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
+        return pipeline_feed, pipeline_feed.sample
+    spooled = SpooledRows(folder / "train", in_memory)
+    if job.shuffle == "global":
+        rows = reshape_rows(spooled, model)
+    else:
+        rows = _deal(spooled, model, job, collective.rank)
+    feed = Feed(
+        rows,
+        counts["train"],
+        collective.rank,
+        job.batch_size,
+        seed=job.seed,
+        shuffle=job.shuffle,
+        limit=job.steps_per_epoch,
+        batches=job.batches,
+    )
+    return feed, rows
+
+
+def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
+    """Shape a worker's rows; of an elastic training it holds all rows, and takes its part."""
+    rows = reshape_rows(spooled, model)
+    return DealtRows(rows, job.workers, rank) if job.is_elastic else rows
+
+
+def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
+    if metrics == "not sums":
+        emit(Note(_ABOUT_METRICS))
+    elif metrics == "unknown" and find_compiled_metrics(model):
+        emit(Note(_ABOUT_UNTRIED_METRICS))
