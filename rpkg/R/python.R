@@ -12,6 +12,8 @@ pybackend <- function(call = caller_env()) {
 }
 
 load_pybackend <- function(call = caller_env()) {
+  # R checks the versions of packages only whose functions are imported: see .onLoad().
+  loadNamespace("reticulate", versionCheck = list(op = ">=", version = "1.39"))
   # Once Python runs, this session cannot change to another one. So look first, and if pybackend is
   # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {

@@ -103,3 +103,17 @@ test_that("an interrupt stays an interrupt", {
   )
   expect_identical(answer, "interrupted")
 })
+
+test_that("the package loads without reticulate, which later asks for tfdist's Python", {
+  script <- withr::local_tempfile(
+    fileext = ".R",
+    lines = c(
+      "invisible(loadNamespace('tfdist'))",
+      "cat('reticulate' %in% loadedNamespaces(), '')",
+      "invisible(loadNamespace('reticulate'))",
+      "cat(reticulate::py_discover_config()$required_module)"
+    )
+  )
+  said <- system2(file.path(R.home("bin"), "Rscript"), c("--vanilla", script), stdout = TRUE)
+  expect_identical(utils::tail(said, 1L), "FALSE pybackend")
+})
