@@ -17,7 +17,7 @@ ROOT = Path(pybackend.__file__).parents[1]
 README = ROOT / "README.md"
 # A block with its output, unless a comment says what keeps it from running here.
 _BLOCK = re.compile(
-    r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL
+    r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.DOTALL
 )
 _SECONDS = re.compile(r"\(\d+\.\d s\)")
 _NUMBER = re.compile(r"\d+\.\d+")
