@@ -214,6 +214,11 @@ $(BENCH_STAMP): $(DEV_STAMP)
 
 bench: $(BENCH_STAMP) $(R_STAMP) ## measure everything beside its reference (an hour)
 	$(PY) benchmarks/run.py
+	$(MAKE) --no-print-directory chart
+
+.PHONY: chart
+chart: ## docs/steps.svg, the README's chart, from benchmarks/results.json
+	python3 docs/site/chart.py
 
 .PHONY: soak
 soak: $(BENCH_STAMP) ## the long setting of what runs on and on, or fails (an hour)

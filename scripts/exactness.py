@@ -23,7 +23,10 @@ REFUSED = {
     "test_engine": "Refused for what the model consists of",
     "test_audit": "Ended by the audit",
 }
-_HEAD = """# What is exact
+_HEAD = """# Exactness, case by case
+
+[Exact training](exact-training.md) explains how workers reach the weights of one process. This page
+has the evidence.
 
 Written by `make exactness`, which runs the cases below; the tests hold the page to them. A case
 is trained by two workers and by one process on the same batches (`pybackend.replay_batches`).
@@ -59,17 +62,17 @@ executes together, are compared together. Of the batches of a function `data` th
 epoch is kept.
 
 **What is compared** is the change of each variable: weights, the optimizers' state (moments are
-gradients, so these are compared, too), counters, moving averages, and, added up over the workers,
-metrics. Left out are the generators of random numbers and the moving statistics of batch
-normalization without `synchronized=True`; such a layer normalizes in the one process by the rows
-of each worker, too. On GPUs, which round to three digits (TF32) and add up in no fixed order, all
-workers take the step once more, outside of XLA and with all digits, and that is compared. If a
-step draws random numbers, all workers take it once more, outside of the function that was traced,
-with constants in their place: each draw of Keras (dropout, sampling, augmentation,
-`keras.random`) and of `tf.random` becomes one number, the same for all rows, and that step is
-compared; at first with a number high in its range and with one low in it (what happens to one row
-in a hundred happens to all or to none), later with either in turn. With `compression` the step is
-taken once more without it.
+gradients, so these are compared, too), counters, moving averages, and, added up over the
+workers, metrics. Left out are the generators of random numbers and the moving statistics of
+batch normalization without `synchronized=True`; such a layer normalizes in the one process by
+the rows of each worker, too. On GPUs, which round to three digits (TF32) and add up in no fixed
+order, all workers take the step once more, outside of XLA, with all digits, and recurrent
+layers without cuDNN, and that is compared. If a step draws random numbers, all workers take it
+once more, outside of the function that was traced, with constants in their place: each draw of
+Keras (dropout, sampling, augmentation, `keras.random`) and of `tf.random` becomes one number,
+the same for all rows, and that step is compared; at first with a number high in its range and
+with one low in it (what happens to one row in a hundred happens to all or to none), later with
+either in turn. With `compression` the step is taken once more without it.
 
 **State that steps keep** in variables which no optimizer trains (moving averages, codebooks,
 centres, counters, of layers, losses and `train_step`s, also as a `tf.Variable`) is that of one
@@ -89,12 +92,13 @@ compiled of it.
 
 **Tolerance**: a difference may be 2e-5 of the change (2^-8 for float16, 2^-5 for bfloat16), and
 the rounding of the variable. A larger one is set against what one process shows itself: its
-weights and rows are moved by 2^-22 of their size (2^-11 for float16, 2^-8 for bfloat16) at
-random, three times, and a difference is an error if it is more than eight times as large as the
-largest of these. Where an optimizer keeps something for a weight that shows its gradient, and
-that is equal but for elements which are nothing but rounding errors, these elements of the weight
-are not compared. So an Adam that divides rounding errors by their own size does not raise a false
-alarm. What differs by less is not found: a row in 50,000 that counts twice, say.
+weights, its rows, and the outputs of its layers with their gradients are moved by 2^-22 of
+their size (2^-11 for float16, 2^-8 for bfloat16) at random, up to ten times, and a difference
+is an error if it is more than eight times as large as the largest of these. Where an optimizer
+keeps something for a weight that shows its gradient, and that is equal but for elements which
+are nothing but rounding errors, these elements of the weight are not compared. So an Adam that
+divides rounding errors by their own size does not raise a false alarm. What differs by less is
+not found: a row in 50,000 that counts twice, say.
 
 **A difference** ends the training before the next step, with an error that names variables, by
 how much, and what to do; with `Exchange(audit="warn")` it is a note. `audit=False` compares

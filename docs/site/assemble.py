@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import chart
@@ -19,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # Where the site has what lies elsewhere in the repository.
 PLACES = {
-    "README.md": "guides/overview.md",
+    "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "examples/README.md": "guides/examples.md",
@@ -27,20 +28,37 @@ PLACES = {
     "docs/architecture.md": "project/architecture.md",
     "docs/migrating": "coming-from/index.md",
 }
-# The guides in their order, which those that are not named here follow.
+# The guides in their order, by what they are for. Those that are not named here follow.
 GUIDES = {
-    "overview": "Overview",
-    "data": "Data",
-    "exactness": "What is exact",
-    "keras_examples": "Keras's code examples",
-    "tracking": "Tracking and tuning",
-    "scaling": "Scaling",
-    "strategies": "Strategies",
-    "security": "Security",
-    "examples": "Examples",
-    "particles": "Example: particles",
+    "How-to guides": {
+        "choose": "Choose a launcher",
+        "training": "Train a model",
+        "data": "Data",
+        "monitoring": "Monitor",
+        "tuning": "Tune",
+        "spark": "Spark",
+        "machines": "Your own machines",
+        "recovery": "Recover from failures",
+        "slow-networks": "Slow networks",
+        "bench-scale": "Measure scaling",
+        "databases": "Models as SQL",
+        "functions": "Your own functions",
+    },
+    "Explanations": {
+        "exact-training": "Exact training",
+        "strategies": "Strategies",
+        "security": "Security",
+    },
+    "Reference": {
+        "platforms": "Platforms",
+        "exactness": "Exactness, case by case",
+        "keras_examples": "Keras's code examples",
+        "scaling": "Scaling",
+        "glossary": "Glossary",
+    },
+    "Help": {"troubleshooting": "Troubleshooting", "faq": "FAQ"},
+    "Examples": {"examples": "Examples", "particles": "Example: particles"},
 }
-_NAMED_BY_PATH = re.compile(r"\[(docs/\S+\.md)\](?=\(\1\))")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -51,7 +69,12 @@ def place_of(path: str) -> str | None:
     folder, _, name = path.rpartition("/")
     if name == "README.md" and folder.startswith("examples/"):
         return f"guides/{folder.removeprefix('examples/')}.md"
-    return {"docs": f"guides/{name}", "docs/migrating": f"coming-from/{name}"}.get(folder)
+    pages = {
+        "docs": f"guides/{name}",
+        "docs/migrating": f"coming-from/{name}",
+        "vignettes": f"r/articles/{name.removesuffix('.Rmd')}.md",
+    }
+    return pages.get(folder)
 
 
 def move_links(text: str, path: str, page: str) -> str:
@@ -67,14 +90,23 @@ def move_links(text: str, path: str, page: str) -> str:
         place = place_of(target) or f"files/{target}"
         return f"]({os.path.relpath(place, os.path.dirname(page))}{link[2] or ''})"
 
-    def name(link: re.Match[str]) -> str:
-        return f"[{(ROOT / link[1]).read_text().splitlines()[0].removeprefix('# ')}]"
-
-    return _LINK.sub(move, _NAMED_BY_PATH.sub(name, text))
+    return _LINK.sub(move, text)
 
 
 def _contents(entries: list[str], *options: str) -> str:
     return "\n".join(["", "", "```{toctree}", *options, "", *entries, "```", ""])
+
+
+def list_guides(there: Sequence[str]) -> str:
+    """Tables of contents of the guides that are there, one for each purpose."""
+    named = {page for pages in GUIDES.values() for page in pages}
+    others = {page: page for page in there if page not in named and page != "index"}
+    parts = []
+    for purpose, pages in {**GUIDES, "More": others}.items():
+        listed = [f"{title} <{page}>" for page, title in pages.items() if page in there]
+        if listed:
+            parts.append(_contents(listed, f":caption: {purpose}", ":maxdepth: 1"))
+    return "".join(parts)
 
 
 def copy_files(source: Path) -> None:
@@ -93,11 +125,9 @@ def write_documents(source: Path) -> None:
     files = [str(path.relative_to(ROOT)) for one in patterns for path in sorted(ROOT.glob(one))]
     for path in files:
         page = place_of(path)
-        if page is None:
+        if page is None or path == "README.md":  # whose place is the landing page
             continue
         text = move_links((ROOT / path).read_text(), path, page)
-        if path == "README.md":  # whose title is the site's
-            text = text.replace("# tfdist", "# Overview", 1)
         if page == "coming-from/index.md":
             names = sorted(path.stem for path in ROOT.glob("docs/migrating/*.md"))
             text += _contents(names, ":hidden:")
@@ -122,9 +152,7 @@ def write_start(source: Path) -> None:
     (source / "chart.svg").write_text(chart.draw(steps))
     (source / "runs.svg").write_text((HERE / "runs.svg").read_text())
     there = sorted(path.stem for path in (source / "guides").glob("*.md"))
-    guides = [f"{title} <{page}>" for page, title in GUIDES.items() if page in there]
-    guides += [page for page in there if page not in GUIDES]
-    (source / "guides/index.md").write_text("# Guides" + _contents(guides, ":maxdepth: 1"))
+    (source / "guides/index.md").write_text("# Guides" + list_guides(there))
     parts = ["changelog", "architecture", "contributing"]
     project = (HERE / "project.md").read_text() + _contents(parts, ":hidden:")
     (source / "project/index.md").write_text(project)

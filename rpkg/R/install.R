@@ -136,8 +136,8 @@ abort_no_source <- function(call) {
       i = "There are three ways to get it:",
       "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which holds it.",
       "*" = paste(
-        "Install `rpkg` from a whole copy of the repository, whose symbolic links are intact, as",
-        "`remotes::install_github(\"<owner>/tfdist\", subdir = \"rpkg\")` or `git clone` make it."
+        "Install `rpkg` from a git clone of the repository, which keeps its symbolic links:",
+        "`R CMD INSTALL path/to/tfdist/rpkg`."
       ),
       "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."
     ),

@@ -115,7 +115,7 @@ CROSS_CUTTING = {
     "object_store": "checkpoints and models in S3",
     "quiet": "what TensorFlow prints at its start",
     "recovery": "checkpoints and restarts",
-    "readme": "the README and docs/data.md, run",
+    "readme": "the blocks of the README and of docs/*.md, run",
     "routes": "one job by each route",
     "rpkg_sources": "rpkg installed from a checkout",
     "run_hosts": "tfdist run on other hosts",

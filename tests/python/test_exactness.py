@@ -40,6 +40,11 @@ def test_every_case_is_on_the_page() -> None:
         assert sorted(_rows(title)) == sorted(CASES[module]), "run `make exactness`"
 
 
+def test_the_page_begins_as_it_is_written() -> None:
+    written = exactness.write_page([]).partition("## Optimizers")[0]
+    assert exactness.PAGE.read_text().startswith(written)
+
+
 def test_what_is_equal_is_within_its_tolerance() -> None:
     for module in exactness.EQUAL:
         for name, bound in _rows(exactness.EQUAL[module]).items():

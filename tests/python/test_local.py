@@ -98,7 +98,7 @@ def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> 
 
 @pytest.mark.full
 def test_tensorflow_can_use_the_reserved_addresses_and_serves_whoever_connects() -> None:
-    """The second half is a warning in README.md, and of no use when TensorFlow has changed."""
+    """The second half is a warning in docs, and of no use when TensorFlow has changed."""
 
     def work(context: WorkerContext) -> Any:
         import socket

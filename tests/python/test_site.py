@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,16 +30,60 @@ def write_page(path: Path, body: str) -> None:
 def test_links_lead_to_the_sites_pages() -> None:
     from assemble import move_links, place_of
 
-    text = (
-        "see [docs/data.md](docs/data.md), [here](#there) and [it](docs/migrating/elephas.md#how)"
-    )
-    moved = move_links(text, "README.md", "guides/overview.md")
-    assert moved == "see [Data](data.md), [here](#there) and [it](../coming-from/elephas.md#how)"
+    text = "see [data](docs/data.md), [here](#there) and [it](docs/migrating/elephas.md#how)"
+    moved = move_links(text, "CONTRIBUTING.md", "project/contributing.md")
+    data, elephas = "[data](../guides/data.md)", "[it](../coming-from/elephas.md#how)"
+    assert moved == f"see {data}, [here](#there) and {elephas}"
     assert place_of("docs/migrating") == "coming-from/index.md"
+    assert place_of("README.md") == "index.md"
+    assert place_of("vignettes/spark.Rmd") == "r/articles/spark.md"
     shown = move_links("[it](../LICENSE)", "docs/data.md", "guides/data.md")
     assert shown == "[it](../files/LICENSE)"
     with pytest.raises(SystemExit, match=r"docs/data.md links to nowhere.md, which is not"):
         move_links("[it](nowhere.md)", "docs/data.md", "guides/data.md")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_all_links_of_the_documents_resolve() -> None:
+    from assemble import _LINK, move_links, place_of
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages += sorted((ROOT / "docs/migrating").glob("*.md"))
+    for page in pages:
+        path = str(page.relative_to(ROOT))
+        place = place_of(path)
+        assert place is not None, path
+        move_links(page.read_text(), path, place)
+        for link in _LINK.finditer(page.read_text()):
+            target = (page.parent / link[1]).resolve()
+            if link[2] and target.suffix == ".md":
+                assert link[2][1:] in anchors_of(target), f"{path} links to {link[1]}{link[2]}"
+
+
+def test_each_guide_has_a_purpose_and_is_in_the_readme() -> None:
+    from assemble import GUIDES, list_guides
+
+    named = {page for pages in GUIDES.values() for page in pages}
+    elsewhere = {"architecture", "coming-from"}
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - elsewhere <= named
+    listed = list_guides(["data", "faq", "new"])
+    assert listed.count("```{toctree}") == 3
+    assert ":caption: More" in listed
+    readme = (ROOT / "README.md").read_text()
+    missing = [page for page in named - {"examples", "particles"} if f"{page}.md" not in readme]
+    assert missing == []
+
+
+def test_no_page_has_a_placeholder_for_its_owner() -> None:
+    patterns = ("*.md", "docs/**/*.md", "rpkg/*.md", "rpkg/R/*.R", "vignettes/*.Rmd")
+    pages = [path for one in patterns for path in ROOT.glob(one)]
+    assert [path for path in pages if re.search(r"<owner>|<user>|<org>", path.read_text())] == []
 
 
 def test_headings_of_r_pages_are_headings_of_the_site() -> None:
@@ -65,6 +110,13 @@ def test_the_chart_has_each_measurement_and_names_the_reference() -> None:
     assert labels == [f"{next(iter(steps))} (the reference)", *list(steps)[1:]]
     values = [text.get_text() for text in chart.find_all("text", class_="value")]
     assert all(f"{ms:.1f} ms" in value for ms, value in zip(steps.values(), values, strict=True))
+
+
+def test_the_readmes_chart_is_the_one_that_is_drawn() -> None:
+    from chart import FILE, draw_file, read_steps
+
+    assert FILE.read_text() == draw_file(read_steps()), "run `make chart`"
+    assert "(docs/steps.svg)" in (ROOT / "README.md").read_text()
 
 
 def test_the_python_reference_has_every_export() -> None:
