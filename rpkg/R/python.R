@@ -1,5 +1,7 @@
 is_python <- function(x) inherits(x, "python.builtin.object")
 
+needed_reticulate <- "1.39"
+
 no_module <- "It has no module pybackend."
 
 # The Python module, imported when it is first needed.
@@ -12,8 +14,8 @@ pybackend <- function(call = caller_env()) {
 }
 
 load_pybackend <- function(call = caller_env()) {
-  # R checks the versions of packages only whose functions are imported: see .onLoad().
-  loadNamespace("reticulate", versionCheck = list(op = ">=", version = "1.39"))
+  # R itself checks the versions of packages from which NAMESPACE imports: see .onLoad().
+  loadNamespace("reticulate", versionCheck = list(op = ">=", version = needed_reticulate))
   # Once Python runs, this session cannot change to another one. So look first, and if pybackend is
   # absent, leave the session free for install_tfdist().
   if (!reticulate::py_available()) {
