@@ -588,6 +588,12 @@ WARNED = {
 }
 # What `make test-full` trains, too.
 SELDOM = {
+    "soft labels with class weights",
+    "state of a layer",
+    "several steps at once",
+    "dropout",
+    "a tf.function",
+    "compression",
     "learned positions, jit",
     "dropout, several steps at once",
     "class weights",
@@ -600,10 +606,7 @@ SELDOM = {
 DAILY = [
     "hardest rows",
     "largest",
-    "add_loss",
-    "correlation",
     "a sum, compressed",
-    "a sum that is seldom",
     "no rate at first",
     "rows in a layer",
 ]

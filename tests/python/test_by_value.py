@@ -161,7 +161,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "half precision, fitted": _half_fitted,
 }
 # One of each kind: `make test-full` copies the others, too.
-DAILY = ["subclassed", "lookup", "lambda"]
+DAILY = ["lookup"]
 
 
 @pytest.mark.parametrize("name", named(MODELS, DAILY))

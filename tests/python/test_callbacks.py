@@ -73,6 +73,7 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
     assert keras.saving.load_model(tmp_path / "best.keras").count_params() > 0
 
 
+@pytest.mark.full
 def test_a_figure_that_no_epoch_has_is_named(rows: Any, capsys: Any) -> None:
     absent = [
         keras.callbacks.EarlyStopping("val_loss"),
@@ -164,6 +165,7 @@ class StopsWithin(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("rank", ["0", full("1"), full("01")])
+@pytest.mark.full
 def test_a_stop_within_an_epoch_is_after_the_same_step_as_in_keras_fit(
     rows: Any, rank: str
 ) -> None:
@@ -257,6 +259,7 @@ class Switches(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     ("is_frozen", "eagerly"), [full(False, True), full(False, False), (True, False)]
 )
+@pytest.mark.full
 def test_layers_frozen_or_thawed_meanwhile_train_as_by_keras_fit(
     rows: Any, is_frozen: bool, eagerly: bool, caplog: Any
 ) -> None:

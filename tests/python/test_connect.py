@@ -104,6 +104,7 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     "a jar of its own, org.apache.spark:spark-connect of Maven",
 )
 @test_routes.languages
+@pytest.mark.full
 def test_a_model_of_either_language(session: Any, language: str) -> None:
     test_routes.check(test_routes.trained(session, test_routes.MODELS[language]))
 

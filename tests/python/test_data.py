@@ -263,6 +263,7 @@ def test_an_endless_generator_needs_to_be_read_no_further_than_asked(rows: Any) 
     np.testing.assert_allclose(mean, 0.75 * 0.75, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
     x, y = rows
 

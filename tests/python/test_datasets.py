@@ -75,7 +75,7 @@ def read(data: Any, repeats: bool = True) -> Any:
     ("make", "workers"),
     [
         pytest.param(batches, 2, id="2-Dataset"),
-        pytest.param(Slices, 3, id="3-PyDataset"),
+        full(Slices, 3, id="3-PyDataset"),
         full(batches, 3, id="3-Dataset"),
         full(Slices, 2, id="2-PyDataset"),
     ],

@@ -33,6 +33,7 @@ def gather(offset: int = 0) -> Any:
     return [int(text) + offset for text in task.allGather(str(task.partitionId()))], hidden
 
 
+@pytest.mark.full
 def test_a_function_runs_in_tasks_of_spark_as_it_is(spark: Any) -> None:
     runner = MirroredStrategyRunner(num_slots=2, use_gpu=False, use_custom_strategy=True)
     assert runner.get_num_tasks() == 2

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, record_outcome
+from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, WorkerFailedError, barrier_train, hosts
 from pybackend.api.callback_files import note_files
@@ -348,7 +348,7 @@ class StopInTheMiddle(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-@pytest.mark.parametrize("transport", ["tcp", "tf"])
+@pytest.mark.parametrize("transport", ["tcp", full("tf")])
 def test_a_stop_in_the_middle_of_an_epoch_comes_after_the_same_step(
     rows: Any, tmp_path: Path, transport: str
 ) -> None:
@@ -490,7 +490,7 @@ def test_a_model_function_is_checked_on_the_workers(rows: Any) -> None:
     assert caught.value.exception_type == "InputError"
 
 
-@pytest.mark.parametrize("safe_mode", [True, False])
+@pytest.mark.parametrize("safe_mode", [True, full(False)])
 def test_a_model_that_carries_code_comes_back(rows: Any, safe_mode: bool) -> None:
     def build() -> Any:
         model = keras.Sequential(

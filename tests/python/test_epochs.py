@@ -58,8 +58,6 @@ VALIDATED = {
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
     "initial_epoch",
-    "both",
-    "early stopping",
 ]
 
 

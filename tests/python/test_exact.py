@@ -120,6 +120,7 @@ def test_rows_that_do_not_divide_evenly_count_once(rows_used: int, rows: Any) ->
         assert result.history[name][-1] == pytest.approx(last[name], abs=1e-6)
 
 
+@pytest.mark.full
 def test_adam_clipping_weights_and_regularization(rows: Any) -> None:
     x, y = rows
     weight = np.linspace(0.1, 2.0, len(x)).astype("float32")

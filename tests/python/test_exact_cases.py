@@ -634,18 +634,13 @@ CASES = {
 DAILY = [
     "metrics of classes",
     "embedding, empty steps",
-    "own train_step",
     "two updates, buckets, empty steps",
-    "validated with moving averages",
     "mask of a layer inside",
     "mixed_bfloat16",
-    "loss scale",
     "jit_compile, own train_step",
     "shuffle=global",
     "empty steps, eager, metrics",
-    "empty shard",
     "VAE without labels",
-    "named inputs without labels",
 ]
 
 

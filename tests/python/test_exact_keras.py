@@ -286,9 +286,7 @@ CASES = {
 
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
-    "losses of whole batches",
     "CTC",
-    "normalizations",
 ]
 
 

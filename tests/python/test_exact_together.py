@@ -335,10 +335,7 @@ DAILY = [
     "masks that reach two losses",
     "compute_loss of any arguments",
     "metric of a whole batch, empty steps",
-    "several optimizers, empty steps",
-    "synchronized branches, empty steps",
     "synchronized, masked, empty steps",
-    "synchronized, loss over the global batch",
 ]
 
 

@@ -93,6 +93,7 @@ def train_here(workers: int, rows: int = 60, **options: Any) -> Any:
     return barrier_train("local", build, data, workers=workers, batch_size=8, verbose=0, **options)
 
 
+@pytest.mark.full
 def test_all_get_the_result_of_one_call_in_any_order_of_start() -> None:
     FORGE.start()
     addresses = free_addresses(3)

@@ -81,7 +81,6 @@ def simulate(case: Case) -> Any:
 DAILY = [
     "local sgd",
     "diloco",
-    "steps without rows",
 ]
 
 

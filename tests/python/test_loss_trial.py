@@ -239,6 +239,7 @@ def test_predictions_that_are_asserted_are_not_moved() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", full("sum")])
+@pytest.mark.full
 def test_a_long_sequence_is_tried_as_a_graph(
     reduction: str, caplog: pytest.LogCaptureFixture
 ) -> None:

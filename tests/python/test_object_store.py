@@ -68,6 +68,7 @@ def test_what_is_damaged_there_is_passed_over_and_the_folder_is_cleared(s3: Any)
     assert names(s3) == []
 
 
+@pytest.mark.full
 def test_a_torn_upload_is_no_checkpoint(s3: Any, server: ObjectStore) -> None:
     store = fill(URI, keep=2)
     model = store.write_model(b"model", "h5")

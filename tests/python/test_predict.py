@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import shared_spark
+from conftest import full, shared_spark
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions
 from pyspark.sql.types import (
@@ -126,6 +126,7 @@ def test_images_in_bytes(spark: Any) -> None:
     assert (numbers(found, ".pred_class")[:, 0] == expected.argmax(axis=1)).all()
 
 
+@pytest.mark.full
 def test_a_training_s_levels_name_the_classes(table: Any, rows: Any, dense_model: Any) -> None:
     result = trained(dense_model, LEVELS)
     found = predict_spark(result, table, features=FEATURES)
@@ -345,7 +346,7 @@ def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
     assert list(predict_task._models) == ["a", "d", "b"]
 
 
-@pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, {"type": "raw"}])
+@pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, full({"type": "raw"})])
 def test_an_incomplete_row_has_no_prediction(
     table: Any, rows: Any, dense_model: Any, arguments: Any
 ) -> None:
@@ -406,6 +407,7 @@ def test_what_does_not_fit_is_refused(
         predict_spark(dense_model, table, **{"features": FEATURES, **arguments})
 
 
+@pytest.mark.full
 def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile(loss="binary_crossentropy")

@@ -77,6 +77,7 @@ def test_values_go_in_and_out() -> None:
 
 
 @needs_r
+@pytest.mark.full
 def test_an_error_of_r_arrives_with_its_calls() -> None:
     code = """function(ctx) {
         read <- function(path) if (ctx$rank == 1) stop("no file at ", path)
@@ -99,7 +100,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
         (r("function(ctx) {"), "unexpected end of input"),
         full(r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
         full(r("function() 1"), "unused argument"),
-        (r(b"X\n\0\0\0\3"), "read error"),
+        full(r(b"X\n\0\0\0\3"), "read error"),
         full(r("function(ctx) globalenv()"), "what travels is plain data"),
     ],
 )

@@ -349,7 +349,7 @@ def variants(
 
 @pytest.mark.parametrize(
     "name",
-    named(VARIANTS, ["averaged weights", "steps per execution, rows of all"]),
+    named(VARIANTS, []),
 )
 def test_a_variant_resumes_bit_for_bit(name: str, variants: tuple[Any, Any]) -> None:
     whole, resumed = (found[name] for found in variants)

@@ -95,7 +95,7 @@ def test_ranks_fill_the_hosts(there: SshHosts, start: Any, monkeypatch: Any) -> 
     wait_for(lambda: nothing_is_left(there))
 
 
-@pytest.mark.parametrize("first", ["localhost", "a-6"])
+@pytest.mark.parametrize("first", ["localhost", full("a-6")])
 def test_addresses_are_those_that_ssh_has_reached(first: str, there: SshHosts, start: Any) -> None:
     a, b = there.hosts
     names = {"localhost": f"localhost,{b.name}", "a-6": f"[{a.address6}],[{b.address6}]"}[first]
@@ -152,8 +152,8 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
 @pytest.mark.parametrize(
     ("hosts", "more", "named"),
     [
-        ("a,b", ["--cwd", "/nonexistent"], "there is no folder /nonexistent"),
-        ("a,b", ["--env", "TMPDIR=/none"], "TMPDIR is /none, and "),
+        full("a,b", ["--cwd", "/nonexistent"], "there is no folder /nonexistent"),
+        full("a,b", ["--env", "TMPDIR=/none"], "TMPDIR is /none, and "),
         ("a,b", ["--cwd", "/"], "there is no file /script.py: the script must be at the same"),
         (
             "a,b",

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import largest_difference
+from conftest import full, largest_difference
 
 from pybackend import InputError, SerializationError, TrainResult, load_model, model_to_bytes
 from pybackend.model.serialization import model_from_bytes
@@ -22,7 +22,7 @@ def of(model: Any, kind: Any) -> TrainResult:
     return TrainResult(text, kind, "", {}, [], 0.0, 0, 0, decode=model_from_bytes)
 
 
-@pytest.mark.parametrize("kind", ["h5", "keras"])
+@pytest.mark.parametrize("kind", ["keras", full("h5")])
 def test_a_model_is_written_in_either_format(
     kind: str, rows: Any, dense_model: Any, tmp_path: Path
 ) -> None:

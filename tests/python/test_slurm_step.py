@@ -155,6 +155,7 @@ def test_the_first_failure_ends_the_others(cluster: Slurm, tmp_path: Path) -> No
     assert "ended with exit status 7; the other ranks were ended" in err
 
 
+@pytest.mark.full
 def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     job, output = submit(cluster, tmp_path)
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # to `tfdist run` alone

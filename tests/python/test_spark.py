@@ -531,7 +531,7 @@ def greet_all_but(rejected: Sequence[int]) -> Callable[..., int]:
 
 @pytest.mark.launcher
 @pytest.mark.parametrize(
-    ("rejected", "answer"), [((), b"Everyone"), full((1,), b"MeetElsewhere"), ((0, 1), None)]
+    ("rejected", "answer"), [full((), b"Everyone"), full((1,), b"MeetElsewhere"), ((0, 1), None)]
 )
 def test_workers_meet_at_the_driver_or_all_by_spark(
     spark: Any, monkeypatch: Any, rejected: Sequence[int], answer: bytes | None

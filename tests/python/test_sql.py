@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sqlglot
 from databases import ARRAYS, literal, numbers_of, open_duckdb, open_postgres
+from replicas import named
 from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
@@ -274,7 +275,7 @@ def test_the_query_may_be_part_of_another(database: Connection, classifier: Any)
     np.testing.assert_allclose(one[0][2:], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", named(OPERATIONS, ["functions"]))
 def test_oracles_text_computes_what_keras_does(name: str) -> None:
     """No Oracle is here: its SQL is parsed, and what DuckDB makes of a translation compared."""
     model, inputs, outputs = make(name)

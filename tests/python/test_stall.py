@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from conftest import full
 
 from pybackend.launchers.stall import StallWatch
 
@@ -19,7 +20,7 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=["asleep", full("busy")])
 def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", PROGRAMS[request.param]]) as started:
         yield started

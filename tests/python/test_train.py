@@ -58,6 +58,7 @@ class Halves(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize("kind", ["tf.data", full("PyDataset")])
+@pytest.mark.full
 def test_a_data_set_is_cut_over_the_workers(rows: Any, dense_model: Any, kind: str) -> None:
     x, y = rows[0][:301], rows[1][:301]
     data: Any = Halves(x, y)
@@ -206,6 +207,7 @@ def test_a_function_may_return_inputs_alone(rows: Any, is_named: bool) -> None:
     assert (result.audit.steps, result.audit.skipped) == (1, [])
 
 
+@pytest.mark.full
 def test_a_frame_without_a_label_gives_what_its_array_gives(rows: Any) -> None:
     frame = pd.DataFrame({f"c{n}": rows[0][:64, n] for n in range(8)})
     keras.utils.set_random_seed(1)

@@ -376,7 +376,7 @@ def _two_outputs() -> Any:
     return _compiled(model, "adam", {"a": LOGITS, "b": LOGITS}, metrics={"a": ["accuracy"]})
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", named(USUAL, ["two outputs"]))
 def test_a_model_in_use_goes_as_a_file(name: str) -> None:
     model = USUAL[name]()
     y = {"a": Y, "b": Y} if name == "two outputs" else Y
@@ -509,6 +509,7 @@ def test_the_callers_model_and_random_numbers_stay_as_they_are() -> None:
         np.testing.assert_array_equal(value, variable.numpy())
 
 
+@pytest.mark.full
 def test_words_that_a_layer_has_learned_come_back() -> None:
     texts = np.array(["the cat sat", "a dog ran"] * 10)
     words = layers.TextVectorization(output_sequence_length=4)
@@ -524,6 +525,7 @@ def test_words_that_a_layer_has_learned_come_back() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_feature_space_with_learned_bins_trains_as_in_one_process() -> None:
     space = keras.utils.FeatureSpace(
         {

@@ -43,13 +43,13 @@ CASES = {name: case for programs in TOPICS.values() for name, case in programs.i
 # One of each kind, and cheap.
 DAILY = [
     "distillation",
-    "VAE",
     "collaborative filtering, summed over rows",
     "endpoint layer",
-    "tracker of the loss",
 ]
 # What `make test-full` trains, too; `make programs` trains all of them, for some minutes.
 FULL = [
+    "VAE",
+    "tracker of the loss",
     "ESPCN",
     "image similarity",
     "several labels",

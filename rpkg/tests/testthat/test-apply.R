@@ -95,7 +95,7 @@ test_that("columns of a data frame keep their types", {
   expect_identical(types, c(x = "float64", n = "int32", is = "bool"))
 })
 
-test_that("an error arrives with its rank, message and calls", {
+test_full("an error arrives with its rank, message and calls", {
   skip_if_no_pybackend()
   expect_worker_error("local")
 })

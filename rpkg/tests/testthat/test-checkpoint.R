@@ -15,7 +15,7 @@ test_that("checkpoints show what they are, and have Python's defaults", {
   expect_same_arguments("checkpoint", "Checkpoint")
 })
 
-test_that("a training goes on from its checkpoint", {
+test_full("a training goes on from its checkpoint", {
   skip_if_no_pybackend()
   folder <- withr::local_tempdir()
   fit <- train_flowers(iris_arrays(), epochs = 1, checkpoint = folder)

@@ -65,13 +65,21 @@ test_that("a model is a stage of sparklyr's pipelines, and is saved with them", 
   predicted <- dplyr::select(predicted, id, dplyr::all_of(wanted))
   expect_identical(dplyr::collect(dplyr::arrange(predicted, id)), found)
   expect_identical(again$keras$levels, fitted$keras$levels)
+})
 
+test_full("a pipeline that is not fitted is saved without callbacks alone", {
+  sc <- file_connection("local[2]")
+  path <- withr::local_tempfile()
+  make_pipeline <- function(...) {
+    ml_keras(sparklyr::ml_pipeline(sc), dense_model(), class_weight = c("2" = 0), ...)
+  }
+  pipeline <- make_pipeline(callbacks = observer(on_epoch_end = function(epoch, logs) TRUE))
   expect_error(
     sparklyr::ml_save(pipeline, path, overwrite = TRUE),
     "`callbacks` cannot be saved",
     class = "tfdist_error_input"
   )
-  pipeline <- make_pipeline(class_weight = c("2" = 0), shuffle = FALSE)
+  pipeline <- make_pipeline(shuffle = FALSE)
   sparklyr::ml_save(pipeline, path, overwrite = TRUE)
   expect_s3_class(ml_load_keras(sc, path), "tfdist_ml_pipeline")
   expect_error(ml_load_keras(sc, tempfile()), "no pipeline", class = "tfdist_error_input")

@@ -8,7 +8,7 @@ test_that("an observer is checked when it is made", {
   expect_s3_class(observer(on_step_end = function(...) NULL), "tfdist_observer")
 })
 
-test_that("an observer stops the training after an epoch, with the history of so many", {
+test_full("an observer stops the training after an epoch, with the history of so many", {
   skip_if_no_pybackend()
   seen <- list()
   watch <- observer(

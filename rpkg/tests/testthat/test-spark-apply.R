@@ -6,7 +6,7 @@ views <- function() {
   vapply(session$catalog$listTables(), function(view) view$name, "")
 }
 
-test_that("an error on a worker has its rank, message and calls", {
+test_full("an error on a worker has its rank, message and calls", {
   before <- views()
   expect_worker_error(sc)
   expect_setequal(views(), before)

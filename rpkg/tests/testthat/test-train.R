@@ -371,7 +371,7 @@ test_full("a session of several trains with them, or alone if it says so", {
   expect_length(fit$history$loss, 1)
 })
 
-test_that("text reaches a model that looks it up, from lists and data frames", {
+test_full("text reaches a model that looks it up, from lists and data frames", {
   skip_if_no_pybackend()
   keras <- reticulate::import("keras")
   color <- keras$Input(reticulate::tuple(1L), dtype = "string", name = "color")
@@ -431,7 +431,7 @@ two_outputs <- function() {
   model
 }
 
-test_that("several outputs have their labels from several columns", {
+test_full("several outputs have their labels from several columns", {
   skip_if_no_pybackend()
   rows <- data.frame(
     a = iris$Sepal.Length,
