@@ -114,7 +114,25 @@ def kubernetes(
     >>> cluster = pybackend.kubernetes(image="registry/tf:1", cpus=4, memory="8Gi", gpus=1)
     >>> result = pybackend.barrier_train(cluster, model, (x, y), workers=4)  # doctest: +SKIP
     """
-    return KubernetesLauncher(check_settings(dict(locals())))
+    settings = check_settings(
+        image=image,
+        namespace=namespace,
+        context=context,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        node_selector=node_selector,
+        tolerations=tolerations,
+        secrets=secrets,
+        service_account=service_account,
+        image_pull_secrets=image_pull_secrets,
+        time_limit=time_limit,
+        ttl=ttl,
+        python=python,
+        labels=labels,
+        patience=patience,
+    )
+    return KubernetesLauncher(settings)
 
 
 class KubernetesLauncher:

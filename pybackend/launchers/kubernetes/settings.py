@@ -42,7 +42,7 @@ class KubernetesSettings:
     patience: float = 600.0
 
 
-def check_settings(given: Mapping[str, Any]) -> KubernetesSettings:
+def check_settings(**given: Any) -> KubernetesSettings:
     """The arguments of `kubernetes` as they are used; None stands for a default.
 
     Raises
