@@ -139,8 +139,8 @@ nothing is compared, and nothing else finds a loss that is not a mean over rows.
 asynchronous training are not exact and have no audit.
 
 `result.audit` has the numbers of steps and rows, and the largest relative difference. `print()`,
-`summary()` and the report show them: `audited on 9 of 3,000 steps against one process: largest
-relative difference 3e-07`.
+`summary()` and the report show them:
+`audited on 9 of 3,000 steps against one process: largest relative difference 3e-07`.
 """
 
 
