@@ -128,14 +128,14 @@ def _name(row: Any) -> str:
 
 
 def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
-    yield "Written by `make bench`, or `python benchmarks/run.py --only bench_scale`, which uses"
-    yield "`bench_scale()`: the seed's convolutional network, one core per worker, a batch of"
-    yield f"{BATCH} images that the workers share (strong) or each of them has (weak). All hosts"
-    yield "are network namespaces of one machine; rows with a star have more workers than cores:"
-    yield "the projection is not fitted to those."
+    yield "`python benchmarks/run.py --only bench_scale` writes this section with `bench_scale()`."
+    yield "It trains the small CNN with one core per worker. In strong scaling, the workers share a"
+    yield f"batch of {BATCH} images; in weak scaling, each has such a batch. All hosts are network"
+    yield "namespaces of one machine. Rows with a star have more workers than cores; the projection"
+    yield "is not fitted to them."
     for where, result in results.items():
         yield ""
-        yield f"**{where[0].upper()}{where[1:]}**, milliseconds a step:"
+        yield f"**{where[0].upper()}{where[1:]}**, milliseconds per step:"
         yield ""
         yield from table(
             ["mode", "workers", "step", *_PARTS, "speed-up", "efficiency"],
@@ -152,9 +152,9 @@ def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
             ],
         )
     yield ""
-    yield f"Projected, with {result.project(TO).confidence:.0%} intervals (a bootstrap over"
-    yield "stretches of steps and errors of the fit). They do not know of what only larger clusters"
-    yield "have: shared switches, slow hosts. Efficiency of weak scaling:"
+    yield f"The next table is a projection with {result.project(TO).confidence:.0%} intervals (a"
+    yield "bootstrap over blocks of steps and errors of the fit). It does not include effects of"
+    yield "larger clusters, such as shared switches and slow hosts. Efficiency of weak scaling:"
     yield ""
     found = {where: result.project(TO) for where, result in results.items()}
     weak = {w: [row for row in p.rows if row.mode == "weak"] for w, p in found.items()}
@@ -174,8 +174,8 @@ def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Beside published efficiencies, of other models on GPUs, and those projected here for as"
-    yield "many workers:"
+    yield "Published efficiencies, of other models on GPUs, compared with the projection for the"
+    yield "same number of workers:"
     yield ""
     yield from table(
         ["published", "workers", "of", "efficiency", *found],

@@ -135,14 +135,14 @@ def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
     return {
         "": _introduction(),
         "Measured here": [
-            f"{os.cpu_count()} cores ({platform.machine()}), all ranks on them, loopback: with more"
-            " ranks than cores each",
-            "waits for the others' turns, which the fit allows for by a factor of ranks per core."
-            " Milliseconds,",
-            "median, float32; fitted values in brackets. Fit:"
+            f"All ranks share {os.cpu_count()} cores ({platform.machine()}) and the loopback"
+            " interface. With more ranks than cores,",
+            "ranks wait for each other; the fit includes a factor of ranks per core. Values are"
+            " milliseconds",
+            "(median, float32), with fitted values in brackets. Fit:"
             f" α = {model.latency_seconds * 1e6:.0f} µs,"
             f" β = {model.seconds_per_byte * 1e9:.2f} ns per byte,",
-            f"γ = {model.add_seconds_per_byte * 1e9:.2f} ns per byte (given)."
+            f"γ = {model.add_seconds_per_byte * 1e9:.2f} ns per byte (assumed)."
             f" Typical error of the fit: {_typical_error(measured, model):.0%}.",
             "",
             *_measured_table(measured, model),
@@ -155,15 +155,15 @@ def _introduction() -> list[str]:
     return [
         "# Scaling: what an all-reduce costs",
         "",
-        "Written by `make bench`: this table and the next sections by `python benchmarks/run.py"
-        " --only scaling`, the",
-        "others by the parts that they name.",
+        "`make bench` writes this page. `python benchmarks/run.py --only scaling` writes the first"
+        " three sections;",
+        "the other sections name their commands.",
         "",
-        "Small buffers are summed by recursive doubling, large ones around a ring. Which of the two"
-        " is taken is",
-        "computed when the workers connect: they measure a message's latency α, a byte's transfer β"
-        " and its",
-        "addition γ, agree on the means, and compare, for n bytes and N ranks,",
+        "Workers sum small buffers by recursive doubling and large ones around a ring. When they"
+        " connect, they",
+        "measure the latency α of a message, and the transfer time β and addition time γ of a byte."
+        " They agree on",
+        "the means, and choose the faster algorithm for n bytes and N ranks:",
         "",
         "| algorithm | predicted seconds |",
         "|---|---|",
@@ -196,11 +196,11 @@ def _typical_error(measured: Measured, model: CostModel) -> float:
 
 
 def _prediction() -> Iterator[str]:
-    yield f"Not measured: the formulas with α = {LATENCY * 1e6:.0f} µs (half of a 50 µs round"
-    yield f"trip), γ = {ADD * 1e9:.2f} ns per byte, and the link's whole bandwidth: one rank per"
-    yield "host, every host sending and receiving at full rate at once. Real networks give less:"
-    yield "shared uplinks, protocol overhead, and stragglers, for which all ranks wait."
-    yield "Milliseconds of the faster algorithm; *d* marks doubling, all others are rings."
+    yield f"These values are not measured. The formulas use α = {LATENCY * 1e6:.0f} µs (half of a"
+    yield f"50 µs round trip), γ = {ADD * 1e9:.2f} ns per byte, and the link's full bandwidth: one"
+    yield "rank per host, and every host sends and receives at full rate. Real networks are slower"
+    yield "because of shared uplinks, protocol overhead, and stragglers, for which all ranks wait."
+    yield "Values are milliseconds of the faster algorithm: *d* marks doubling, the rest are rings."
     yield ""
     columns = [f"{size}, {network}" for size in PREDICTED_BYTES for network in NETWORKS]
     yield "| ranks | " + " | ".join(columns) + " |"

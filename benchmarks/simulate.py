@@ -214,28 +214,33 @@ def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> An
 def _section(tables: dict[str, Table], costs: CostModel, jitter: float) -> Iterator[str]:
     real = next(iter(tables.values()))
     errors = [abs(row["ratio"] - 1) for row in real.values()]
-    yield "Written by `make bench`, or `python benchmarks/run.py --only simulate`. Not measured on"
-    yield "clusters: each rank computes, and then takes part in an all-reduce, whose messages are"
-    yield "followed one by one. Undisturbed, that is the formula above. What is disturbed departs"
-    yield "from it, as all ranks wait for the last one."
+    yield "`python benchmarks/run.py --only simulate` writes this section. It is a simulation, not"
+    yield "a measurement on clusters. Each rank computes and then joins an all-reduce, whose"
+    yield "messages are simulated one by one. Without disturbances, this gives the formula above."
+    yield "With disturbances, it differs, because all ranks wait for the last one."
     yield ""
-    yield f"First beside {min(REAL_RANKS)} to {max(REAL_RANKS)} real ranks on this machine, which"
-    yield f"sleep {REAL_SECONDS * 1e3:.0f} ms (log-normal, {REAL_JITTER}) in place of computing:"
-    yield f"typical error {np.median(errors):.0%}, largest {max(errors):.0%}. Milliseconds a step:"
+    yield "The first table compares the simulation with real ranks on this machine:"
+    yield f"{min(REAL_RANKS)} to {max(REAL_RANKS)} ranks that sleep {REAL_SECONDS * 1e3:.0f} ms"
+    yield f"(log-normal, {REAL_JITTER}) instead of computing. The typical error is"
+    yield f"{np.median(errors):.0%}, the largest {max(errors):.0%}. Milliseconds per step:"
     yield ""
     yield from table(
         ["case", "real", "simulated"],
         [[name, f"{r['real_ms']:.2f}", f"{r['simulated_ms']:.2f}"] for name, r in real.items()],
     )
     yield ""
-    yield f"The clusters: a message costs what it does here ({costs.latency_seconds * 1e6:.0f} µs)"
-    yield f"and {LATENCY * 1e6:.0f} µs of network, a byte what the slower of link and machine"
-    yield f"takes ({costs.seconds_per_byte * 1e9:.2f} ns here). Computing varies by {jitter:.2f}"
-    yield "(standard deviation of the logarithm) in the steps of the small CNN, measured here with"
-    yield "one core. A longer step is taken as several of these one after the other, so that it"
-    yield f"varies less, by the root of their number. Messages vary by {_MESSAGE_JITTER}, which is"
-    yield "an assumption, as the stragglers are; exchanges do not overlap with computing."
-    yield "Efficiency of weak scaling, 1 is linear:"
+    yield "The simulated clusters:"
+    yield ""
+    yield f"- A message takes as long as here ({costs.latency_seconds * 1e6:.0f} µs) plus"
+    yield f"  {LATENCY * 1e6:.0f} µs of network. A byte takes the time of the slower of link and"
+    yield f"  machine ({costs.seconds_per_byte * 1e9:.2f} ns here)."
+    yield f"- Computing varies by {jitter:.2f} (standard deviation of the logarithm) in steps of"
+    yield "  the small CNN, measured here with one core. A longer step counts as several of these,"
+    yield "  one after the other, so it varies less, by the root of their number."
+    yield f"- Messages vary by {_MESSAGE_JITTER}. This is an assumption, and so are the stragglers."
+    yield "- Exchanges do not overlap with computing."
+    yield ""
+    yield "Efficiency of weak scaling (1 is linear):"
     for name, rows in list(tables.items())[1:]:
         yield ""
         yield f"**{name.removeprefix('simulated weak scaling, ')}**"
@@ -245,7 +250,7 @@ def _section(tables: dict[str, Table], costs: CostModel, jitter: float) -> Itera
             [[kind, *(f"{row[str(n)]:.3f}" for n in RANKS)] for kind, row in rows.items()],
         )
     yield ""
-    yield f"Near-linear, which is {_NEAR_LINEAR} or more of linear, with jitter:"
+    yield f"Near-linear scaling (efficiency of {_NEAR_LINEAR} or more) with jitter:"
     yield ""
     for name, rows in list(tables.items())[1:]:
         near = [n for n in RANKS if rows["jitter"][str(n)] >= _NEAR_LINEAR]
