@@ -140,8 +140,8 @@ $(ARCHIVE): $(DEV_STAMP) scripts/spark-archive.py
 	  "$(SPARK_HOME)/bin/spark-submit" scripts/spark-archive.py # ends when Java has written it
 	@touch $@ # empty where Java writes none, so that it is not tried again
 
-# Two cores' worth of processes, and one more, as tests also wait for others.
-PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# Two cores' worth of processes, and two more, as tests also wait for others.
+PYTEST = $(PY) -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: test test-full test-fast lint py-lint r-lint py-test vignettes docs bench
 test: setup ## what must pass before a change lands, both languages

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import full
 
 import pybackend
 
@@ -59,8 +58,9 @@ def subclassed() -> Any:
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(functional(), id="a file"), full(subclassed, id="a function")],
+    [pytest.param(functional(), id="a file"), pytest.param(subclassed, id="a function")],
 )
+@pytest.mark.full
 def test_a_pickled_result_has_its_model_in_another_process(model: Any, tmp_path: Path) -> None:
     result = pybackend.barrier_train(None, model, (X, Y), workers=2, verbose=0)
     expected = np.asarray(result.model(X))

@@ -31,6 +31,7 @@ def frame(spark: Any) -> Any:
     return spark.createDataFrame(ROWS, SCHEMA)
 
 
+@pytest.mark.full
 def test_frames_are_saved_and_loaded(spark: Any, frame: Any, tmp_path: Path) -> None:
     dfutil.saveAsTFRecords(frame.select(*reversed(frame.columns)), str(tmp_path / "records"))
     for source in (spark, spark.sparkContext):

@@ -145,7 +145,7 @@ def test_moving_statistics_agree(trained: dict[str, Any]) -> None:
     assert np.abs(layer.moving_mean.numpy()).max() > 0
 
 
-@pytest.mark.parametrize("kind", ["fp16", full("bf16")])
+@pytest.mark.parametrize("kind", [full("fp16"), full("bf16")])
 def test_compressed_gradients_come_close(rows: Any, dense_model: Any, kind: str) -> None:
     options: Any = {"workers": 2, "epochs": 3, "batch_size": 50, "seed": 1, "verbose": 0}
     exact = barrier_train(None, dense_model, rows, **options)

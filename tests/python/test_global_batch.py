@@ -147,6 +147,7 @@ def test_an_evaluation_is_that_of_global_batches() -> None:
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.full
 def test_an_evaluation_of_several_masked_outputs_is_that_of_global_batches() -> None:
     keras.utils.set_random_seed(1)
     model = two_taggers()

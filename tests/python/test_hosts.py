@@ -210,7 +210,7 @@ def kill_a_process(context: Any, victim: str) -> None:
 @pytest.mark.parametrize(
     ("victim", "exception", "message"),
     [
-        ("worker", "ProcessDied", "ended by SIGKILL"),
+        full("worker", "ProcessDied", "ended by SIGKILL"),
         ("agent", "HostLost", "the process that runs the workers of its host was killed"),
     ],
 )

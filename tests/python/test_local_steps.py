@@ -80,7 +80,6 @@ def simulate(case: Case) -> Any:
 # One of each kind: `make test-full` trains the others, too.
 DAILY = [
     "local sgd",
-    "diloco",
 ]
 
 

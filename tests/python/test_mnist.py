@@ -175,6 +175,7 @@ def test_the_built_in_subset_has_the_same_form() -> None:
     assert found.x_train.max() == 255
 
 
+@pytest.mark.full
 def test_without_file_and_network_the_subset_is_taken(tmp_path: Path) -> None:
     # A proxy that nobody serves keeps the process off the network, wherever the tests run.
     with socket.socket() as unserved:

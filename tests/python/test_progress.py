@@ -275,6 +275,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_process_without_standard_streams_trains(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     root = str(Path(pybackend.__file__).parents[1])

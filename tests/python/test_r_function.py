@@ -227,6 +227,7 @@ DOUBLED = "model <- keras3::layer_lambda(model, function(x) x * 2)"
 
 @needs_r
 @pytest.mark.launcher(False)
+@pytest.mark.full
 def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None:
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
     uri = str(tmp_path / "model.h5")

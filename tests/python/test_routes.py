@@ -63,6 +63,7 @@ def check(result: Any) -> None:
 
 
 @languages
+@pytest.mark.full
 def test_local(language: str) -> None:
     check(trained("local", MODELS[language]))
 

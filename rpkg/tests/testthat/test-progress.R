@@ -59,7 +59,7 @@ test_that("messages and warnings of code that Python calls do not leave it by a 
   expect_no_warning(signal_kept_warnings())
 })
 
-test_that("a training shows its beginning and its epochs, and nothing at verbose = 0", {
+test_full("a training shows its beginning and its epochs, and nothing at verbose = 0", {
   skip_if_no_pybackend()
   train <- function(...) {
     barrier_train("local", dense_model, iris_arrays(), workers = 1, epochs = 2, ...)

@@ -77,7 +77,7 @@ test_that("a recipe that weighs rows does so when a fit is trained on", {
   expect_error(barrier_train("local", fit, iris, epochs = 3), "\"often\", which is the `weight`")
 })
 
-test_that("a fit keeps its recipe, also in a file", {
+test_full("a fit keeps its recipe, also in a file", {
   skip_if_no_recipes()
   skip_if_no_pybackend()
   train <- function(...) {

@@ -29,7 +29,7 @@ test_that("a fit keeps names of data, not data, and plain settings", {
   expect_named(plain_settings(settings), c("batch_size", "shuffle"))
 })
 
-test_that("training on is as if the training had not been interrupted", {
+test_full("training on is as if the training had not been interrupted", {
   skip_if_no_pybackend()
   flowers <- iris[c(1:40, 61:100, 111:150), ]
   # Levels that look like codes.
