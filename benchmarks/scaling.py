@@ -168,7 +168,7 @@ def _introduction() -> list[str]:
         "| algorithm | predicted seconds |",
         "|---|---|",
         "| ring | 2 (N − 1) α + (N − 1) / N · n (2 β + γ) |",
-        "| doubling | log₂ N · (α + n β + n γ), and 2 (α + n β) + n γ where N is not a power of two |",
+        "| doubling | log₂ N · (α + n β + n γ), plus 2 (α + n β) + n γ unless N is 2, 4, 8, ... |",
         "",
         "(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005; log₂ N is rounded down.)",
     ]
