@@ -48,7 +48,8 @@ class Checkpoint:
         ``"epoch"`` (default), a number of steps, or a time such as ``"600s"``, ``"10min"`` or
         ``"1h"``. The end of the training is always saved.
     keep
-        Maximum number of checkpoints. After this many failures to write one, the training ends.
+        Maximum number of checkpoints. The training ends if this many in a row, but at least two,
+        could not be written.
 
     Raises
     ------
