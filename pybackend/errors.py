@@ -1,16 +1,16 @@
-"""Every error that tfdist raises, and its warnings.
+"""Errors and warnings of tfdist.
 
 TfdistError
 ├── InputError            an argument is wrong; nothing was started (also a ValueError)
 ├── ClusterError          the cluster, or its description, cannot run the job
 ├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
 ├── PeerLostError         a worker lost the connection to another worker
-├── DatabaseError         a database has refused a model, or computes other numbers
+├── DatabaseError         a database rejected a model, or computes other numbers
 ├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
 
 UserWarning
-└── UnverifiedFileWarning a model file carries no digest: damage would not be noticed
+└── UnverifiedFileWarning a model file has no digest: damage cannot be detected
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`plan`: what a training would start, without starting it."""
+"""Show what a training would start, without starting it."""
 
 from __future__ import annotations
 

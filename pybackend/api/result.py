@@ -1,4 +1,4 @@
-"""The result of a training."""
+"""Result of a training."""
 
 from __future__ import annotations
 

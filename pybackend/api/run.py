@@ -58,14 +58,14 @@ def barrier_run(
     args, kwargs
         Further arguments. Like ``fn``, they are pickled and sent from this process to the workers.
     workers
-        As in `barrier_train`. The call returns when the function has returned on all workers.
+        As in `barrier_train`. The call lasts as long as the function.
     roles
         Number of workers by role, such as ``{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}``,
         instead of ``workers``. Ranks follow this order. TF_CONFIG and ``context.role`` give each
-        worker's role. The call ends when the function has returned on the chief, or on all workers
-        if there is no chief. Then parameter servers, which need not return, and an evaluator are
-        stopped. If there are a chief and parameter servers, workers that do not return within 3
-        seconds are stopped, too. The value of a stopped rank is None.
+        worker's role. As soon as the function has returned on the chief (without a chief, on all
+        workers), parameter servers, which need not return, and an evaluator are stopped. If there
+        are a chief and parameter servers, workers that do not return within 3 seconds are stopped,
+        too. The value of a stopped rank is None.
     data
         Rows to distribute over the workers, which iterate over them by
         ``context.feed(batch_size)``: a Spark DataFrame, an RDD of tuples, Rows or dicts, a data

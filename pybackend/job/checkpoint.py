@@ -1,4 +1,4 @@
-"""Where and how often a training is kept, so that it can go on after a worker was lost."""
+"""Options for checkpoints, from which a training can resume."""
 
 from __future__ import annotations
 

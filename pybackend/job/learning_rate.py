@@ -1,4 +1,4 @@
-"""How the learning rate follows the number of workers, and the epochs."""
+"""Scale the learning rate by the number of workers and the epoch."""
 
 from __future__ import annotations
 

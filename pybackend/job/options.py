@@ -1,4 +1,4 @@
-"""Options of a training that few need, in groups that cannot hold a wrong combination."""
+"""Less common options of a training, in groups that reject wrong combinations."""
 
 from __future__ import annotations
 

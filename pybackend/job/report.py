@@ -1,4 +1,4 @@
-"""What each worker reports when it has ended."""
+"""Reports of the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each worker may use of its machine."""
+"""Resources of each worker."""
 
 from __future__ import annotations
 

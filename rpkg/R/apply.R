@@ -24,11 +24,10 @@
 #' @param ... Further arguments for `f`.
 #' @param packages Names of additional packages to attach on the workers.
 #' @param roles Number of workers by role, such as `c(chief = 1, worker = 2, ps = 1)`, instead of
-#'   `workers`. Ranks follow this order, and `TF_CONFIG` gives each worker's role. The call ends
-#'   when `f` has returned on the chief, or on all workers if there is no chief. Then parameter
-#'   servers, which need not return, and an evaluator are stopped. If there are a chief and
-#'   parameter servers, workers that do not return within 3 seconds are stopped, too. The value of a
-#'   stopped worker is `NULL`.
+#'   `workers`. Ranks follow this order, and `TF_CONFIG` gives each worker's role. As soon as `f`
+#'   has returned on the chief (without a chief, on all workers), parameter servers, which need not
+#'   return, and an evaluator are stopped. If there are a chief and parameter servers, workers that
+#'   do not return within 3 seconds are stopped, too. The value of a stopped worker is `NULL`.
 #' @param data Rows to distribute over the workers, each row to one of them: a data frame with
 #'   numbers or logicals, a named list of arrays whose first dimension counts the rows, a sparklyr
 #'   table, or a PySpark or pandas DataFrame. `feed <- ctx$feed(batch_size)` returns a function.

@@ -6,8 +6,8 @@
 #'
 #' A function that returns `TRUE` stops the training on all workers after the same step: at the end
 #' of the epoch, or within it at the next exchange of gradients. Any other value is ignored. An
-#' error in a function ends the training with that error. Messages are printed at once, and handlers
-#' do not see them; warnings are raised after the training.
+#' error in a function ends the training with that error. Messages are printed at once, regardless
+#' of handlers; warnings are raised after the training.
 #'
 #' @details
 #' Among sessions that join ([join_workers()]), only the functions of the first one are called. With
